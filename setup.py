@@ -1,10 +1,13 @@
-"""Where modules lie in a wheel: all of `libs` and `services` below `shoal_mesh/_code`, out of the way of what others install.
+"""Where modules lie in a wheel: all of `libs` and `services` below `shoal_mesh/_code`, out of the
+way of what others install.
 
-The native kernels are with them, where this machine can compile them: a library that is data, since nothing else depends on the
-machine, and torch's operators are used where it does not load. So the wheel is one for all.
+The native kernels are with them, where this machine can compile them: a library that is data, since
+nothing else depends on the machine, and torch's operators are used where it does not load. So the
+wheel is one for all.
 
-The names `libs` and `services` are too common to be anybody's in a shared environment. Only processes of the mesh have that folder
-on their path (services/local/installed, services/local/supervision/launch.py).
+The names `libs` and `services` are too common to be anybody's in a shared environment. Only
+processes of the mesh have that folder on their path (services/local/installed,
+services/local/supervision/launch.py).
 """
 
 import runpy
@@ -17,7 +20,10 @@ from setuptools.command.build_py import build_py
 
 INSIDE = "shoal_mesh._code"
 # Folders of data count as packages (PEP 420): setuptools warns of each that is not listed.
-ours = find_namespace_packages(include=["libs*", "services*"], exclude=["libs.api*", "services.local.installed*", "*__pycache__*"])
+ours = find_namespace_packages(
+    include=["libs*", "services*"],
+    exclude=["libs.api*", "services.local.installed*", "*__pycache__*"],
+)
 
 
 class BuildWithKernels(build_py):
@@ -28,7 +34,9 @@ class BuildWithKernels(build_py):
         if not self.editable_mode:
             kernels = runpy.run_path("libs/kernels/native/build.py")
             folder = Path(self.build_lib, *INSIDE.split("."), "libs/kernels/native")
-            made = kernels["library"]()  # by its name of these very sources, if it is there (`make native`)
+            made = kernels[
+                "library"
+            ]()  # by its name of these very sources, if it is there (`make native`)
             try:
                 if made.exists():
                     folder.mkdir(parents=True, exist_ok=True)
@@ -42,11 +50,19 @@ class BuildWithKernels(build_py):
 setup(
     cmdclass={"build_py": BuildWithKernels},
     packages=["shoal_mesh", *(f"{INSIDE}.{name}" for name in ours)],
-    package_dir={"shoal_mesh": "services/local/installed", f"{INSIDE}.libs": "libs", f"{INSIDE}.services": "services"},
+    package_dir={
+        "shoal_mesh": "services/local/installed",
+        f"{INSIDE}.libs": "libs",
+        f"{INSIDE}.services": "services",
+    },
     package_data={
         f"{INSIDE}.libs.catalog": ["*.yaml", "*.json"],
         f"{INSIDE}.libs.catalog.models": ["*.yaml"],
-        **{f"{INSIDE}.{name}": ["*"] for name in ours if name.startswith("libs.kernels.native.source.")},
+        **{
+            f"{INSIDE}.{name}": ["*"]
+            for name in ours
+            if name.startswith("libs.kernels.native.source.")
+        },
         f"{INSIDE}.libs.fleet.lua": ["*.lua"],
         f"{INSIDE}.libs.queue.lua": ["*.lua"],
         f"{INSIDE}.services.edge.console.static": ["*"],

@@ -1,4 +1,5 @@
-"""`python healthcheck.py SERVICE`: status 0 if the process in this container says that it serves, at SHOAL_HEALTH_ADDRESS.
+"""`python healthcheck.py SERVICE`: status 0 if the process in this container says that it serves,
+at SHOAL_HEALTH_ADDRESS.
 
 For Docker's HEALTHCHECK. Kubernetes asks by itself.
 """
@@ -16,9 +17,13 @@ SECONDS = 3.0
 
 def main() -> int:
     port = os.environ["SHOAL_HEALTH_ADDRESS"].rpartition(":")[2]
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with grpc.insecure_channel(
+        f"127.0.0.1:{port}", options=[("grpc.enable_http_proxy", 0)]
+    ) as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=sys.argv[1]), timeout=SECONDS)
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=sys.argv[1]), timeout=SECONDS
+            )
         except grpc.RpcError as error:
             print(error, file=sys.stderr)
             return 1

@@ -1,4 +1,6 @@
-"""What the examples share: options, a mesh to talk to, progress bars, tables and errors that say what to do."""
+"""What the examples share: options, a mesh to talk to, progress bars, tables and errors that say
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ from services.local.settings import Settings, known_models, known_stores
 MINILM = BUNDLED
 DATA = Path(__file__).parent / "data"
 TIMEOUT = 600.0
-"""Seconds of a call. Admission refuses what would not be answered in time, and in these examples nobody waits for one answer."""
+"""Seconds of a call. Admission refuses what would not be answered in time, and in these examples
+nobody waits for one answer.
+"""
 IN_FLIGHT = 8
-"""Calls at once. One at a time would leave the workers idle between two; the mesh batches what comes together."""
+"""Calls at once. One at a time would leave the workers idle between two; the mesh batches what
+comes together.
+"""
 T = TypeVar("T")
 Floats = NDArray[np.float32]
 console = Console(stderr=True)
@@ -52,11 +58,17 @@ def options(description: str, *, embedder: bool = True) -> argparse.ArgumentPars
     """The options of all examples. `embedder`: of those whose model is one of texts."""
     parser = argparse.ArgumentParser(description=description, formatter_class=_Help)
     parser.add_argument(
-        "--endpoint", metavar="HOST:PORT", help="a running mesh; without it, one is started on this machine and stopped again"
+        "--endpoint",
+        metavar="HOST:PORT",
+        help="a running mesh; without it, one is started on this machine and stopped again",
     )
     if embedder:
-        parser.add_argument("--embedder", default=MINILM, metavar="MODEL", help="the model that encodes")
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of tables")
+        parser.add_argument(
+            "--embedder", default=MINILM, metavar="MODEL", help="the model that encodes"
+        )
+    parser.add_argument(
+        "--json", action="store_true", help="print the numbers as JSON instead of tables"
+    )
     return parser
 
 
@@ -103,8 +115,12 @@ def _advice(error: Exception) -> str:
 
 
 @asynccontextmanager
-async def mesh(endpoint: str | None, models: Sequence[str] = ()) -> AsyncIterator[shoal.AsyncClient]:
-    """A client of the mesh at `endpoint`, or of one for the context, with `models` (`org/name=/path`)."""
+async def mesh(
+    endpoint: str | None, models: Sequence[str] = ()
+) -> AsyncIterator[shoal.AsyncClient]:
+    """A client of the mesh at `endpoint`, or of one for the context, with `models`
+    (`org/name=/path`).
+    """
     if endpoint:
         async with shoal.AsyncClient(endpoint) as client:
             await client.healthy(timeout=10)  # a wrong address is said at once
@@ -113,7 +129,9 @@ async def mesh(endpoint: str | None, models: Sequence[str] = ()) -> AsyncIterato
     found = accelerators("auto", os.environ)
     workers, threads = layout(None, None, len(found))
     models, stores = known_models([*models], os.environ), known_stores(os.environ)
-    settings = Settings(port=0, workers=workers, threads=threads, accelerators=found, models=models, stores=stores)
+    settings = Settings(
+        port=0, workers=workers, threads=threads, accelerators=found, models=models, stores=stores
+    )
     starting = console.status(f"starting a mesh: Redis, a router and {workers} worker(s)")
     starting.start()
     try:
@@ -129,13 +147,17 @@ async def mesh(endpoint: str | None, models: Sequence[str] = ()) -> AsyncIterato
 async def model_or_random(
     endpoint: str | None, model: str, name: str, write: Callable[[Path], None]
 ) -> AsyncIterator[tuple[shoal.AsyncClient, str]]:
-    """A client, and the model to ask: `model`, or if that is empty one with random weights, which `write` makes, as `name`."""
+    """A client, and the model to ask: `model`, or if that is empty one with random weights, which
+    `write` makes, as `name`.
+    """
     if model:
         async with mesh(endpoint) as client:
             yield client, model
         return
     if endpoint:
-        raise Advice("--endpoint needs --model: a running mesh does not know the model with random weights that this example makes")
+        raise Advice(
+            "--endpoint needs --model: a running mesh does not know the model with random weights that this example makes"
+        )
     with tempfile.TemporaryDirectory(prefix="shoal-random-") as folder:
         write(Path(folder))
         async with mesh(None, [f"{name}={folder}"]) as client:
@@ -145,7 +167,12 @@ async def model_or_random(
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr; call it with how much is done."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=not console.is_terminal) as bars:
         task = bars.add_task(what, total=total)
         yield lambda done: bars.update(task, completed=done)
@@ -158,7 +185,9 @@ async def warm(client: shoal.AsyncClient, embedder: str) -> None:
     console.print(f"{embedder} loaded in {time.perf_counter() - began:.1f} s", highlight=False)
 
 
-async def encode(client: shoal.AsyncClient, model: str, texts: Sequence[str], what: str, role: shoal.tasks.Role) -> Floats:
+async def encode(
+    client: shoal.AsyncClient, model: str, texts: Sequence[str], what: str, role: shoal.tasks.Role
+) -> Floats:
     """Unit vectors, [texts, dimensions]."""
     with progress(what, len(texts)) as show:
         answer = await client.encode(
@@ -174,7 +203,9 @@ async def encode(client: shoal.AsyncClient, model: str, texts: Sequence[str], wh
 
 
 async def each(what: str, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of the calls, in order, with IN_FLIGHT of them at once. The first error ends them all, and is raised."""
+    """The results of the calls, in order, with IN_FLIGHT of them at once. The first error ends them
+    all, and is raised.
+    """
     places, done = asyncio.Semaphore(IN_FLIGHT), 0
     with progress(what, len(calls)) as show:
 

@@ -1,6 +1,8 @@
-"""The main job on real text: encode a library of paragraphs, search it, rerank the hits, say what they are about.
+"""The main job on real text: encode a library of paragraphs, search it, rerank the hits, say what
+they are about.
 
-`make demo` runs it. It starts a mesh on this machine (Redis, a router, a worker a core), and stops it again.
+`make demo` runs it. It starts a mesh on this machine (Redis, a router, a worker a core), and stops
+it again.
 """
 
 from __future__ import annotations
@@ -66,7 +68,11 @@ def paragraphs() -> list[Paragraph]:
 def _pages() -> Iterable[Path]:
     for shelf in SHELVES:
         if shelf.is_dir():
-            yield from (page for page in sorted(shelf.iterdir()) if page.is_file() and _is_prose(page) and not page.is_symlink())
+            yield from (
+                page
+                for page in sorted(shelf.iterdir())
+                if page.is_file() and _is_prose(page) and not page.is_symlink()
+            )
 
 
 def _is_prose(page: Path) -> bool:
@@ -78,14 +84,22 @@ async def main() -> int:
     workers, threads = layout(None, None, len(found))
     library = paragraphs()
     console.rule("[bold]Shoal[/bold]")
-    settings = Settings(port=0, workers=workers, threads=threads, accelerators=found, models=known_models([], os.environ))
+    settings = Settings(
+        port=0,
+        workers=workers,
+        threads=threads,
+        accelerators=found,
+        models=known_models([], os.environ),
+    )
     began = time.perf_counter()
     starting = console.status(f"starting Redis, a router and {workers} worker(s)")
     starting.start()
     try:
         async with running(settings) as mesh:
             starting.stop()
-            console.print(f"up in {time.perf_counter() - began:.1f} s: {workers} worker(s) x {threads} thread(s) on {mesh.address}")
+            console.print(
+                f"up in {time.perf_counter() - began:.1f} s: {workers} worker(s) x {threads} thread(s) on {mesh.address}"
+            )
             async with shoal.AsyncClient(mesh.address) as client:
                 vectors = await encode(client, library)
                 await search(client, library, vectors)
@@ -104,12 +118,19 @@ async def encode(client: shoal.AsyncClient, library: list[Paragraph]) -> NDArray
     began = time.perf_counter()
     await client.encode(MINILM, ["load the model"])
     console.print(f"{MINILM} loaded by the first request in {time.perf_counter() - began:.1f} s")
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("encoding paragraphs", total=len(library))
         began = time.perf_counter()
         answer = await client.encode(
-            MINILM, [paragraph.text for paragraph in library], on_progress=lambda done, total: progress.update(task, completed=done)
+            MINILM,
+            [paragraph.text for paragraph in library],
+            on_progress=lambda done, total: progress.update(task, completed=done),
         )
         seconds = time.perf_counter() - began
     tokens = answer.usage.input_tokens
@@ -120,7 +141,9 @@ async def encode(client: shoal.AsyncClient, library: list[Paragraph]) -> NDArray
     return answer.dense
 
 
-async def search(client: shoal.AsyncClient, library: list[Paragraph], vectors: NDArray[np.number]) -> None:
+async def search(
+    client: shoal.AsyncClient, library: list[Paragraph], vectors: NDArray[np.number]
+) -> None:
     """For each query the nearest paragraphs, ranked again by Score and labelled by Extract."""
     questions = (await client.encode(MINILM, list(QUERIES))).dense
     for query, question in zip(QUERIES, questions, strict=True):
@@ -129,14 +152,22 @@ async def search(client: shoal.AsyncClient, library: list[Paragraph], vectors: N
         ranked = await client.score(MINILM, query, [hit.text for hit in hits], top_n=SHOWN)
         best = [(hits[index], float(ranked.scores[index])) for index in ranked.ranking]
         labels = await client.classify(
-            MINILM, [hit.text for hit, _ in best], labels=list(LABELS.values()), hypothesis="This text is about {}."
+            MINILM,
+            [hit.text for hit, _ in best],
+            labels=list(LABELS.values()),
+            hypothesis="This text is about {}.",
         )
         names = {prompt: name for name, prompt in LABELS.items()}
-        table = Table(title=f"{query}  [dim]({1000 * (time.perf_counter() - began):.0f} ms)[/dim]", title_justify="left")
+        table = Table(
+            title=f"{query}  [dim]({1000 * (time.perf_counter() - began):.0f} ms)[/dim]",
+            title_justify="left",
+        )
         for heading in ("score", "about", "page", "paragraph"):
             table.add_column(heading, no_wrap=heading != "paragraph")
         for (hit, value), found in zip(best, labels.results, strict=True):
-            table.add_row(f"{value:.3f}", names[found.labels[0].label], hit.page, _shortened(hit.text))
+            table.add_row(
+                f"{value:.3f}", names[found.labels[0].label], hit.page, _shortened(hit.text)
+            )
         console.print(table)
 
 

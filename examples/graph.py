@@ -1,13 +1,14 @@
-"""Entities and relations of documents as a graph: a GraphML file, and a page that draws it and needs no network.
+"""Entities and relations of documents as a graph: a GraphML file, and a page that draws it and
+needs no network.
 
-    python -m examples.graph
-    python -m examples.graph --query Belgium
-    python -m examples.graph --documents my/texts --labels person,company,product --relations "works for,makes"
-    python -m examples.graph --extractor urchade/gliner_small-v2.1
+    python -m examples.graph python -m examples.graph --query Belgium python -m examples.graph
+    --documents my/texts --labels person,company,product --relations "works for,makes" python -m
+    examples.graph --extractor urchade/gliner_small-v2.1
 
-The documents are definitions of places, battles and people from WordNet 3.0 (licence in examples/data/LICENSE-WordNet), which says
-itself what kind of thing each is and what lies in what; so quality can be told. With --extractor a model finds the entities, and
-their relations if it can. Without one no model reads the text: capitalised words are candidates, and an embedder compares what
+The documents are definitions of places, battles and people from WordNet 3.0 (licence in
+examples/data/LICENSE-WordNet), which says itself what kind of thing each is and what lies in what;
+so quality can be told. With --extractor a model finds the entities, and their relations if it can.
+Without one no model reads the text: capitalised words are candidates, and an embedder compares what
 stands around them with the labels. That is a good deal weaker, and the output says which it was.
 """
 
@@ -29,9 +30,22 @@ import shoal
 from examples import common
 from examples.common import Advice
 
-LABELS = ("country", "state", "city", "island", "river", "lake", "sea", "mountain", "battle", "person")
+LABELS = (
+    "country",
+    "state",
+    "city",
+    "island",
+    "river",
+    "lake",
+    "sea",
+    "mountain",
+    "battle",
+    "person",
+)
 NO_ENTITY = "nationality"
-"""Capitalised and no entity: French, Asian. Offered to the embedder beside the labels, and left out of the graph."""
+"""Capitalised and no entity: French, Asian. Offered to the embedder beside the labels, and left out
+of the graph.
+"""
 PLACES = frozenset(LABELS) - {"battle", "person"}
 WATERS = frozenset({"river", "lake", "sea"})
 LANDS = frozenset({"country", "state"})
@@ -43,7 +57,9 @@ RELATIONS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "is from": (frozenset({"person"}), PLACES - WATERS),
     "was fought by": (frozenset({"battle"}), frozenset({"person"})),
 }
-"""Relations, and the kinds of entities between which each may be; for labels of one's own, between all."""
+"""Relations, and the kinds of entities between which each may be; for labels of one's own, between
+all.
+"""
 MENTIONS = 4
 """By which an entity's kind is judged; more say little more."""
 _WORD = r"[A-Z][\w'\u2019-]*"
@@ -102,16 +118,47 @@ class Options:
 
 def arguments(given: Sequence[str] | None) -> Options:
     parser = common.options(__doc__ or "")
-    parser.add_argument("--extractor", default="", metavar="MODEL", help="a model that finds entities, such as GLiNER")
-    parser.add_argument("--documents", type=Path, metavar="FOLDER", help="your own *.txt and *.md; a paragraph is a document")
-    parser.add_argument("--labels", type=several, default=LABELS, metavar="A,B", help="the kinds of entities")
     parser.add_argument(
-        "--relations", type=several, default=tuple(RELATIONS), metavar="A,B", help="what may be between two of them"
+        "--extractor",
+        default="",
+        metavar="MODEL",
+        help="a model that finds entities, such as GLiNER",
     )
-    parser.add_argument("--threshold", type=float, default=0.5, help="below which an extractor's entities are left out")
-    parser.add_argument("--query", default="", metavar="NAME", help="print what is known of an entity")
-    parser.add_argument("--output", type=Path, default=Path("build/graph"), metavar="PATH", help="without .graphml and .html")
-    parser.add_argument("--limit", type=common.at_least(1), default=400, metavar="N", help="documents to read")
+    parser.add_argument(
+        "--documents",
+        type=Path,
+        metavar="FOLDER",
+        help="your own *.txt and *.md; a paragraph is a document",
+    )
+    parser.add_argument(
+        "--labels", type=several, default=LABELS, metavar="A,B", help="the kinds of entities"
+    )
+    parser.add_argument(
+        "--relations",
+        type=several,
+        default=tuple(RELATIONS),
+        metavar="A,B",
+        help="what may be between two of them",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=0.5,
+        help="below which an extractor's entities are left out",
+    )
+    parser.add_argument(
+        "--query", default="", metavar="NAME", help="print what is known of an entity"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("build/graph"),
+        metavar="PATH",
+        help="without .graphml and .html",
+    )
+    parser.add_argument(
+        "--limit", type=common.at_least(1), default=400, metavar="N", help="documents to read"
+    )
     return Options(**vars(parser.parse_args(given)))
 
 
@@ -149,25 +196,40 @@ class Known:
         return found
 
     def documents(self, limit: int) -> list[Document]:
-        """Of entries in whose definition another one is named: a quarter of people, the same ones each time."""
+        """Of entries in whose definition another one is named: a quarter of people, the same ones
+        each time.
+        """
         people: list[Document] = []
         others: list[Document] = []
         for _, kind, names, definition, _ in self._rows:
             if any(name in self.kinds for name in _NAME.findall(definition)):
                 title = names.split("; ")[0]
-                (people if kind == "person" else others).append(Document(title, f"{title}: {definition}"))
+                (people if kind == "person" else others).append(
+                    Document(title, f"{title}: {definition}")
+                )
         drawn = random.Random(18)
-        chosen = [*drawn.sample(others, min(len(others), limit - limit // 4)), *drawn.sample(people, min(len(people), limit // 4))]
+        chosen = [
+            *drawn.sample(others, min(len(others), limit - limit // 4)),
+            *drawn.sample(people, min(len(people), limit // 4)),
+        ]
         return chosen[:limit]
 
 
 def own_documents(folder: Path, limit: int) -> list[Document]:
-    files = sorted(file for file in folder.rglob("*") if file.suffix in (".txt", ".md") and file.is_file())
+    files = sorted(
+        file for file in folder.rglob("*") if file.suffix in (".txt", ".md") and file.is_file()
+    )
     if not files:
         raise Advice(f"{folder} has no *.txt or *.md: name a folder that has")
-    blocks = [block for file in files for block in re.split(r"\n\s*\n", file.read_text(encoding="utf-8", errors="replace"))]
+    blocks = [
+        block
+        for file in files
+        for block in re.split(r"\n\s*\n", file.read_text(encoding="utf-8", errors="replace"))
+    ]
     # XML has no control characters.
-    texts = (" ".join(re.sub(r"[\x00-\x1f\x7f\ufffe\uffff]", " ", block).split()) for block in blocks)
+    texts = (
+        " ".join(re.sub(r"[\x00-\x1f\x7f\ufffe\uffff]", " ", block).split()) for block in blocks
+    )
     return [Document("", text) for text in texts if len(text) >= 20][:limit]
 
 
@@ -186,10 +248,15 @@ def candidates(documents: Sequence[Document]) -> list[Mention]:
 
 
 def around(document: Document, mention: Mention) -> str:
-    """A mention with the words next to it: of a title those that follow, of others more of those before."""
+    """A mention with the words next to it: of a title those that follow, of others more of those
+    before.
+    """
     if mention.start == 0:
         return " ".join(document.text.split()[:10])
-    before, after = document.text[: mention.start].split()[-4:], document.text[mention.start + len(mention.name) :].split()[:2]
+    before, after = (
+        document.text[: mention.start].split()[-4:],
+        document.text[mention.start + len(mention.name) :].split()[:2],
+    )
     return f"{mention.name}. {' '.join([*before, mention.name, *after])}"
 
 
@@ -241,7 +308,9 @@ async def extracted(
         for entity in item.entities:
             sums[entity.text][entity.label] += entity.score
             mentions.append(Mention(number, entity.text, entity.start))
-    return {name: max(scores, key=lambda label: scores[label]) for name, scores in sums.items()}, mentions
+    return {
+        name: max(scores, key=lambda label: scores[label]) for name, scores in sums.items()
+    }, mentions
 
 
 async def related(
@@ -251,8 +320,8 @@ async def related(
     kinds: Mapping[str, str],
     mentions: Sequence[Mention],
 ) -> list[Edge]:
-    """Relations by the embedder: between what a document is about (else each entity) and what else it names, the one whose
-    statement ("Suez is in Egypt") is nearest to the text."""
+    """Relations by the embedder: between what a document is about (else each entity) and what else
+    it names, the one whose statement ("Suez is in Egypt") is nearest to the text."""
     pairs = dict.fromkeys(_pairs(documents, mentions))
     statements = [
         (head, tail, number, relation)
@@ -266,7 +335,11 @@ async def related(
     said = await common.encode(client, options.embedder, texts, "comparing statements", "query")
     numbers = sorted({number for _, _, number, _ in statements})
     read = await common.encode(
-        client, options.embedder, [documents[number].text for number in numbers], "with documents", "document"
+        client,
+        options.embedder,
+        [documents[number].text for number in numbers],
+        "with documents",
+        "document",
     )
     places = {number: place for place, number in enumerate(numbers)}
     scores = np.einsum("sd,sd->s", said, read[[places[number] for _, _, number, _ in statements]])
@@ -277,8 +350,12 @@ async def related(
     return list(best.values())
 
 
-def _pairs(documents: Sequence[Document], mentions: Iterable[Mention]) -> Iterable[tuple[str, str, int]]:
-    """Head, tail and the number of their document. In a document with a title the head is its first entity."""
+def _pairs(
+    documents: Sequence[Document], mentions: Iterable[Mention]
+) -> Iterable[tuple[str, str, int]]:
+    """Head, tail and the number of their document. In a document with a title the head is its first
+    entity.
+    """
     named: defaultdict[int, list[str]] = defaultdict(list)
     for mention in mentions:
         named[mention.document].append(mention.name)
@@ -316,7 +393,9 @@ async def extracted_relations(
     return kinds, edges
 
 
-async def build(client: shoal.AsyncClient, options: Options, documents: Sequence[Document]) -> Graph:
+async def build(
+    client: shoal.AsyncClient, options: Options, documents: Sequence[Document]
+) -> Graph:
     """Raises Advice for an extractor that finds no entities."""
     await common.warm(client, options.embedder)
     if not options.extractor:
@@ -328,21 +407,34 @@ async def build(client: shoal.AsyncClient, options: Options, documents: Sequence
     card = (await client.models.get(options.extractor)).card
     if card is not None and "relations" in card.tasks:
         more, edges = await extracted_relations(client, options, documents)
-        return Graph(more | kinds, edges, f"Entities and relations extracted by {options.extractor}.")
+        return Graph(
+            more | kinds, edges, f"Entities and relations extracted by {options.extractor}."
+        )
     edges = await related(client, options, documents, kinds, mentions)
     how = f"Entities extracted by {options.extractor}; relations judged by similarity with {options.embedder}."
     return Graph(kinds, edges, how)
 
 
 def quality(graph: Graph, known: Known, documents: Sequence[Document]) -> dict[str, float]:
-    """Against WordNet. `kind_accuracy`: of entities that it knows by one kind. `is_in_precision`: of edges "is in" between places
-    that it knows, those it says, too; as it says far from all, the truth is higher. `is_in_recall`: of what it says of places
-    that a document names together."""
-    judged = [graph.kinds[name] == kind for name, kind in known.kinds.items() if name in graph.kinds]
+    """Against WordNet. `kind_accuracy`: of entities that it knows by one kind. `is_in_precision`:
+    of edges "is in" between places that it knows, those it says, too; as it says far from all, the
+    truth is higher. `is_in_recall`: of what it says of places that a document names together."""
+    judged = [
+        graph.kinds[name] == kind for name, kind in known.kinds.items() if name in graph.kinds
+    ]
     named = {document.title: set(_NAME.findall(document.text)) for document in documents}
-    true = {(head, tail) for head, names in named.items() for tail in names & known.within.get(head, set()) if head != tail}
+    true = {
+        (head, tail)
+        for head, names in named.items()
+        for tail in names & known.within.get(head, set())
+        if head != tail
+    }
     heads = {head for head, _ in true}
-    found = {(edge.head, edge.tail) for edge in graph.edges if edge.relation == "is in" and edge.head in heads}
+    found = {
+        (edge.head, edge.tail)
+        for edge in graph.edges
+        if edge.relation == "is in" and edge.head in heads
+    }
     found = {(head, tail) for head, tail in found if tail in known.kinds}
     return {
         "kinds_known": len(judged),
@@ -362,14 +454,20 @@ def write_graphml(graph: Graph, file: Path) -> None:
         ("score", "edge", "double"),
         ("text", "edge", "string"),
     ):
-        ElementTree.SubElement(root, "key", {"id": key, "for": of, "attr.name": key, "attr.type": kind})
+        ElementTree.SubElement(
+            root, "key", {"id": key, "for": of, "attr.name": key, "attr.type": kind}
+        )
     body = ElementTree.SubElement(root, "graph", edgedefault="directed")
     for name, kind in graph.kinds.items():
         node = ElementTree.SubElement(body, "node", id=name)
         ElementTree.SubElement(node, "data", key="kind").text = kind
     for edge in graph.edges:
         line = ElementTree.SubElement(body, "edge", source=edge.head, target=edge.tail)
-        for key, value in (("relation", edge.relation), ("score", f"{edge.score:.4f}"), ("text", edge.text)):
+        for key, value in (
+            ("relation", edge.relation),
+            ("score", f"{edge.score:.4f}"),
+            ("text", edge.text),
+        ):
             ElementTree.SubElement(line, "data", key=key).text = value
     ElementTree.ElementTree(root).write(file, encoding="utf-8", xml_declaration=True)
 
@@ -379,7 +477,9 @@ def write_html(graph: Graph, file: Path) -> None:
     linked = {name for edge in graph.edges for name in (edge.head, edge.tail)}
     shown = {
         "how": graph.how,
-        "nodes": [{"id": name, "kind": kind} for name, kind in graph.kinds.items() if name in linked],
+        "nodes": [
+            {"id": name, "kind": kind} for name, kind in graph.kinds.items() if name in linked
+        ],
         "edges": [asdict(edge) for edge in graph.edges],
     }
     # What a document says must not end the script.
@@ -392,20 +492,34 @@ def query(graph: Graph, name: str) -> list[Edge]:
     """What is known of an entity, best first. Raises Advice if there is none of that name."""
     if name not in graph.kinds:
         near = [known for known in graph.kinds if name.lower() in known.lower()][:5]
-        raise Advice(f"the graph has no {name!r}" + (f"; it has {', '.join(near)}" if near else ": read more documents (--limit)"))
-    return sorted((edge for edge in graph.edges if name in (edge.head, edge.tail)), key=lambda edge: -edge.score)
+        raise Advice(
+            f"the graph has no {name!r}"
+            + (f"; it has {', '.join(near)}" if near else ": read more documents (--limit)")
+        )
+    return sorted(
+        (edge for edge in graph.edges if name in (edge.head, edge.tail)),
+        key=lambda edge: -edge.score,
+    )
 
 
 async def run(options: Options) -> None:
     known = Known() if options.documents is None else None
-    documents = known.documents(options.limit) if known is not None else own_documents(options.documents or Path(), options.limit)
+    documents = (
+        known.documents(options.limit)
+        if known is not None
+        else own_documents(options.documents or Path(), options.limit)
+    )
     async with common.mesh(options.endpoint) as client:
         graph = await build(client, options, documents)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    graphml, page = (options.output.with_name(options.output.name + ending) for ending in (".graphml", ".html"))
+    graphml, page = (
+        options.output.with_name(options.output.name + ending) for ending in (".graphml", ".html")
+    )
     write_graphml(graph, graphml)
     write_html(graph, page)
-    measured = quality(graph, known, documents) if known is not None and options.labels == LABELS else {}
+    measured = (
+        quality(graph, known, documents) if known is not None and options.labels == LABELS else {}
+    )
     asked = query(graph, options.query) if options.query else []
     if options.json:
         common.print_json(
@@ -429,8 +543,15 @@ async def run(options: Options) -> None:
 def report(graph: Graph, documents: Sequence[Document], measured: Mapping[str, float]) -> None:
     print(graph.how)
     kinds = sorted(set(graph.kinds.values()))
-    count = [(kind, str(sum(own == kind for own in graph.kinds.values())), *_example(graph, kind)) for kind in kinds]
-    common.table(f"{len(graph.kinds)} entities in {len(documents)} documents", ("kind", "entities", "most related"), count)
+    count = [
+        (kind, str(sum(own == kind for own in graph.kinds.values())), *_example(graph, kind))
+        for kind in kinds
+    ]
+    common.table(
+        f"{len(graph.kinds)} entities in {len(documents)} documents",
+        ("kind", "entities", "most related"),
+        count,
+    )
     relations = sorted({edge.relation for edge in graph.edges})
     lines = []
     for relation in relations:
@@ -444,9 +565,17 @@ def report(graph: Graph, documents: Sequence[Document], measured: Mapping[str, f
             "quality",
             headings,
             [
-                ("kind of entity, accuracy", f"{measured['kind_accuracy']:.3f}", f"{measured['kinds_known']:.0f} entities"),
+                (
+                    "kind of entity, accuracy",
+                    f"{measured['kind_accuracy']:.3f}",
+                    f"{measured['kinds_known']:.0f} entities",
+                ),
                 ("is in, precision (at least)", f"{measured['is_in_precision']:.3f}", ""),
-                ("is in, recall", f"{measured['is_in_recall']:.3f}", f"{measured['is_in_known']:.0f} pairs"),
+                (
+                    "is in, recall",
+                    f"{measured['is_in_recall']:.3f}",
+                    f"{measured['is_in_known']:.0f} pairs",
+                ),
             ],
         )
 
@@ -456,7 +585,12 @@ def _example(graph: Graph, kind: str) -> tuple[str]:
     for edge in graph.edges:
         degrees[edge.head] += 1
         degrees[edge.tail] += 1
-    return (max((name for name, own in graph.kinds.items() if own == kind), key=lambda name: degrees[name]),)
+    return (
+        max(
+            (name for name, own in graph.kinds.items() if own == kind),
+            key=lambda name: degrees[name],
+        ),
+    )
 
 
 def main(given: Sequence[str] | None = None) -> int:

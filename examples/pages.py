@@ -1,13 +1,14 @@
-"""Retrieval of pages of PDFs by what they look like: each page is rendered and becomes many vectors, and so does a question; a
-page's score is the sum over the question's vectors of the highest similarity to one of the page's (MaxSim, arXiv 2407.01449).
+"""Retrieval of pages of PDFs by what they look like: each page is rendered and becomes many
+vectors, and so does a question; a page's score is the sum over the question's vectors of the
+highest similarity to one of the page's (MaxSim, arXiv 2407.01449).
 
-    python -m examples.pages
-    python -m examples.pages --model vidore/colSmol-256M
-    python -m examples.pages --pdf report.pdf --ask "What did it cost in 2024?" --model vidore/colqwen2-v1.0
+    python -m examples.pages python -m examples.pages --model vidore/colSmol-256M python -m
+    examples.pages --pdf report.pdf --ask "What did it cost in 2024?" --model vidore/colqwen2-v1.0
 
-Without --model a small ColSmol with random weights runs (examples/random_models.py), so that everything works without a network;
-its ranking means nothing, and the output says so. Without --pdf the pages are those of two manuals that Debian's packages
-libtasn1-doc and shared-mime-info bring. Needs pypdfium2.
+Without --model a small ColSmol with random weights runs (examples/random_models.py), so that
+everything works without a network; its ranking means nothing, and the output says so. Without --pdf
+the pages are those of two manuals that Debian's packages libtasn1-doc and shared-mime-info bring.
+Needs pypdfium2.
 """
 
 from __future__ import annotations
@@ -32,14 +33,24 @@ MANUALS = (
     Path("/usr/share/doc/shared-mime-info/shared-mime-info-spec.pdf"),
     Path("/usr/share/doc/libtasn1-doc/libtasn1.pdf"),
 )
-# A question, and words that the text of the pages with its answer has. The models see no text, only pictures of pages.
+# A question, and words that the text of the pages with its answer has. The models see no text, only
+# pictures of pages.
 QUESTIONS = (
-    ("How do I store a MIME type in an extended attribute?", "Storing the MIME type using Extended Attributes"),
-    ("What does the first line of a magic file look like?", "The file starts with the magic string"),
+    (
+        "How do I store a MIME type in an extended attribute?",
+        "Storing the MIME type using Extended Attributes",
+    ),
+    (
+        "What does the first line of a magic file look like?",
+        "The file starts with the magic string",
+    ),
     ("Which element nests treematch?", "treematch elements can be nested"),
     ("Command line options of asn1Parser", "Invoking asn1Parser"),
     ("How are comments written in an ASN.1 file?", "The parser is case sensitive"),
-    ("How do I turn an error number into a string?", "Returns a string with a description of an error"),
+    (
+        "How do I turn an error number into a string?",
+        "Returns a string with a description of an error",
+    ),
     ("May I sell copies of this manual?", "VERBATIM COPYING"),
 )
 FORMATS = ("float32", "float16", "int8")
@@ -70,10 +81,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What holds with any weights. `found_themselves`: pages that are the best for their own vectors as a question.
+    """What holds with any weights. `found_themselves`: pages that are the best for their own
+    vectors as a question.
 
-    `score_error`: the largest difference of the mesh's scores to those computed here from its vectors, relative to the largest.
-    `same_first`: formats whose best page for the first question, of the MEASURED ones, is that of float32.
+    `score_error`: the largest difference of the mesh's scores to those computed here from its
+    vectors, relative to the largest. `same_first`: formats whose best page for the first question,
+    of the MEASURED ones, is that of float32.
     """
 
     pages: int
@@ -84,22 +97,44 @@ class Checks:
 
 def arguments(given: Sequence[str] | None) -> Options:
     parser = common.options(__doc__ or "", embedder=False)
-    parser.add_argument("--model", default="", metavar="MODEL", help="a model of pages, such as vidore/colSmol-256M")
-    parser.add_argument("--pdf", type=Path, nargs="+", default=(), metavar="FILE", help="PDFs of your own")
-    parser.add_argument("--ask", nargs="+", default=(), metavar="QUESTION", help="questions to ask instead of those of the example")
-    parser.add_argument("--dpi", type=common.at_least(20), default=96, help="at which pages are rendered")
+    parser.add_argument(
+        "--model", default="", metavar="MODEL", help="a model of pages, such as vidore/colSmol-256M"
+    )
+    parser.add_argument(
+        "--pdf", type=Path, nargs="+", default=(), metavar="FILE", help="PDFs of your own"
+    )
+    parser.add_argument(
+        "--ask",
+        nargs="+",
+        default=(),
+        metavar="QUESTION",
+        help="questions to ask instead of those of the example",
+    )
+    parser.add_argument(
+        "--dpi", type=common.at_least(20), default=96, help="at which pages are rendered"
+    )
     parser.add_argument("--limit", type=common.at_least(1), default=60, metavar="N", help="pages")
-    parser.add_argument("--top", type=common.at_least(1), default=3, metavar="N", help="pages to show for each question")
+    parser.add_argument(
+        "--top",
+        type=common.at_least(1),
+        default=3,
+        metavar="N",
+        help="pages to show for each question",
+    )
     found = vars(parser.parse_args(given))
     return Options(**found | {"pdf": tuple(found["pdf"]), "ask": tuple(found["ask"])})
 
 
 def rendered(files: Sequence[Path], dpi: int, limit: int) -> list[Page]:
-    """The first pages of each file in turn, so that all files have some. Raises Advice if there is nothing to render."""
+    """The first pages of each file in turn, so that all files have some. Raises Advice if there is
+    nothing to render.
+    """
     try:
         import pypdfium2
     except ImportError as error:
-        raise Advice(f"rendering PDFs needs a package that is not installed ({error}): pip install pypdfium2") from None
+        raise Advice(
+            f"rendering PDFs needs a package that is not installed ({error}): pip install pypdfium2"
+        ) from None
     found: list[list[Page]] = []
     for file in files:
         try:
@@ -110,36 +145,60 @@ def rendered(files: Sequence[Path], dpi: int, limit: int) -> list[Page]:
         for number in range(min(len(document), limit)):
             page, out = document[number], BytesIO()
             page.render(scale=dpi / 72).to_pil().convert("RGB").save(out, "PNG")
-            pages.append(Page(f"{file.stem} p. {number + 1}", out.getvalue(), page.get_textpage().get_text_bounded()))
+            pages.append(
+                Page(
+                    f"{file.stem} p. {number + 1}",
+                    out.getvalue(),
+                    page.get_textpage().get_text_bounded(),
+                )
+            )
         found.append(pages)
     turns = (pages[number] for number in range(limit) for pages in found if number < len(pages))
-    return sorted(islice(turns, limit), key=lambda page: [file.stem for file in files].index(page.name.rpartition(" p. ")[0]))
+    return sorted(
+        islice(turns, limit),
+        key=lambda page: [file.stem for file in files].index(page.name.rpartition(" p. ")[0]),
+    )
 
 
 def sources(options: Options) -> list[Path]:
     files = list(options.pdf) or [file for file in MANUALS if file.is_file()]
     if not files:
-        raise Advice("there are no PDFs here: name some by --pdf, or `apt-get install libtasn1-doc shared-mime-info`")
+        raise Advice(
+            "there are no PDFs here: name some by --pdf, or `apt-get install libtasn1-doc shared-mime-info`"
+        )
     return files
 
 
 def questions(options: Options, pages: Sequence[Page]) -> list[tuple[str, list[int]]]:
-    """Each with the pages that answer it, as far as that is known; of the example's own those that a page answers."""
+    """Each with the pages that answer it, as far as that is known; of the example's own those that
+    a page answers.
+    """
     if options.ask:
         return [(text, []) for text in options.ask]
     if options.pdf:
         raise Advice("--pdf needs questions: --ask 'What did it cost?'")
-    found = [(text, [number for number, page in enumerate(pages) if words in page.text]) for text, words in QUESTIONS]
+    found = [
+        (text, [number for number, page in enumerate(pages) if words in page.text])
+        for text, words in QUESTIONS
+    ]
     return [(text, right) for text, right in found if right] or [(QUESTIONS[0][0], [])]
 
 
 def maxsim(question: np.ndarray, pages: Ragged | Sequence[np.ndarray]) -> Floats:
     """[question's vectors, size], one matrix a page -> [pages]"""
     rows = question.astype(np.float32)
-    return np.array([(rows @ page.astype(np.float32).T).max(axis=1).sum() for page in pages], np.float32)
+    return np.array(
+        [(rows @ page.astype(np.float32).T).max(axis=1).sum() for page in pages], np.float32
+    )
 
 
-async def encode(client: shoal.AsyncClient, model: str, pages: Sequence[Page], what: str, number_format: str = "float32") -> Ragged:
+async def encode(
+    client: shoal.AsyncClient,
+    model: str,
+    pages: Sequence[Page],
+    what: str,
+    number_format: str = "float32",
+) -> Ragged:
     with common.progress(what, len(pages)) as show:
         answer = await client.encode(
             model,
@@ -153,14 +212,21 @@ async def encode(client: shoal.AsyncClient, model: str, pages: Sequence[Page], w
 
 
 def bytes_of(vectors: Ragged, number_format: str) -> float:
-    """Of a page as it travels and as an index keeps it; int8 has a float32 beside each vector, its scale."""
+    """Of a page as it travels and as an index keeps it; int8 has a float32 beside each vector, its
+    scale.
+    """
     width = vectors.values.shape[1]
     each = {"float32": 4 * width, "float16": 2 * width, "int8": width + 4}[number_format]
     return float(each * len(vectors.values) / len(vectors))
 
 
 async def checked(
-    client: shoal.AsyncClient, model: str, pages: Sequence[Page], found: Ragged, question: str, asked: np.ndarray
+    client: shoal.AsyncClient,
+    model: str,
+    pages: Sequence[Page],
+    found: Ragged,
+    question: str,
+    asked: np.ndarray,
 ) -> tuple[Checks, dict[str, float]]:
     """And the bytes of a page in each format."""
     some = list(pages[:MEASURED])
@@ -169,12 +235,19 @@ async def checked(
     same = ["float32"]
     for number_format in FORMATS[1:]:
         smaller = await encode(client, model, some, f"the same in {number_format}", number_format)
-        sizes[number_format] = sizes["float32"] * bytes_of(smaller, number_format) / bytes_of(smaller, "float32")
+        sizes[number_format] = (
+            sizes["float32"] * bytes_of(smaller, number_format) / bytes_of(smaller, "float32")
+        )
         if maxsim(asked, smaller).argmax() == here.argmax():
             same.append(number_format)
-    answer = await client.score(model, question, [page.image for page in some], timeout=common.TIMEOUT)
+    answer = await client.score(
+        model, question, [page.image for page in some], timeout=common.TIMEOUT
+    )
     best = [int(maxsim(own, found).argmax()) for own in found]
-    twins = [number == one or np.array_equal(found[number], found[one]) for number, one in enumerate(best)]
+    twins = [
+        number == one or np.array_equal(found[number], found[one])
+        for number, one in enumerate(best)
+    ]
     error = float(np.abs(np.asarray(answer.scores) - here).max() / np.abs(here).max())
     return Checks(len(pages), sum(twins), error, tuple(same)), sizes
 
@@ -184,7 +257,9 @@ async def retrieve(options: Options) -> None:
     pages = rendered(sources(options), options.dpi, options.limit)
     seconds = {"rendering": time.perf_counter() - began}
     asked = questions(options, pages)
-    async with common.model_or_random(options.endpoint, options.model, random_models.COLSMOL, random_models.write_colsmol) as (
+    async with common.model_or_random(
+        options.endpoint, options.model, random_models.COLSMOL, random_models.write_colsmol
+    ) as (
         client,
         model,
     ):
@@ -193,14 +268,32 @@ async def retrieve(options: Options) -> None:
         found = await encode(client, model, pages, "encoding pages")
         seconds["encoding"] = time.perf_counter() - began
         texts = [text for text, _ in asked]
-        rows = (await client.encode(model, texts, role="query", timeout=common.TIMEOUT)).multi_vector
+        rows = (
+            await client.encode(model, texts, role="query", timeout=common.TIMEOUT)
+        ).multi_vector
         began = time.perf_counter()
         scores = np.stack([maxsim(one, found) for one in rows])
         seconds["MaxSim"] = (time.perf_counter() - began) / len(texts)
         checks, sizes = await checked(client, model, pages, found, texts[0], rows[0])
     best = np.argsort(-scores, axis=1, kind="stable")[:, : options.top]
-    right = [bool(ranked[0] in answers) for (_, answers), ranked in zip(asked, best, strict=True) if answers]
-    report(options, model, pages, asked, scores, best, right, checks, seconds, sizes, len(found.values) / len(pages))
+    right = [
+        bool(ranked[0] in answers)
+        for (_, answers), ranked in zip(asked, best, strict=True)
+        if answers
+    ]
+    report(
+        options,
+        model,
+        pages,
+        asked,
+        scores,
+        best,
+        right,
+        checks,
+        seconds,
+        sizes,
+        len(found.values) / len(pages),
+    )
 
 
 def report(
@@ -227,11 +320,16 @@ def report(
                 "bytes_per_page": dict(sizes),
                 "checks": asdict(checks),
                 "right_first": sum(right) / len(right) if right and options.model else None,
-                "ranking": {text: [pages[one].name for one in ranked] for (text, _), ranked in zip(asked, best, strict=True)},
+                "ranking": {
+                    text: [pages[one].name for one in ranked]
+                    for (text, _), ranked in zip(asked, best, strict=True)
+                },
             }
         )
         return
-    rendering, encoding = (1000 * seconds[stage] / len(pages) for stage in ("rendering", "encoding"))
+    rendering, encoding = (
+        1000 * seconds[stage] / len(pages) for stage in ("rendering", "encoding")
+    )
     print(
         f"{model}: {len(pages)} pages of {vectors:.0f} vectors; {rendering:.0f} ms to render a page, {encoding:.0f} ms to encode it"
     )
@@ -239,10 +337,15 @@ def report(
     if not options.model:
         print(random_models.WARNING)
     lines = [
-        (shorten(text, 40), "\n".join(f"{scores[row, one]:.2f} {pages[one].name}" for one in best[row]))
+        (
+            shorten(text, 40),
+            "\n".join(f"{scores[row, one]:.2f} {pages[one].name}" for one in best[row]),
+        )
         for row, (text, _) in enumerate(asked)
     ]
-    common.table(f"MaxSim, {1000 * seconds['MaxSim']:.1f} ms a question", ("question", "score, page"), lines)
+    common.table(
+        f"MaxSim, {1000 * seconds['MaxSim']:.1f} ms a question", ("question", "score, page"), lines
+    )
     if right and options.model:
         print(f"a page with the answer is first for {sum(right)} of {len(right)} questions")
     print(

@@ -1,12 +1,14 @@
-"""Search in photographs by text: photographs and texts become vectors of one space, and the nearest photographs are the answer.
+"""Search in photographs by text: photographs and texts become vectors of one space, and the nearest
+photographs are the answer.
 
-    python -m examples.photos
-    python -m examples.photos --model openai/clip-vit-base-patch32
-    python -m examples.photos --photos ~/Pictures --ask "a dog on a beach" --model google/siglip-base-patch16-224
+    python -m examples.photos python -m examples.photos --model openai/clip-vit-base-patch32 python
+    -m examples.photos --photos ~/Pictures --ask "a dog on a beach" --model
+    google/siglip-base-patch16-224
 
-Without --model a small CLIP with random weights runs (examples/random_models.py), so that everything works without a network; its
-ranking means nothing, and the output says so. Photographs are those that scikit-image, scikit-learn and matplotlib bring, as far as
-they are installed; PHOTOS has their licences. The contact sheet is one HTML page that loads nothing from a network.
+Without --model a small CLIP with random weights runs (examples/random_models.py), so that
+everything works without a network; its ranking means nothing, and the output says so. Photographs
+are those that scikit-image, scikit-learn and matplotlib bring, as far as they are installed; PHOTOS
+has their licences. The contact sheet is one HTML page that loads nothing from a network.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ PHOTOS = (
     ("skimage", "data/rocket.jpg", "a rocket that takes off", "SpaceX, public domain"),
     ("sklearn", "datasets/images/china.jpg", "a Chinese temple", "CC BY 2.0, danielbuechele"),
     ("sklearn", "datasets/images/flower.jpg", "a flower", "CC BY 2.0, vultilion"),
-    ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg", "an officer in uniform", "US Navy, public domain"),
+    (
+        "matplotlib",
+        "mpl-data/sample_data/grace_hopper.jpg",
+        "an officer in uniform",
+        "US Navy, public domain",
+    ),
 )
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".gif", ".bmp", ".avif")
 THUMB = 192
@@ -73,8 +80,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What holds with any weights. `found_themselves`: photographs that are the nearest to a PNG made of their own pixels, with a
-    cosine of 1; `halves_found`: those nearest to a copy of themselves at half the size. `dimensions`: of images and of texts."""
+    """What holds with any weights. `found_themselves`: photographs that are the nearest to a PNG
+    made of their own pixels, with a cosine of 1; `halves_found`: those nearest to a copy of
+    themselves at half the size. `dimensions`: of images and of texts."""
 
     photos: int
     found_themselves: int
@@ -86,13 +94,36 @@ class Checks:
 def arguments(given: Sequence[str] | None) -> Options:
     parser = common.options(__doc__ or "", embedder=False)
     parser.add_argument(
-        "--model", default="", metavar="MODEL", help="a model of texts and images, such as openai/clip-vit-base-patch32"
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="a model of texts and images, such as openai/clip-vit-base-patch32",
     )
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="photographs of your own")
-    parser.add_argument("--ask", nargs="+", default=(), metavar="TEXT", help="texts to search for; else what the photographs show")
-    parser.add_argument("--output", type=Path, default=Path("build/photos"), metavar="FOLDER", help="thumbnails and contact sheet")
-    parser.add_argument("--limit", type=common.at_least(1), default=1_000, metavar="N", help="photographs to search")
-    parser.add_argument("--top", type=common.at_least(1), default=3, metavar="N", help="photographs to show for each text")
+    parser.add_argument(
+        "--ask",
+        nargs="+",
+        default=(),
+        metavar="TEXT",
+        help="texts to search for; else what the photographs show",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("build/photos"),
+        metavar="FOLDER",
+        help="thumbnails and contact sheet",
+    )
+    parser.add_argument(
+        "--limit", type=common.at_least(1), default=1_000, metavar="N", help="photographs to search"
+    )
+    parser.add_argument(
+        "--top",
+        type=common.at_least(1),
+        default=3,
+        metavar="N",
+        help="photographs to show for each text",
+    )
     found = vars(parser.parse_args(given))
     return Options(**found | {"ask": tuple(found["ask"])})
 
@@ -111,15 +142,23 @@ def gathered(options: Options) -> list[Photo]:
         if file.is_file():
             found.append(Photo(file, shows, licence))
     if not found:
-        raise Advice("no package with photographs is installed: pip install scikit-image, or name a folder by --photos")
+        raise Advice(
+            "no package with photographs is installed: pip install scikit-image, or name a folder by --photos"
+        )
     return found[: options.limit]
 
 
-async def vectors(client: shoal.AsyncClient, model: str, items: Sequence[shoal.tasks.Item], what: str) -> Floats:
+async def vectors(
+    client: shoal.AsyncClient, model: str, items: Sequence[shoal.tasks.Item], what: str
+) -> Floats:
     """Unit vectors, [items, dimensions]."""
     with common.progress(what, len(items)) as show:
         answer = await client.encode(
-            model, items, normalize=True, timeout=common.TIMEOUT, on_progress=lambda done, total: show(done)
+            model,
+            items,
+            normalize=True,
+            timeout=common.TIMEOUT,
+            on_progress=lambda done, total: show(done),
         )
     return answer.dequantize()
 
@@ -130,7 +169,9 @@ async def search(options: Options) -> None:
     if not asked:
         raise Advice("--photos needs texts to search for: --ask 'a red boat' 'my cat'")
     files = [photo.file for photo in photos]
-    async with common.model_or_random(options.endpoint, options.model, random_models.CLIP, random_models.write_clip) as (
+    async with common.model_or_random(
+        options.endpoint, options.model, random_models.CLIP, random_models.write_clip
+    ) as (
         client,
         model,
     ):
@@ -138,7 +179,9 @@ async def search(options: Options) -> None:
         began = time.perf_counter()
         found = await vectors(client, model, files, "encoding photographs")
         seconds = time.perf_counter() - began
-        texts = await vectors(client, model, [f"a photo of {text}" for text in asked], "encoding texts")
+        texts = await vectors(
+            client, model, [f"a photo of {text}" for text in asked], "encoding texts"
+        )
         checks = await checked(client, model, files, found, texts)
     scores = texts @ found.T
     best = np.argsort(-scores, axis=1, kind="stable")[:, : options.top]
@@ -146,7 +189,11 @@ async def search(options: Options) -> None:
     sheet = options.output / "index.html"
     note = "" if options.model else random_models.WARNING
     sheet.write_text(contact_sheet(asked, photos, thumbs, scores, best, note), encoding="utf-8")
-    right = [photos[ranked[0]].shows == text for text, ranked in zip(asked, best, strict=True)] if not options.ask else []
+    right = (
+        [photos[ranked[0]].shows == text for text, ranked in zip(asked, best, strict=True)]
+        if not options.ask
+        else []
+    )
     if options.json:
         common.print_json(
             {
@@ -157,16 +204,24 @@ async def search(options: Options) -> None:
                 "checks": asdict(checks),
                 "right_first": sum(right) / len(right) if right and options.model else None,
                 "sheet": str(sheet),
-                "ranking": {text: [str(photos[one].file) for one in ranked] for text, ranked in zip(asked, best, strict=True)},
+                "ranking": {
+                    text: [str(photos[one].file) for one in ranked]
+                    for text, ranked in zip(asked, best, strict=True)
+                },
             }
         )
         return
     megabytes = sum(file.stat().st_size for file in files) / 1e6
-    print(f"{model}: {len(files)} photographs, {megabytes:.1f} MB, in {seconds:.2f} s: {len(files) / seconds:.1f} a second")
+    print(
+        f"{model}: {len(files)} photographs, {megabytes:.1f} MB, in {seconds:.2f} s: {len(files) / seconds:.1f} a second"
+    )
     if note:
         print(note)
     headings = ("searched for", f"cosine, thumbnail in {options.output}")
-    lines = [(text, "\n".join(f"{scores[row, one]:.3f} {thumbs[one]}" for one in best[row])) for row, text in enumerate(asked)]
+    lines = [
+        (text, "\n".join(f"{scores[row, one]:.3f} {thumbs[one]}" for one in best[row]))
+        for row, text in enumerate(asked)
+    ]
     common.table(f"the best {best.shape[1]} of {len(photos)} photographs", headings, lines)
     if right and options.model:
         print(f"the photograph that was meant is first for {sum(right)} of {len(right)} texts")
@@ -174,11 +229,18 @@ async def search(options: Options) -> None:
     print(f"contact sheet: {sheet}")
 
 
-async def checked(client: shoal.AsyncClient, model: str, files: Sequence[Path], found: Floats, texts: Floats) -> Checks:
-    """Searches for copies of the photographs: the same pixels in another format, and half the size."""
+async def checked(
+    client: shoal.AsyncClient, model: str, files: Sequence[Path], found: Floats, texts: Floats
+) -> Checks:
+    """Searches for copies of the photographs: the same pixels in another format, and half the
+    size.
+    """
     pictures = [Image.open(file).convert("RGB") for file in files]
     same = await vectors(client, model, pictures, "the same pixels as PNG")
-    halves = [one.resize((max(one.width // 2, 1), max(one.height // 2, 1)), Image.Resampling.LANCZOS) for one in pictures]
+    halves = [
+        one.resize((max(one.width // 2, 1), max(one.height // 2, 1)), Image.Resampling.LANCZOS)
+        for one in pictures
+    ]
     smaller = await vectors(client, model, halves, "copies of half the size")
     cosines = np.einsum("nd,nd->n", same, found)
     own = np.arange(len(files))
@@ -215,7 +277,12 @@ def thumbnails(photos: Sequence[Photo], folder: Path) -> list[str]:
 
 
 def contact_sheet(
-    asked: Sequence[str], photos: Sequence[Photo], thumbs: Sequence[str], scores: Floats, best: np.ndarray, note: str
+    asked: Sequence[str],
+    photos: Sequence[Photo],
+    thumbs: Sequence[str],
+    scores: Floats,
+    best: np.ndarray,
+    note: str,
 ) -> str:
     """One page: for each text its best photographs, then all of them with their licences."""
 
@@ -225,10 +292,14 @@ def contact_sheet(
         return f"<figure>{image}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
     rows = [
-        f"<h2>{html.escape(text)}</h2><div>" + "".join(figure(one, f"{scores[row, one]:.3f}") for one in best[row]) + "</div>"
+        f"<h2>{html.escape(text)}</h2><div>"
+        + "".join(figure(one, f"{scores[row, one]:.3f}") for one in best[row])
+        + "</div>"
         for row, text in enumerate(asked)
     ]
-    everything = "".join(figure(number, f"{photo.file.name} {photo.licence}") for number, photo in enumerate(photos))
+    everything = "".join(
+        figure(number, f"{photo.file.name} {photo.licence}") for number, photo in enumerate(photos)
+    )
     warning = f"<p><strong>{html.escape(note)}</strong></p>" if note else ""
     style = "body{font:14px sans-serif;margin:2em}div{display:flex;flex-wrap:wrap;gap:1em}figure{margin:0;width:200px}"
     return (

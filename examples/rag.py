@@ -1,12 +1,13 @@
-"""Hybrid search over this repository's pages: dense + sparse + rerank, and what each stage is worth.
+"""Hybrid search over this repository's pages: dense + sparse + rerank, and what each stage is
+worth.
 
-    python -m examples.rag
-    python -m examples.rag --ask "What happens to my request when a worker dies?"
-    python -m examples.rag --store qdrant --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 --sparse naver/splade-v3
+    python -m examples.rag python -m examples.rag --ask "What happens to my request when a worker
+    dies?" python -m examples.rag --store qdrant --reranker cross-encoder/ms-marco-MiniLM-L-6-v2
+    --sparse naver/splade-v3
 
-Quality is nDCG@10 over the questions of examples/data/questions.tsv, each with the section that answers it (gain 2) and those that
-help (gain 1). A section is as good as its best passage. Dense vectors are in the store; sparse ones, which not every store has,
-are searched here.
+Quality is nDCG@10 over the questions of examples/data/questions.tsv, each with the section that
+answers it (gain 2) and those that help (gain 1). A section is as good as its best passage. Dense
+vectors are in the store; sparse ones, which not every store has, are searched here.
 """
 
 from __future__ import annotations
@@ -41,13 +42,19 @@ FOUND = 50
 """Passages that each search returns."""
 FUSED = 60
 """The constant of reciprocal rank fusion, as in Cormack, Clarke and Buettcher (SIGIR 2009)."""
-PACKAGES = {"qdrant": ("qdrant_client", "qdrant-client"), "chroma": ("chromadb", "chromadb"), "lancedb": ("lancedb", "lancedb")}
+PACKAGES = {
+    "qdrant": ("qdrant_client", "qdrant-client"),
+    "chroma": ("chromadb", "chromadb"),
+    "lancedb": ("lancedb", "lancedb"),
+}
 STAGES = ("sparse", "dense", "hybrid", "reranked")
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A part of a section. `section`: `page > heading`. `title`: the page's title and the heading."""
+    """A part of a section. `section`: `page > heading`. `title`: the page's title and the
+    heading.
+    """
 
     section: str
     title: str
@@ -61,7 +68,9 @@ class Passage:
     def sentences(self) -> list[str]:
         """Its sentences, each under the heading, and the whole."""
         heading = self.section.partition(" > ")[2]
-        found = [sentence for sentence in re.split(r"(?<=[.:;|])\s+", self.text) if len(sentence) > 20]
+        found = [
+            sentence for sentence in re.split(r"(?<=[.:;|])\s+", self.text) if len(sentence) > 20
+        ]
         return [self.searched, *(f"{heading}: {sentence}" for sentence in found)]
 
 
@@ -90,14 +99,33 @@ class Options:
 
 def arguments(given: Sequence[str] | None) -> Options:
     parser = common.options(__doc__ or "")
-    parser.add_argument("--sparse", default="", metavar="MODEL", help="a sparse model, such as naver/splade-v3; without one BM25")
-    parser.add_argument("--reranker", default=common.MINILM, metavar="MODEL", help="the model that scores question and passage")
     parser.add_argument(
-        "--store", choices=("memory", *PACKAGES), default="memory", help="where dense vectors are kept and searched"
+        "--sparse",
+        default="",
+        metavar="MODEL",
+        help="a sparse model, such as naver/splade-v3; without one BM25",
     )
-    parser.add_argument("--ask", default="", metavar="QUESTION", help="print what is found for a question of yours")
     parser.add_argument(
-        "--questions", type=Path, default=common.DATA / "questions.tsv", metavar="FILE", help="questions and answers"
+        "--reranker",
+        default=common.MINILM,
+        metavar="MODEL",
+        help="the model that scores question and passage",
+    )
+    parser.add_argument(
+        "--store",
+        choices=("memory", *PACKAGES),
+        default="memory",
+        help="where dense vectors are kept and searched",
+    )
+    parser.add_argument(
+        "--ask", default="", metavar="QUESTION", help="print what is found for a question of yours"
+    )
+    parser.add_argument(
+        "--questions",
+        type=Path,
+        default=common.DATA / "questions.tsv",
+        metavar="FILE",
+        help="questions and answers",
     )
     parser.add_argument(
         "--pages",
@@ -106,14 +134,20 @@ def arguments(given: Sequence[str] | None) -> Options:
         metavar="GLOB",
         help="the pages to search, and to ask questions of, below the repository",
     )
-    parser.add_argument("--limit", type=common.at_least(1), default=1_000, metavar="N", help="questions to ask")
-    parser.add_argument("--candidates", type=common.at_least(10), default=20, metavar="N", help="passages to rerank")
+    parser.add_argument(
+        "--limit", type=common.at_least(1), default=1_000, metavar="N", help="questions to ask"
+    )
+    parser.add_argument(
+        "--candidates", type=common.at_least(10), default=20, metavar="N", help="passages to rerank"
+    )
     found = vars(parser.parse_args(given))
     return Options(**found | {"pages": tuple(found["pages"])})
 
 
 def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
-    """The pages in order, cut at headings and then at blank lines and rows of tables. Raises Advice if there are none."""
+    """The pages in order, cut at headings and then at blank lines and rows of tables. Raises Advice
+    if there are none.
+    """
     found = []
     for page in sorted({page for pattern in patterns for page in root.glob(pattern)}):
         name = page.relative_to(root).as_posix()
@@ -144,10 +178,14 @@ def sections(page: str) -> list[tuple[str, str]]:
 
 
 def pieces(body: str) -> list[str]:
-    """Neighbouring paragraphs, points and rows of together up to CHARACTERS; a longer one is cut between words."""
+    """Neighbouring paragraphs, points and rows of together up to CHARACTERS; a longer one is cut
+    between words.
+    """
     found: list[str] = []
     for block in re.split(r"\n\s*\n|\n(?=[|-] )", body):
-        text = " ".join(word for word in block.split() if not re.fullmatch(r"[|:-]{3,}|```\w*", word))
+        text = " ".join(
+            word for word in block.split() if not re.fullmatch(r"[|:-]{3,}|```\w*", word)
+        )
         for cut in (text[begin : begin + CHARACTERS] for begin in range(0, len(text), CHARACTERS)):
             if found and len(found[-1]) + len(cut) < CHARACTERS:
                 found[-1] += f" {cut}"
@@ -157,7 +195,9 @@ def pieces(body: str) -> list[str]:
 
 
 def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Question]:
-    """The judged questions that the pages answer. Raises Advice for a line that cannot be read and for a section that is gone."""
+    """The judged questions that the pages answer. Raises Advice for a line that cannot be read and
+    for a section that is gone.
+    """
     known = {passage.section for passage in library}
     pages = {page_of(section) for section in known}
     found = []
@@ -170,14 +210,22 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
             continue
         text, *judged = line.split("\t")
         if len(judged) != 2:
-            raise Advice(f"{file}:{number}: expected a question, a section and other sections, separated by tabs")
+            raise Advice(
+                f"{file}:{number}: expected a question, a section and other sections, separated by tabs"
+            )
         best, others = judged
         gains = {section: 1 for section in others.split(" | ") if section} | {best: 2}
         if page_of(best) not in pages and (ROOT / page_of(best)).exists():
             continue
-        gains = {section: gain for section, gain in gains.items() if page_of(section) in pages or section == best}
+        gains = {
+            section: gain
+            for section, gain in gains.items()
+            if page_of(section) in pages or section == best
+        }
         if gone := gains.keys() - known:
-            raise Advice(f"{file}:{number}: there is no section {sorted(gone)[0]!r}: name the one that answers {text!r} now")
+            raise Advice(
+                f"{file}:{number}: there is no section {sorted(gone)[0]!r}: name the one that answers {text!r} now"
+            )
         found.append(Question(text, gains))
     return found[:limit]
 
@@ -203,7 +251,9 @@ class Memory:
         self._vectors = vectors
 
     def search(self, vector: Floats, number: int) -> list[int]:
-        return [int(found) for found in np.argsort(-(self._vectors @ vector), kind="stable")[:number]]
+        return [
+            int(found) for found in np.argsort(-(self._vectors @ vector), kind="stable")[:number]
+        ]
 
 
 class Qdrant:
@@ -224,7 +274,12 @@ class Qdrant:
         self._client.upsert("pages", points)
 
     def search(self, vector: Floats, number: int) -> list[int]:
-        return [int(point.id) for point in self._client.query_points("pages", query=vector.tolist(), limit=number).points]
+        return [
+            int(point.id)
+            for point in self._client.query_points(
+                "pages", query=vector.tolist(), limit=number
+            ).points
+        ]
 
 
 class Chroma:
@@ -233,7 +288,9 @@ class Chroma:
     def __init__(self, package: Any) -> None:
         settings = package.config.Settings(anonymized_telemetry=False)
         self._pages = package.EphemeralClient(settings).create_collection(
-            "pages", embedding_function=None, configuration={"hnsw": {"space": "cosine", "ef_search": 200}}
+            "pages",
+            embedding_function=None,
+            configuration={"hnsw": {"space": "cosine", "ef_search": 200}},
         )
 
     def add(self, vectors: Floats, library: Sequence[Passage]) -> None:
@@ -245,7 +302,12 @@ class Chroma:
         )
 
     def search(self, vector: Floats, number: int) -> list[int]:
-        return [int(found) for found in self._pages.query(query_embeddings=vector[None], n_results=number)["ids"][0]]
+        return [
+            int(found)
+            for found in self._pages.query(query_embeddings=vector[None], n_results=number)["ids"][
+                0
+            ]
+        ]
 
 
 class Lance:
@@ -263,7 +325,10 @@ class Lance:
         self._pages = self._base.create_table("pages", rows)
 
     def search(self, vector: Floats, number: int) -> list[int]:
-        return [int(row["number"]) for row in self._pages.search(vector).distance_type("cosine").limit(number).to_list()]
+        return [
+            int(row["number"])
+            for row in self._pages.search(vector).distance_type("cosine").limit(number).to_list()
+        ]
 
 
 def open_store(name: str) -> Store:
@@ -274,8 +339,14 @@ def open_store(name: str) -> Store:
     try:
         found = import_module(module)
     except ImportError as error:
-        raise Advice(f"--store {name} needs a package that is not installed ({error}): pip install {package}") from None
-    makers: dict[str, type[Qdrant] | type[Chroma] | type[Lance]] = {"qdrant": Qdrant, "chroma": Chroma, "lancedb": Lance}
+        raise Advice(
+            f"--store {name} needs a package that is not installed ({error}): pip install {package}"
+        ) from None
+    makers: dict[str, type[Qdrant] | type[Chroma] | type[Lance]] = {
+        "qdrant": Qdrant,
+        "chroma": Chroma,
+        "lancedb": Lance,
+    }
     return makers[name](found)
 
 
@@ -291,7 +362,9 @@ class Bm25:
             rest = 1.2 * (0.25 + 0.75 * bag.total() / mean)
             for word, times in bag.items():
                 rare = math.log(1 + (len(bags) - holders[word] + 0.5) / (holders[word] + 0.5))
-                self._weights.setdefault(word, []).append((number, rare * times * 2.2 / (times + rest)))
+                self._weights.setdefault(word, []).append(
+                    (number, rare * times * 2.2 / (times + rest))
+                )
 
     def search(self, text: str, number: int) -> list[int]:
         scores: defaultdict[int, float] = defaultdict(float)
@@ -314,11 +387,17 @@ _ENDING = re.compile(r"(ing|ed|es|s|e|ly|ion|er)$")
 
 def words(text: str) -> list[str]:
     """In lower case, without common ones and without endings."""
-    found = [_PLURAL.sub("", word) for word in re.findall(r"[a-z0-9]+", text.lower()) if word not in _COMMON]
+    found = [
+        _PLURAL.sub("", word)
+        for word in re.findall(r"[a-z0-9]+", text.lower())
+        if word not in _COMMON
+    ]
     return [_ENDING.sub("", word) if len(word) > 4 else word for word in found]
 
 
-async def sparse_search(client: shoal.AsyncClient, options: Options, texts: Sequence[str], asked: Sequence[str]) -> list[list[int]]:
+async def sparse_search(
+    client: shoal.AsyncClient, options: Options, texts: Sequence[str], asked: Sequence[str]
+) -> list[list[int]]:
     """For each question the best passages by words or by a sparse model's weights."""
     if not options.sparse:
         index = Bm25(texts)
@@ -332,13 +411,16 @@ async def sparse_search(client: shoal.AsyncClient, options: Options, texts: Sequ
             timeout=common.TIMEOUT,
             on_progress=lambda done, total: show(done),
         )
-    queries = await client.encode(options.sparse, asked, role="query", representations="sparse", timeout=common.TIMEOUT)
+    queries = await client.encode(
+        options.sparse, asked, role="query", representations="sparse", timeout=common.TIMEOUT
+    )
     found = []
     for columns, weights in queries.sparse:
         query = np.zeros(documents.sparse.shape[1], np.float32)
         query[columns] = weights
         products = np.add.reduceat(
-            np.append(documents.sparse.data * query[documents.sparse.indices], 0.0), documents.sparse.indptr[:-1]
+            np.append(documents.sparse.data * query[documents.sparse.indices], 0.0),
+            documents.sparse.indptr[:-1],
         ) * (np.diff(documents.sparse.indptr) > 0)
         found.append([int(number) for number in np.argsort(-products, kind="stable")[:FOUND]])
     return found
@@ -354,13 +436,22 @@ def fuse(*rankings: Sequence[int]) -> list[int]:
 
 
 async def search(
-    client: shoal.AsyncClient, store: Store, options: Options, library: Sequence[Passage], asked: Sequence[str]
+    client: shoal.AsyncClient,
+    store: Store,
+    options: Options,
+    library: Sequence[Passage],
+    asked: Sequence[str],
 ) -> tuple[dict[str, list[list[int]]], dict[str, float]]:
-    """The passages that each stage finds for each question, best first; the seconds that indexing and each stage took."""
+    """The passages that each stage finds for each question, best first; the seconds that indexing
+    and each stage took.
+    """
     await common.warm(client, options.embedder)
     texts = [passage.searched for passage in library]
     clock = Clock()
-    store.add(await common.encode(client, options.embedder, texts, "encoding passages", "document"), library)
+    store.add(
+        await common.encode(client, options.embedder, texts, "encoding passages", "document"),
+        library,
+    )
     clock.stop("indexing")
     sparse = await sparse_search(client, options, texts, asked)
     clock.stop("sparse")
@@ -385,18 +476,31 @@ class Clock:
 
 
 async def rerank(
-    client: shoal.AsyncClient, options: Options, library: Sequence[Passage], asked: Sequence[str], found: Sequence[Sequence[int]]
+    client: shoal.AsyncClient,
+    options: Options,
+    library: Sequence[Passage],
+    asked: Sequence[str],
+    found: Sequence[Sequence[int]],
 ) -> list[list[int]]:
     """The best passages of each question once more, ordered by the reranker's scores.
 
-    The embedder's own score of a whole passage is the cosine by which it was found, and says nothing new. So if it is the reranker,
-    passages go by their best sentence, and that order is fused with the one before.
+    The embedder's own score of a whole passage is the cosine by which it was found, and says
+    nothing new. So if it is the reranker, passages go by their best sentence, and that order is
+    fused with the one before.
     """
     is_embedder = options.reranker == options.embedder
 
     async def one(text: str, numbers: Sequence[int]) -> list[int]:
-        parts = [library[number].sentences if is_embedder else [library[number].searched] for number in numbers]
-        answer = await client.score(options.reranker, text, [part for each in parts for part in each], timeout=common.TIMEOUT)
+        parts = [
+            library[number].sentences if is_embedder else [library[number].searched]
+            for number in numbers
+        ]
+        answer = await client.score(
+            options.reranker,
+            text,
+            [part for each in parts for part in each],
+            timeout=common.TIMEOUT,
+        )
         ends = np.cumsum([len(each) for each in parts])
         best = np.maximum.reduceat(answer.scores, [0, *ends[:-1]])
         ranked = [numbers[place] for place in np.argsort(-best, kind="stable")]
@@ -409,10 +513,14 @@ async def rerank(
     return await common.each("reranking", calls)
 
 
-def ndcg(found: Sequence[int], library: Sequence[Passage], gains: Mapping[str, int], depth: int = 10) -> float:
+def ndcg(
+    found: Sequence[int], library: Sequence[Passage], gains: Mapping[str, int], depth: int = 10
+) -> float:
     """Of sections, each where its best passage stands."""
     ranked = list(dict.fromkeys(library[number].section for number in found))[:depth]
-    gained = sum(gains.get(section, 0) / math.log2(place + 2) for place, section in enumerate(ranked))
+    gained = sum(
+        gains.get(section, 0) / math.log2(place + 2) for place, section in enumerate(ranked)
+    )
     ideal = sorted(gains.values(), reverse=True)[:depth]
     return gained / sum(gain / math.log2(place + 2) for place, gain in enumerate(ideal))
 
@@ -426,15 +534,31 @@ async def evaluate(options: Options) -> None:
     library = passages(options.pages)
     asked = questions(options.questions, library, options.limit)
     if not asked:
-        raise Advice(f"{options.questions} has no question that these pages answer: name others by --pages or --questions")
+        raise Advice(
+            f"{options.questions} has no question that these pages answer: name others by --pages or --questions"
+        )
     store = open_store(options.store)
     async with common.mesh(options.endpoint) as client:
-        found, seconds = await search(client, store, options, library, [question.text for question in asked])
+        found, seconds = await search(
+            client, store, options, library, [question.text for question in asked]
+        )
     quality = {
         stage: {
-            "ndcg_10": float(np.mean([ndcg(ranked, library, one.gains) for ranked, one in zip(found[stage], asked, strict=True)])),
+            "ndcg_10": float(
+                np.mean(
+                    [
+                        ndcg(ranked, library, one.gains)
+                        for ranked, one in zip(found[stage], asked, strict=True)
+                    ]
+                )
+            ),
             "right_first": float(
-                np.mean([exact(ranked, library, one.gains) for ranked, one in zip(found[stage], asked, strict=True)])
+                np.mean(
+                    [
+                        exact(ranked, library, one.gains)
+                        for ranked, one in zip(found[stage], asked, strict=True)
+                    ]
+                )
             ),
             "milliseconds_per_question": 1000 * seconds[stage] / len(asked),
         }
@@ -451,20 +575,33 @@ async def evaluate(options: Options) -> None:
             }
         )
         return
-    print(f"embedder {options.embedder}, sparse {options.sparse or 'BM25'}, reranker {options.reranker}{note(options)}")
-    print(f"{len(library):,} passages indexed in {seconds['indexing']:.1f} s, dense vectors in {options.store}")
+    print(
+        f"embedder {options.embedder}, sparse {options.sparse or 'BM25'}, reranker {options.reranker}{note(options)}"
+    )
+    print(
+        f"{len(library):,} passages indexed in {seconds['indexing']:.1f} s, dense vectors in {options.store}"
+    )
     common.table(
         f"{len(asked)} questions",
         ("stage", "nDCG@10", "right section first", "ms a question"),
         [
-            (stage, f"{one['ndcg_10']:.3f}", f"{one['right_first']:.2f}", f"{one['milliseconds_per_question']:,.1f}")
+            (
+                stage,
+                f"{one['ndcg_10']:.3f}",
+                f"{one['right_first']:.2f}",
+                f"{one['milliseconds_per_question']:,.1f}",
+            )
             for stage, one in quality.items()
         ],
     )
 
 
 def note(options: Options) -> str:
-    return " (the embedder itself: by best sentence, fused with hybrid)" if options.reranker == options.embedder else ""
+    return (
+        " (the embedder itself: by best sentence, fused with hybrid)"
+        if options.reranker == options.embedder
+        else ""
+    )
 
 
 async def answer(options: Options) -> None:
@@ -481,7 +618,9 @@ async def answer(options: Options) -> None:
     drawn.add_column("section")
     drawn.add_column("passage", ratio=1)
     for passage in best:
-        drawn.add_row(passage.section, passage.text if len(passage.text) <= 300 else passage.text[:299] + "…")
+        drawn.add_row(
+            passage.section, passage.text if len(passage.text) <= 300 else passage.text[:299] + "…"
+        )
     Console().print(drawn)
 
 

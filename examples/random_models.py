@@ -1,7 +1,9 @@
-"""Small checkpoints with random weights, in the layout of published models, so that examples run where no model can be fetched.
+"""Small checkpoints with random weights, in the layout of published models, so that examples run
+where no model can be fetched.
 
-Their vectors mean nothing: what they show is that files, tokenizers, encoders, queues and answers work together. They are written
-with torch, safetensors and tokenizers alone, and transformers reads them too (`tests/examples` compares the vectors).
+Their vectors mean nothing: what they show is that files, tokenizers, encoders, queues and answers
+work together. They are written with torch, safetensors and tokenizers alone, and transformers reads
+them too (`tests/examples` compares the vectors).
 """
 
 from __future__ import annotations
@@ -13,21 +15,41 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from torch import Tensor
 
 CLIP = "random/clip"
 COLSMOL = "random/colsmol"
 WARNING = "Random weights: every ranking below means nothing. --model names a published model, which is fetched from the hub."
 
-_VISION = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
-_TEXT = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+_VISION = {
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+_TEXT = {
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 _LENGTH = 77
 """Tokens of CLIP's longest text."""
 _VECTOR = 128
 """Numbers of one vector of ColSmol's."""
 _SIDE, _PATCH, _MERGED, _LONGEST = 128, 16, 2, 512
-"""ColSmol's: pixels of a tile's side and of a patch's, patches of a side that become one row, pixels of a page's longest side."""
+"""ColSmol's: pixels of a tile's side and of a patch's, patches of a side that become one row,
+pixels of a page's longest side.
+"""
 
 
 class _Weights:
@@ -38,7 +60,9 @@ class _Weights:
         self._numbers = torch.Generator().manual_seed(0)
 
     def draw(self, name: str, *shape: int, scale: float | None = None) -> None:
-        """`scale` None: one over the square root of what is summed, so that states neither grow nor vanish."""
+        """`scale` None: one over the square root of what is summed, so that states neither grow nor
+        vanish.
+        """
         drawn = torch.randn(*shape, generator=self._numbers)
         self.tensors[name] = drawn * (drawn[0].numel() ** -0.5 if scale is None else scale)
 
@@ -55,7 +79,9 @@ class _Weights:
     def encoder(self, stem: str, sizes: Mapping[str, int]) -> None:
         """CLIP's and SigLIP's layers."""
         hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
-        for layer in (f"{stem}.encoder.layers.{number}" for number in range(sizes["num_hidden_layers"])):
+        for layer in (
+            f"{stem}.encoder.layers.{number}" for number in range(sizes["num_hidden_layers"])
+        ):
             for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
                 self.linear(f"{layer}.self_attn.{part}", hidden, hidden)
             self.linear(f"{layer}.mlp.fc1", hidden, inner)
@@ -68,7 +94,9 @@ class _Weights:
 
 
 def write_clip(directory: Path) -> None:
-    """A model of CLIP B/32's layout: images of 224 x 224 pixels, 50 tokens each, and texts, in one space of 64 dimensions."""
+    """A model of CLIP B/32's layout: images of 224 x 224 pixels, 50 tokens each, and texts, in one
+    space of 64 dimensions.
+    """
     start, end = "<|startoftext|>", "<|endoftext|>"
     ids = write_tokenizer(directory, (start, end), before=start, after=end, lower=True)
     texts = _TEXT | {
@@ -82,16 +110,26 @@ def write_clip(directory: Path) -> None:
     config = {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 64}
     _write(directory, "config.json", config | {"text_config": texts, "vision_config": images})
     size = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}}
-    _write(directory, "preprocessor_config.json", {"image_processor_type": "CLIPImageProcessor", **size})
+    _write(
+        directory,
+        "preprocessor_config.json",
+        {"image_processor_type": "CLIPImageProcessor", **size},
+    )
     made = _Weights()
-    made.draw("text_model.embeddings.token_embedding.weight", len(ids), _TEXT["hidden_size"], scale=1.0)
-    made.draw("text_model.embeddings.position_embedding.weight", _LENGTH, _TEXT["hidden_size"], scale=0.2)
+    made.draw(
+        "text_model.embeddings.token_embedding.weight", len(ids), _TEXT["hidden_size"], scale=1.0
+    )
+    made.draw(
+        "text_model.embeddings.position_embedding.weight", _LENGTH, _TEXT["hidden_size"], scale=0.2
+    )
     made.encoder("text_model", _TEXT)
     made.norm("text_model.final_layer_norm", _TEXT["hidden_size"])
     hidden = _VISION["hidden_size"]
     made.draw("vision_model.embeddings.class_embedding", hidden, scale=1.0)
     made.draw("vision_model.embeddings.patch_embedding.weight", hidden, 3, 32, 32)
-    made.draw("vision_model.embeddings.position_embedding.weight", (224 // 32) ** 2 + 1, hidden, scale=0.2)
+    made.draw(
+        "vision_model.embeddings.position_embedding.weight", (224 // 32) ** 2 + 1, hidden, scale=0.2
+    )
     made.norm("vision_model.pre_layrnorm", hidden)
     made.encoder("vision_model", _VISION)
     made.norm("vision_model.post_layernorm", hidden)
@@ -102,8 +140,17 @@ def write_clip(directory: Path) -> None:
 
 
 def write_colsmol(directory: Path) -> None:
-    """A model of ColSmol's layout: a page is cut into tiles of 128 x 128 pixels, 16 vectors of 128 numbers each."""
-    marks = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", "<|im_end|>"]
+    """A model of ColSmol's layout: a page is cut into tiles of 128 x 128 pixels, 16 vectors of 128
+    numbers each.
+    """
+    marks = [
+        "<image>",
+        "<fake_token_around_image>",
+        "<global-img>",
+        "<end_of_utterance>",
+        "<|im_start|>",
+        "<|im_end|>",
+    ]
     marks += [f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6)]
     ids = write_tokenizer(directory, marks)
     texts = _TEXT | {
@@ -116,24 +163,43 @@ def write_colsmol(directory: Path) -> None:
         "pad_token_id": ids["<|im_end|>"],
     }
     images = _VISION | {"model_type": "idefics3_vision", "image_size": _SIDE, "patch_size": _PATCH}
-    config: dict[str, Any] = {"model_type": "idefics3", "architectures": ["ColIdefics3"], "scale_factor": _MERGED}
+    config: dict[str, Any] = {
+        "model_type": "idefics3",
+        "architectures": ["ColIdefics3"],
+        "scale_factor": _MERGED,
+    }
     config |= {"image_token_id": ids["<image>"], "text_config": texts, "vision_config": images}
     _write(directory, "config.json", config)
     sizes = {"size": {"longest_edge": _LONGEST}, "max_image_size": {"longest_edge": _SIDE}}
-    _write(directory, "preprocessor_config.json", {"image_processor_type": "Idefics3ImageProcessor", **sizes})
+    _write(
+        directory,
+        "preprocessor_config.json",
+        {"image_processor_type": "Idefics3ImageProcessor", **sizes},
+    )
     rows = (_SIDE // _PATCH // _MERGED) ** 2
-    _write(directory, "processor_config.json", {"processor_class": "Idefics3Processor", "image_seq_len": rows})
+    _write(
+        directory,
+        "processor_config.json",
+        {"processor_class": "Idefics3Processor", "image_seq_len": rows},
+    )
     made = _Weights()
     seen, hidden, inner = _VISION["hidden_size"], _TEXT["hidden_size"], _TEXT["intermediate_size"]
     made.draw("model.vision_model.embeddings.patch_embedding.weight", seen, 3, _PATCH, _PATCH)
     made.draw("model.vision_model.embeddings.patch_embedding.bias", seen, scale=0.02)
-    made.draw("model.vision_model.embeddings.position_embedding.weight", (_SIDE // _PATCH) ** 2, seen, scale=0.2)
+    made.draw(
+        "model.vision_model.embeddings.position_embedding.weight",
+        (_SIDE // _PATCH) ** 2,
+        seen,
+        scale=0.2,
+    )
     made.encoder("model.vision_model", _VISION)
     made.norm("model.vision_model.post_layernorm", seen)
     made.linear("model.connector.modality_projection.proj", seen * _MERGED**2, hidden, bias=False)
     made.draw("model.text_model.embed_tokens.weight", len(ids), hidden, scale=1.0)
     head = hidden // _TEXT["num_attention_heads"]
-    for layer in (f"model.text_model.layers.{number}" for number in range(_TEXT["num_hidden_layers"])):
+    for layer in (
+        f"model.text_model.layers.{number}" for number in range(_TEXT["num_hidden_layers"])
+    ):
         for part, heads in (("q_proj", 4), ("k_proj", 2), ("v_proj", 2)):
             made.linear(f"{layer}.self_attn.{part}", hidden, heads * head, bias=False)
         made.linear(f"{layer}.self_attn.o_proj", hidden, hidden, bias=False)
@@ -148,20 +214,33 @@ def write_colsmol(directory: Path) -> None:
 
 
 def write_tokenizer(
-    directory: Path, special: Sequence[str], before: str = "", after: str = "", *, lower: bool = False
+    directory: Path,
+    special: Sequence[str],
+    before: str = "",
+    after: str = "",
+    *,
+    lower: bool = False,
 ) -> dict[str, int]:
-    """One token for each byte, and special ones, of which `before` and `after` stand around every text. Returns their ids."""
+    """One token for each byte, and special ones, of which `before` and `after` stand around every
+    text. Returns their ids.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({character: number for number, character in enumerate(alphabet)}, []))
+    tokenizer = Tokenizer(
+        models.BPE({character: number for number, character in enumerate(alphabet)}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     if lower:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in special]
+    )
     ids = tokenizer.get_vocab()
     if before and after:
         around = [(token, ids[token]) for token in (before, after)]
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{before} $A {after}", special_tokens=around)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{before} $A {after}", special_tokens=around
+        )
     tokenizer.save(str(directory / "tokenizer.json"))
     return ids
 

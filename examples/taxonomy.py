@@ -1,11 +1,13 @@
-"""Puts descriptions of goods into a tree of 10,000 categories: retrieve by embedding, rerank, classify the branch.
+"""Puts descriptions of goods into a tree of 10,000 categories: retrieve by embedding, rerank,
+classify the branch.
 
-    python -m examples.taxonomy
-    python -m examples.taxonomy --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 --extractor knowledgator/gliclass-base-v3.0
+    python -m examples.taxonomy python -m examples.taxonomy --reranker
+    cross-encoder/ms-marco-MiniLM-L-6-v2 --extractor knowledgator/gliclass-base-v3.0
 
-The tree is WordNet 3.0's of artefacts and food (licence in examples/data/LICENSE-WordNet). An item is the definition of a category
-that has none below it, and the mesh never sees that definition with its category: a category is indexed by its names and by what
-is above it. So an item can only be placed by what its words mean.
+The tree is WordNet 3.0's of artefacts and food (licence in examples/data/LICENSE-WordNet). An item
+is the definition of a category that has none below it, and the mesh never sees that definition with
+its category: a category is indexed by its names and by what is above it. So an item can only be
+placed by what its words mean.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """`accuracy_1`, `accuracy_5`: the share of items whose category is first, or among the first five. `branch`: the share whose
-    first category is below the right one. `items_per_second`: from texts to categories, the tree being indexed."""
+    """`accuracy_1`, `accuracy_5`: the share of items whose category is first, or among the first
+    five. `branch`: the share whose first category is below the right one. `items_per_second`: from
+    texts to categories, the tree being indexed."""
 
     stage: str
     accuracy_1: float
@@ -49,7 +52,9 @@ class Quality:
 
 
 class Tree:
-    """The first `size` categories, those near the roots first, so that a part of the tree is a tree."""
+    """The first `size` categories, those near the roots first, so that a part of the tree is a
+    tree.
+    """
 
     def __init__(self, size: int) -> None:
         rows = common.rows("categories")
@@ -63,13 +68,19 @@ class Tree:
     def short(self, number: int) -> str:
         """A category in the index: its names and that of the one above."""
         category = self.categories[number]
-        above = f", a kind of {self.categories[category.above].names[0]}" if category.above >= 0 else ""
+        above = (
+            f", a kind of {self.categories[category.above].names[0]}" if category.above >= 0 else ""
+        )
         return ", ".join(category.names) + above
 
     def long(self, number: int) -> str:
         """A category for the reranker: what the one above is, too."""
         above = self.categories[number].above
-        return f"{self.short(number)} ({self.categories[above].definition})" if above >= 0 else self.short(number)
+        return (
+            f"{self.short(number)} ({self.categories[above].definition})"
+            if above >= 0
+            else self.short(number)
+        )
 
     def branch(self, number: int) -> str:
         """The category above as a label."""
@@ -82,12 +93,38 @@ class Tree:
 
 def arguments(given: Sequence[str] | None) -> Options:
     parser = common.options(__doc__ or "")
-    parser.add_argument("--reranker", default=common.MINILM, metavar="MODEL", help="the model that scores item and category")
-    parser.add_argument("--extractor", default=common.MINILM, metavar="MODEL", help="the model that classifies items into branches")
-    parser.add_argument("--limit", type=common.at_least(1), default=300, metavar="N", help="items to place")
-    parser.add_argument("--categories", type=common.at_least(100), default=10_000, metavar="N", help="size of the tree")
-    parser.add_argument("--candidates", type=common.at_least(5), default=20, metavar="N", help="categories to rerank for each item")
-    parser.add_argument("--seed", type=common.at_least(0), default=18, help="of the sample of items")
+    parser.add_argument(
+        "--reranker",
+        default=common.MINILM,
+        metavar="MODEL",
+        help="the model that scores item and category",
+    )
+    parser.add_argument(
+        "--extractor",
+        default=common.MINILM,
+        metavar="MODEL",
+        help="the model that classifies items into branches",
+    )
+    parser.add_argument(
+        "--limit", type=common.at_least(1), default=300, metavar="N", help="items to place"
+    )
+    parser.add_argument(
+        "--categories",
+        type=common.at_least(100),
+        default=10_000,
+        metavar="N",
+        help="size of the tree",
+    )
+    parser.add_argument(
+        "--candidates",
+        type=common.at_least(5),
+        default=20,
+        metavar="N",
+        help="categories to rerank for each item",
+    )
+    parser.add_argument(
+        "--seed", type=common.at_least(0), default=18, help="of the sample of items"
+    )
     return Options(**vars(parser.parse_args(given)))
 
 
@@ -112,7 +149,9 @@ async def place(options: Options) -> None:
         await common.warm(client, options.embedder)
         began = time.perf_counter()
         texts = [tree.short(number) for number in range(len(tree.categories))]
-        index = await common.encode(client, options.embedder, texts, "indexing the tree", "document")
+        index = await common.encode(
+            client, options.embedder, texts, "indexing the tree", "document"
+        )
         indexed = time.perf_counter() - began
 
         began = time.perf_counter()
@@ -126,40 +165,74 @@ async def place(options: Options) -> None:
         branches = await classify(client, options.extractor, tree, items, candidates)
         seconds.append(time.perf_counter() - began)
     # Scores of different models: each model's are compared within an item, and count alike.
-    scores = [retrieved, alike(retrieved) + alike(reranked), alike(retrieved) + alike(reranked) + alike(branches)]
+    scores = [
+        retrieved,
+        alike(retrieved) + alike(reranked),
+        alike(retrieved) + alike(reranked) + alike(branches),
+    ]
     stages = ("embedding alone", "+ rerank", "+ classify")
     found = [
-        judge(tree, stage, truth, candidates, score, spent) for stage, score, spent in zip(stages, scores, seconds, strict=True)
+        judge(tree, stage, truth, candidates, score, spent)
+        for stage, score, spent in zip(stages, scores, seconds, strict=True)
     ]
     if options.json:
         common.print_json(
-            {"categories": len(texts), "items": len(items), "index_seconds": indexed, "stages": [asdict(one) for one in found]}
+            {
+                "categories": len(texts),
+                "items": len(items),
+                "index_seconds": indexed,
+                "stages": [asdict(one) for one in found],
+            }
         )
         return
     report(tree, options, found, indexed)
     examples(tree, items, truth, candidates, scores)
 
 
-async def rerank(client: shoal.AsyncClient, model: str, tree: Tree, items: Sequence[str], candidates: NDArray[np.intp]) -> Floats:
+async def rerank(
+    client: shoal.AsyncClient,
+    model: str,
+    tree: Tree,
+    items: Sequence[str],
+    candidates: NDArray[np.intp],
+) -> Floats:
     """The score of each item and each of its candidates, [items, candidates]."""
 
     async def one(item: str, near: NDArray[np.intp]) -> Floats:
-        return (await client.score(model, item, [tree.long(number) for number in near], timeout=common.TIMEOUT)).scores
+        return (
+            await client.score(
+                model, item, [tree.long(number) for number in near], timeout=common.TIMEOUT
+            )
+        ).scores
 
-    calls = [lambda item=item, near=near: one(item, near) for item, near in zip(items, candidates, strict=True)]
+    calls = [
+        lambda item=item, near=near: one(item, near)
+        for item, near in zip(items, candidates, strict=True)
+    ]
     return np.stack(await common.each("reranking", calls))
 
 
-async def classify(client: shoal.AsyncClient, model: str, tree: Tree, items: Sequence[str], candidates: NDArray[np.intp]) -> Floats:
+async def classify(
+    client: shoal.AsyncClient,
+    model: str,
+    tree: Tree,
+    items: Sequence[str],
+    candidates: NDArray[np.intp],
+) -> Floats:
     """The score of each item and the branch of each of its candidates, [items, candidates]."""
 
     async def one(item: str, near: NDArray[np.intp]) -> list[float]:
         branches = [tree.branch(number) for number in near]
-        answer = await client.classify(model, item, list(dict.fromkeys(branches)), multi_label=True, timeout=common.TIMEOUT)
+        answer = await client.classify(
+            model, item, list(dict.fromkeys(branches)), multi_label=True, timeout=common.TIMEOUT
+        )
         scores = {label.label: label.score for label in answer[0].labels}
         return [scores[branch] for branch in branches]
 
-    calls = [lambda item=item, near=near: one(item, near) for item, near in zip(items, candidates, strict=True)]
+    calls = [
+        lambda item=item, near=near: one(item, near)
+        for item, near in zip(items, candidates, strict=True)
+    ]
     return np.asarray(await common.each("classifying", calls), np.float32)
 
 
@@ -170,7 +243,14 @@ def alike(scores: Floats) -> Floats:
     return found
 
 
-def judge(tree: Tree, stage: str, truth: Sequence[int], candidates: NDArray[np.intp], scores: Floats, seconds: float) -> Quality:
+def judge(
+    tree: Tree,
+    stage: str,
+    truth: Sequence[int],
+    candidates: NDArray[np.intp],
+    scores: Floats,
+    seconds: float,
+) -> Quality:
     ranked = best(candidates, scores)
     wanted = np.asarray(truth)
     above = np.asarray([category.above for category in tree.categories])
@@ -189,25 +269,39 @@ def best(candidates: NDArray[np.intp], scores: Floats) -> NDArray[np.intp]:
 
 
 def report(tree: Tree, options: Options, found: Sequence[Quality], indexed: float) -> None:
-    models = f"embedder {options.embedder}, reranker {options.reranker}, extractor {options.extractor}"
+    models = (
+        f"embedder {options.embedder}, reranker {options.reranker}, extractor {options.extractor}"
+    )
     print(f"{models}\n{len(tree.categories):,} categories indexed in {indexed:.1f} s")
     common.table(
         f"{min(options.limit, len(tree.leaves)):,} items into {len(tree.categories):,} categories",
         ("stage", "accuracy@1", "accuracy@5", "right branch", "items/s"),
         [
-            (one.stage, f"{one.accuracy_1:.3f}", f"{one.accuracy_5:.3f}", f"{one.branch:.3f}", f"{one.items_per_second:,.0f}")
+            (
+                one.stage,
+                f"{one.accuracy_1:.3f}",
+                f"{one.accuracy_5:.3f}",
+                f"{one.branch:.3f}",
+                f"{one.items_per_second:,.0f}",
+            )
             for one in found
         ],
     )
 
 
 def examples(
-    tree: Tree, items: Sequence[str], truth: Sequence[int], candidates: NDArray[np.intp], scores: Sequence[Floats]
+    tree: Tree,
+    items: Sequence[str],
+    truth: Sequence[int],
+    candidates: NDArray[np.intp],
+    scores: Sequence[Floats],
 ) -> None:
     """The first five items, with what was found first at the first and at the last stage."""
     alone, last = best(candidates, scores[0])[:, 0], best(candidates, scores[-1])[:, 0]
     for item, wanted, first, final in list(zip(items, truth, alone, last, strict=True))[:5]:
-        print(f"{item}\n  is {tree.short(wanted)}; embedding alone: {tree.short(first)}; all stages: {tree.short(final)}")
+        print(
+            f"{item}\n  is {tree.short(wanted)}; embedding alone: {tree.short(first)}; all stages: {tree.short(final)}"
+        )
 
 
 def main(given: Sequence[str] | None = None) -> int:

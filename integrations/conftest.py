@@ -1,4 +1,6 @@
-"""The mesh that `make integrations` runs, and what `shoal.Client` says there. The tests of all integrations share this."""
+"""The mesh that `make integrations` runs, and what `shoal.Client` says there. The tests of all
+integrations share this.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ def address() -> str:
 
 @pytest.fixture(scope="session")
 def models() -> dict[str, str]:
-    """`dense`: the bundled all-MiniLM-L6-v2. With random weights: `prompted`, dense, and `hybrid`, of all three forms, both with
-    prompts for queries and documents; `reranker`, `entities` and `classes`."""
+    """`dense`: the bundled all-MiniLM-L6-v2. With random weights: `prompted`, dense, and `hybrid`,
+    of all three forms, both with prompts for queries and documents; `reranker`, `entities` and
+    `classes`."""
     found: dict[str, str] = json.loads(os.environ["SHOAL_TEST_MODELS"])
     return found
 

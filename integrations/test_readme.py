@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     readme = Path(__file__).parent / os.environ["SHOAL_INTEGRATION"] / "README.md"
     (example,) = re.findall(r"^```python\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
     if "connect_to_local" in example:

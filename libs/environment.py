@@ -1,4 +1,6 @@
-"""Reads settings from environment variables: every error names the variable and its allowed values."""
+"""Reads settings from environment variables: every error names the variable and its allowed
+values.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def check(holds: bool, name: str, allowed: str) -> None:
 
 
 def check_name(value: str, name: str) -> None:
-    """Checks the name of a worker, pool, router or scheduler, which becomes part of keys and of log lines."""
+    """Checks the name of a worker, pool, router or scheduler, which becomes part of keys and of log
+    lines.
+    """
     check(bool(_NAME.fullmatch(value)), name, "1..63 letters, digits, '.', '_' or '-'")
 
 

@@ -1,7 +1,8 @@
 """Every error that a caller can see, in one hierarchy (the table in docs/api.md).
 
-An error is raised where the fact is known and mapped to a gRPC status in one place, `libs/serving/calls/interceptor.py`. Between
-worker and router it travels as a `Failure` message: `reason` names the class, so `from_reason` can raise the same error again.
+An error is raised where the fact is known and mapped to a gRPC status in one place,
+`libs/serving/calls/interceptor.py`. Between worker and router it travels as a `Failure` message:
+`reason` names the class, so `from_reason` can raise the same error again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Status = Literal[
 
 
 class ShoalError(Exception):
-    """What went wrong, where (`field`, a path in the request), and when a retry may help (`retry_after`, seconds; 0: never)."""
+    """What went wrong, where (`field`, a path in the request), and when a retry may help
+    (`retry_after`, seconds; 0: never).
+    """
 
     status: ClassVar[Status] = "INTERNAL"
     reason: ClassVar[str] = "INTERNAL"
@@ -74,8 +77,8 @@ class ModelNotFound(ShoalError):
 class ModelUnreachable(ShoalError):
     """No worker has the model on disk, and a store that may have it could not be asked.
 
-    It is unknown whether the model exists, so it is not MODEL_NOT_FOUND. Workers try again after a minute; a client that repeats
-    the call before that gets the same error, so it has no RetryInfo.
+    It is unknown whether the model exists, so it is not MODEL_NOT_FOUND. Workers try again after a
+    minute; a client that repeats the call before that gets the same error, so it has no RetryInfo.
     """
 
     status = "FAILED_PRECONDITION"
@@ -113,7 +116,9 @@ class QueueFull(ShoalError):
 
 
 class OutOfMemory(ShoalError):
-    """An item needs more memory than its worker has, even alone. Trying again there would fail again."""
+    """An item needs more memory than its worker has, even alone. Trying again there would fail
+    again.
+    """
 
     status = "RESOURCE_EXHAUSTED"
     reason = "OUT_OF_MEMORY"
@@ -142,7 +147,9 @@ class Draining(ShoalError):
 
 
 class WorkerLost(ShoalError):
-    """Workers died with the job as often as is allowed. A retry could kill more of them, so none is advised."""
+    """Workers died with the job as often as is allowed. A retry could kill more of them, so none is
+    advised.
+    """
 
     status = "UNAVAILABLE"
     reason = "WORKER_LOST"
@@ -161,9 +168,15 @@ def _subclasses(kind: type[ShoalError]) -> list[type[ShoalError]]:
     return [kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))]
 
 
-_BY_REASON: dict[str, type[ShoalError]] = {kind.reason: kind for kind in reversed(_subclasses(ShoalError))}
+_BY_REASON: dict[str, type[ShoalError]] = {
+    kind.reason: kind for kind in reversed(_subclasses(ShoalError))
+}
 
 
-def from_reason(reason: str, message: str, *, field: str = "", retry_after: float = 0.0) -> ShoalError:
-    """The error that `reason` names; an unknown reason (a newer peer's) becomes an InternalError."""
+def from_reason(
+    reason: str, message: str, *, field: str = "", retry_after: float = 0.0
+) -> ShoalError:
+    """The error that `reason` names; an unknown reason (a newer peer's) becomes an
+    InternalError.
+    """
     return _BY_REASON.get(reason, InternalError)(message, field=field, retry_after=retry_after)

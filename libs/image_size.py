@@ -1,7 +1,8 @@
 """The size of an image from its file's header, in pure Python, without decoding anything. Pure.
 
-Routers refuse and price images by it, and workers decide by it how to prepare a job. A header that is not understood here has no
-size; the worker's decoder, which has a reader for each format, then refuses or reads the image.
+Routers refuse and price images by it, and workers decide by it how to prepare a job. A header that
+is not understood here has no size; the worker's decoder, which has a reader for each format, then
+refuses or reads the image.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Size(NamedTuple):
 
 
 def size_of(data: bytes) -> Size | None:
-    """The size that a file's header names; None where it is of no known format, truncated, or names none."""
+    """The size that a file's header names; None where it is of no known format, truncated, or names
+    none.
+    """
     try:
         found = _read(data)
     except (struct.error, IndexError):
@@ -107,7 +110,9 @@ def _tiff(data: bytes, order: str) -> Size | None:
     for number in range(min(count, _ENTRIES)):
         tag, kind = struct.unpack_from(f"{order}HH", data, at + 2 + 12 * number)
         if tag in (_WIDTH, _HEIGHT):
-            (found[tag],) = struct.unpack_from(f"{order}{'H' if kind == _SHORT else 'I'}", data, at + 2 + 12 * number + 8)
+            (found[tag],) = struct.unpack_from(
+                f"{order}{'H' if kind == _SHORT else 'I'}", data, at + 2 + 12 * number + 8
+            )
     return Size(found[_HEIGHT], found[_WIDTH]) if len(found) == 2 else None
 
 

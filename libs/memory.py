@@ -1,4 +1,6 @@
-"""Memory of a long-running process: excludes permanent objects from garbage collection, and returns freed memory to the system."""
+"""Memory of a long-running process: excludes permanent objects from garbage collection, and returns
+freed memory to the system.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 TIDY_SECONDS: Final = 30.0
-"""How often freed memory is returned to the system, which takes milliseconds (docs/decisions/0013-returning-memory.md)."""
+"""How often freed memory is returned to the system, which takes milliseconds
+(docs/decisions/0013-returning-memory.md).
+"""
 
 SERVER_THRESHOLD_BYTES: Final = 1 << 20
 """For `limit_heaps` in processes that serve: larger blocks are whole messages."""
@@ -26,7 +30,9 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """The resident bytes of this process; where the system does not report them (macOS), their peak."""
+    """The resident bytes of this process; where the system does not report them (macOS), their
+    peak.
+    """
     try:
         return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
     except OSError:
@@ -34,21 +40,25 @@ def resident_bytes() -> int:
 
 
 def freeze() -> None:
-    """Excludes all present objects from garbage collection: modules, classes and functions live as long as the process.
+    """Excludes all present objects from garbage collection: modules, classes and functions live as
+    long as the process.
 
-    To be called once everything is imported. A full collection reads every object with all threads stopped; for the objects of our
-    imports alone that takes tens of milliseconds (docs/decisions/0013-returning-memory.md).
+    To be called once everything is imported. A full collection reads every object with all threads
+    stopped; for the objects of our imports alone that takes tens of milliseconds
+    (docs/decisions/0013-returning-memory.md).
     """
     gc.collect()
     gc.freeze()
 
 
 def use_expandable_segments(environment: MutableMapping[str, str]) -> None:
-    """Let torch's CUDA allocator map pages into segments that grow. Must run before torch is imported, which reads this once.
+    """Let torch's CUDA allocator map pages into segments that grow. Must run before torch is
+    imported, which reads this once.
 
-    A segment of a fixed size that is split for a smaller model cannot be given back while that model lives, so that a larger one
-    finds no piece although enough is free (docs/decisions/0051-expandable-segments.md). A configuration that is set already, by
-    the present or the earlier name of the variable, stays as it is.
+    A segment of a fixed size that is split for a smaller model cannot be given back while that
+    model lives, so that a larger one finds no piece although enough is free
+    (docs/decisions/0051-expandable-segments.md). A configuration that is set already, by the
+    present or the earlier name of the variable, stays as it is.
     """
     if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
         environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -57,14 +67,15 @@ def use_expandable_segments(environment: MutableMapping[str, str]) -> None:
 def limit_heaps(*, mmap_bytes: int, trim_bytes: int, heaps: int = 0) -> None:
     """Limit what malloc keeps of freed memory.
 
-    Until these thresholds are set, glibc raises them to the size of the largest mapped block that was freed, up to 32 MiB, and
-    to twice that: one large message makes all later ones come from the heaps, whose free ends stay. `trim` cannot return these
-    ends of any heap but the first (docs/decisions/0013-returning-memory.md).
+    Until these thresholds are set, glibc raises them to the size of the largest mapped block that
+    was freed, up to 32 MiB, and to twice that: one large message makes all later ones come from the
+    heaps, whose free ends stay. `trim` cannot return these ends of any heap but the first
+    (docs/decisions/0013-returning-memory.md).
 
     Args:
         mmap_bytes: a larger block is a mapping, which is returned to the system when it is freed.
-        trim_bytes: a free end of a heap that is larger is returned to the system.
-        heaps: the most heaps that threads share; 0: eight a core.
+        trim_bytes: a free end of a heap that is larger is returned to the system. heaps: the most
+        heaps that threads share; 0: eight a core.
     """
     if _mallopt is None:
         return
@@ -75,8 +86,8 @@ def limit_heaps(*, mmap_bytes: int, trim_bytes: int, heaps: int = 0) -> None:
 
 
 def trim() -> None:
-    """Returns freed memory to the system. Otherwise the C library keeps much of it: a worker stays as large as its past models made
-    it, a router as its longest backlog did."""
+    """Returns freed memory to the system. Otherwise the C library keeps much of it: a worker stays
+    as large as its past models made it, a router as its longest backlog did."""
     if _trim is not None:
         _trim(0)
 

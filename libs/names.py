@@ -1,4 +1,6 @@
-"""Validation of model ids, for routers, stores and logs alike. Only a valid id ever becomes part of a path, a URL or a key."""
+"""Validation of model ids, for routers, stores and logs alike. Only a valid id ever becomes part of
+a path, a URL or a key.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,23 @@ _MODEL = re.compile(rf"{_PART}/{_PART}(@{_PART})?")
 
 
 def is_model_id(model: str) -> bool:
-    """Whether this is `org/name` or `org/name@revision` of plain characters; never true for `..`, absolute or deeper paths."""
+    """Whether this is `org/name` or `org/name@revision` of plain characters; never true for `..`,
+    absolute or deeper paths.
+    """
     return bool(_MODEL.fullmatch(model))
 
 
 def is_adapter_name(name: str) -> bool:
-    """Whether this is the id of a LoRA adapter, or the name of one that a model has of its own: plain characters and no slash."""
+    """Whether this is the id of a LoRA adapter, or the name of one that a model has of its own:
+    plain characters and no slash.
+    """
     return is_model_id(name) or is_own_adapter(name)
 
 
 def is_own_adapter(name: str) -> bool:
-    """Whether this can be the name of a LoRA adapter that a model has of its own, such as `text-matching`."""
+    """Whether this can be the name of a LoRA adapter that a model has of its own, such as
+    `text-matching`.
+    """
     return bool(re.fullmatch(_PART, name))
 
 

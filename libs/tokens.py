@@ -1,7 +1,9 @@
-"""Bounds of the answers to Tokenize and Detokenize, by what a request brings: constants and arithmetic, no tokenizer.
+"""Bounds of the answers to Tokenize and Detokenize, by what a request brings: constants and
+arithmetic, no tokenizer.
 
-A router refuses a request whose answer could be too large before any work is done. It has no tokenizer, so it counts the most that
-a text can become by these numbers, and a worker refuses a job whose tokens are more than that.
+A router refuses a request whose answer could be too large before any work is done. It has no
+tokenizer, so it counts the most that a text can become by these numbers, and a worker refuses a job
+whose tokens are more than that.
 """
 
 from __future__ import annotations
@@ -9,15 +11,23 @@ from __future__ import annotations
 from typing import Final
 
 TOKEN_BYTES: Final = 12
-"""The most bytes of a token in an answer: its id, its start and its end, as variable-length integers below 2**28."""
+"""The most bytes of a token in an answer: its id, its start and its end, as variable-length
+integers below 2**28.
+"""
 TEXT_TOKENS: Final = 16
-"""Tokens of a text beyond one for each of its bytes: special tokens, and short texts of ligatures that normalisers take apart."""
+"""Tokens of a text beyond one for each of its bytes: special tokens, and short texts of ligatures
+that normalisers take apart.
+"""
 NAME_BYTES: Final = 8
-"""Bytes of tokens' names for each byte of a text: byte-level tokenizers write two for a byte, others add three to a word."""
+"""Bytes of tokens' names for each byte of a text: byte-level tokenizers write two for a byte,
+others add three to a word.
+"""
 TEXT_NAME_BYTES: Final = 256
 """Bytes of tokens' names of a text beyond that, mostly of special tokens."""
 ID_BYTES: Final = 64
-"""Bytes of text for each id. The average of texts is below 8; runs of spaces are tokens of up to 128."""
+"""Bytes of text for each id. The average of texts is below 8; runs of spaces are tokens of up to
+128.
+"""
 SEQUENCE_BYTES: Final = 512
 """Bytes of text of a sequence beyond that."""
 RESULT_BYTES: Final = 48

@@ -1,2 +1,2 @@
-"""Tests, in folders named after what they test; `mesh` runs whole meshes of real processes, `support` is what several folders
-use."""
+"""Tests, in folders named after what they test; `mesh` runs whole meshes of real processes,
+`support` is what several folders use."""

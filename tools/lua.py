@@ -1,7 +1,8 @@
 """`python -m tools.lua`: does Lua 5.1, which is what Redis runs, read every script?
 
-Part of `make check`. Each `lua/*.lua` must compile by itself, and each file must be a script that somebody calls or, with a leading
-underscore, a prologue; what a script does is tested against a real Redis (tests/queue).
+Part of `make check`. Each `lua/*.lua` must compile by itself, and each file must be a script that
+somebody calls or, with a leading underscore, a prologue; what a script does is tested against a
+real Redis (tests/queue).
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from lupa.lua51 import LuaError, LuaRuntime
 from libs.queue.scripts import Script
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-MODULES: Final = ("libs.queue.operations", "libs.queue.rates", "libs.queue.standing", "libs.queue.upkeep", "libs.fleet.scripts")
+MODULES: Final = (
+    "libs.queue.operations",
+    "libs.queue.rates",
+    "libs.queue.standing",
+    "libs.queue.upkeep",
+    "libs.fleet.scripts",
+)
 
 
 def scripts() -> dict[str, Script[...]]:
@@ -25,7 +32,11 @@ def scripts() -> dict[str, Script[...]]:
     for name in MODULES:
         module = importlib.import_module(name)
         package = name.rpartition(".")[0].replace(".", "/")
-        found |= {f"{package}/{key}": value for key, value in vars(module).items() if isinstance(value, Script)}
+        found |= {
+            f"{package}/{key}": value
+            for key, value in vars(module).items()
+            if isinstance(value, Script)
+        }
     return found
 
 
@@ -36,7 +47,9 @@ def faults(files: list[Path], known: dict[str, Script[...]]) -> list[str]:
         name = f"{path.parent.parent.relative_to(ROOT).as_posix()}/{path.stem}"
         if not path.stem.startswith("_") and name not in known:
             found.append(f"{path.relative_to(ROOT)}: no script has this name")
-    texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in files} | {key: one.text for key, one in known.items()}
+    texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in files} | {
+        key: one.text for key, one in known.items()
+    }
     for name, text in texts.items():
         try:
             lua.compile(text)

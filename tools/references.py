@@ -1,8 +1,9 @@
 """`python -m tools.references`: does all exist that pages, docstrings and comments refer to?
 
-Part of `make check`. A page's links lead to files of this repository and to headings in them (GitHub's anchors); a path in
-backticks is the end of one of this repository; so is a file's name alone, where files of that kind are ours. Addresses of the web
-are not asked for, and what a fence shows is somebody's example.
+Part of `make check`. A page's links lead to files of this repository and to headings in them
+(GitHub's anchors); a path in backticks is the end of one of this repository; so is a file's name
+alone, where files of that kind are ours. Addresses of the web are not asked for, and what a fence
+shows is somebody's example.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def main() -> None:
 
 
 def dead(files: frozenset[str], root: Path = ROOT) -> Iterator[str]:
-    """What does not exist, each as `file:line: what`. `files`: those of the repository, by their paths from `root`."""
+    """What does not exist, each as `file:line: what`. `files`: those of the repository, by their
+    paths from `root`.
+    """
     names = frozenset(PurePosixPath(file).name for file in files)
     folders = frozenset(str(parent) for file in files for parent in PurePosixPath(file).parents)
     for file in sorted(files):
@@ -53,7 +56,9 @@ def dead(files: frozenset[str], root: Path = ROOT) -> Iterator[str]:
         here = PurePosixPath(file).parent
         for line, text in _prose(root / file):
             for kind, target in _references(text, is_page=file.endswith(".md")):
-                if kind == "link" and not _is_linked(target, PurePosixPath(file), files, folders, root):
+                if kind == "link" and not _is_linked(
+                    target, PurePosixPath(file), files, folders, root
+                ):
                     yield f"{file}:{line}: no file or heading {target}"
                 elif kind == "path" and not _exists(target, here, files, folders, names):
                     yield f"{file}:{line}: no file {target}"
@@ -64,18 +69,36 @@ def _references(text: str, *, is_page: bool) -> Iterator[tuple[str, str]]:
         for found in _LINK.finditer(text):
             if not re.match(r"[a-z]+:", found[1]):
                 yield "link", found[1]
-    paths = [found[1] for found in _PATH.finditer(text) if found[1].rpartition(".")[2] in (_KINDS if "/" in found[1] else _OURS)]
-    yield from (("path", path) for path in dict.fromkeys([*paths, *(found[1] for found in _PLAIN.finditer(text))]))
+    paths = [
+        found[1]
+        for found in _PATH.finditer(text)
+        if found[1].rpartition(".")[2] in (_KINDS if "/" in found[1] else _OURS)
+    ]
+    yield from (
+        ("path", path)
+        for path in dict.fromkeys([*paths, *(found[1] for found in _PLAIN.finditer(text))])
+    )
 
 
-def _exists(target: str, here: PurePosixPath, files: frozenset[str], folders: frozenset[str], names: frozenset[str]) -> bool:
+def _exists(
+    target: str,
+    here: PurePosixPath,
+    files: frozenset[str],
+    folders: frozenset[str],
+    names: frozenset[str],
+) -> bool:
     if "/" not in target:
         return target in names or target.startswith(".")
-    is_here = any(str(base / target) in files or str(base / target) in folders for base in (PurePosixPath(), here, *here.parents))
+    is_here = any(
+        str(base / target) in files or str(base / target) in folders
+        for base in (PurePosixPath(), here, *here.parents)
+    )
     return is_here or any(file.endswith(f"/{target}") for file in files)
 
 
-def _is_linked(target: str, page: PurePosixPath, files: frozenset[str], folders: frozenset[str], root: Path) -> bool:
+def _is_linked(
+    target: str, page: PurePosixPath, files: frozenset[str], folders: frozenset[str], root: Path
+) -> bool:
     path, _, heading = target.partition("#")
     at = _plain(page.parent / path) if path else str(page)
     if at not in files:
@@ -96,11 +119,17 @@ def _plain(path: PurePosixPath) -> str:
 
 @cache
 def _headings(page: Path) -> frozenset[str]:
-    """GitHub's anchors: lower case, without punctuation, spaces as hyphens; a repeated one is numbered."""
+    """GitHub's anchors: lower case, without punctuation, spaces as hyphens; a repeated one is
+    numbered.
+    """
     found: dict[str, int] = {}
     anchors = set()
-    for heading in re.findall(r"^#{1,6} +(.+?) *#*$", _FENCE.sub("", page.read_text("utf-8")), re.MULTILINE):
-        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
+    for heading in re.findall(
+        r"^#{1,6} +(.+?) *#*$", _FENCE.sub("", page.read_text("utf-8")), re.MULTILINE
+    ):
+        slug = re.sub(
+            r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        ).replace(" ", "-")
         anchors.add(f"{slug}-{found[slug]}" if slug in found else slug)
         found[slug] = found.get(slug, 0) + 1
     return frozenset(anchors)
@@ -115,7 +144,11 @@ def _prose(path: Path) -> Iterator[tuple[int, str]]:
         return
     before = tokenize.NEWLINE
     for token in tokenize.generate_tokens(StringIO(text).readline):
-        is_docstring = token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        is_docstring = token.type == tokenize.STRING and before in (
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+        )
         if token.type == tokenize.COMMENT or is_docstring:
             yield from enumerate(token.string.splitlines(), token.start[0])
         if token.type not in (tokenize.COMMENT, tokenize.NL):

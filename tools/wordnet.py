@@ -1,11 +1,13 @@
-"""`python -m tools.wordnet FOLDER`: the data of the examples, from the files of WordNet 3.0 in FOLDER.
+"""`python -m tools.wordnet FOLDER`: the data of the examples, from the files of WordNet 3.0 in
+FOLDER.
 
-    tools/debian_package.sh wordnet-base .cache/wordnet
-    python -m tools.wordnet .cache/wordnet/usr/share/wordnet
+    tools/debian_package.sh wordnet-base .cache/wordnet python -m tools.wordnet
+    .cache/wordnet/usr/share/wordnet
 
-Writes examples/data/categories.tsv.gz (columns: number, number of the category above or empty, names, definition), 10,000 kinds of
-goods with those above first, and examples/data/entries.tsv.gz (number, kind, names, definition, numbers of what it is part of),
-people, places and battles. Names and numbers are separated by `; `. The format that is read is described in wndb(5WN).
+Writes examples/data/categories.tsv.gz (columns: number, number of the category above or empty,
+names, definition), 10,000 kinds of goods with those above first, and examples/data/entries.tsv.gz
+(number, kind, names, definition, numbers of what it is part of), people, places and battles. Names
+and numbers are separated by `; `. The format that is read is described in wndb(5WN).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from typing import Final
 DATA: Final = Path(__file__).resolve().parent.parent / "examples" / "data"
 CATEGORIES: Final = 10_000
 _GOODS: Final = ("00021939", "00021265")
-"""The offsets of artifact and of food; then what lies below artifact and is not sold: structure, way, facility, excavation."""
+"""The offsets of artifact and of food; then what lies below artifact and is not sold: structure,
+way, facility, excavation.
+"""
 _NOT_GOODS: Final = ("04341686", "04564698", "03315023", "03302121")
 _KINDS: Final = {
     "country": ("08544813",),
@@ -64,15 +68,21 @@ def read(file: Path) -> dict[str, Synset]:
         names = tuple(fields[4 + 2 * word].replace("_", " ") for word in range(words))
         rest = fields[5 + 2 * words :]
         pointers = tuple(
-            (symbol, target) for symbol, target, of in zip(rest[::4], rest[1::4], rest[2::4], strict=False) if of == "n"
+            (symbol, target)
+            for symbol, target, of in zip(rest[::4], rest[1::4], rest[2::4], strict=False)
+            if of == "n"
         )
         definition = re.split(r"[;:]?\s*\"", gloss.strip())[0].strip(" ;")
         found[fields[0]] = Synset(fields[0], names, definition, pointers)
     return found
 
 
-def below(synsets: Mapping[str, Synset], roots: Iterable[str], *, without: Iterable[str] = ()) -> dict[str, str]:
-    """What lies below `roots`, those nearest to them first: offset and that of the one above, empty for a root."""
+def below(
+    synsets: Mapping[str, Synset], roots: Iterable[str], *, without: Iterable[str] = ()
+) -> dict[str, str]:
+    """What lies below `roots`, those nearest to them first: offset and that of the one above, empty
+    for a root.
+    """
     under = defaultdict(list)
     for synset in synsets.values():
         for parent in synset.of("@"):
@@ -93,7 +103,12 @@ def categories(synsets: Mapping[str, Synset]) -> Iterable[tuple[str, ...]]:
     numbers = {offset: str(number) for number, offset in enumerate(kept)}
     for offset in kept:
         synset = synsets[offset]
-        yield numbers[offset], numbers.get(found[offset], ""), "; ".join(synset.names), synset.definition
+        yield (
+            numbers[offset],
+            numbers.get(found[offset], ""),
+            "; ".join(synset.names),
+            synset.definition,
+        )
 
 
 def entries(synsets: Mapping[str, Synset]) -> Iterable[tuple[str, ...]]:
@@ -101,7 +116,10 @@ def entries(synsets: Mapping[str, Synset]) -> Iterable[tuple[str, ...]]:
     found: dict[str, str] = {}
     for synset in synsets.values():
         above = synset.of("@i")
-        kind = next((kind for kind, offsets in kinds.items() if any(parent in offsets for parent in above)), "")
+        kind = next(
+            (kind for kind, offsets in kinds.items() if any(parent in offsets for parent in above)),
+            "",
+        )
         if kind:
             found[synset.offset] = kind
     numbers = {offset: str(number) for number, offset in enumerate(found)}
@@ -114,7 +132,9 @@ def entries(synsets: Mapping[str, Synset]) -> Iterable[tuple[str, ...]]:
 def write(rows: Iterable[tuple[str, ...]], file: Path) -> int:
     """The same bytes for the same rows."""
     lines = ["\t".join(row) for row in rows]
-    file.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), compresslevel=9, mtime=0))
+    file.write_bytes(
+        gzip.compress("".join(f"{line}\n" for line in lines).encode(), compresslevel=9, mtime=0)
+    )
     return len(lines)
 
 

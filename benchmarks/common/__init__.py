@@ -1,1 +1,3 @@
-"""What several benchmarks share: texts, the processes that are measured, the machine, and what is reported."""
+"""What several benchmarks share: texts, the processes that are measured, the machine, and what is
+reported.
+"""

@@ -12,7 +12,9 @@ from services.local.settings import available_cores
 
 
 async def busy_cores(seconds: float = 2.0) -> float:
-    """How many cores were busy while this process waited: other work on the machine, or an engine that does not rest."""
+    """How many cores were busy while this process waited: other work on the machine, or an engine
+    that does not rest.
+    """
 
     def busy() -> int:
         user, nice, system, _, _, interrupt, soft_interrupt, steal = (
@@ -30,7 +32,9 @@ def machine() -> dict[str, str]:
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     flags = next((line for line in lines if line.startswith("flags")), "").split()
     has = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags]
-    packages = {name: version(name) for name in ("torch", "sentence-transformers", "transformers", "grpcio")}
+    packages = {
+        name: version(name) for name in ("torch", "sentence-transformers", "transformers", "grpcio")
+    }
     here = {
         "cpu": names[0] if names else platform.machine(),
         "cores": str(available_cores()),

@@ -1,7 +1,9 @@
-"""The processes that are measured, as the benchmark sees them: started once, idle until asked, stopped at the end.
+"""The processes that are measured, as the benchmark sees them: started once, idle until asked,
+stopped at the end.
 
-`LineProcess` is a process that obeys lines; `LocalModel` is one or more of `benchmarks.peers.engine`; `infinity` is an Infinity
-server with its HTTP client. (The mesh itself is started by `services.local`, as `shoal up` starts it.)
+`LineProcess` is a process that obeys lines; `LocalModel` is one or more of
+`benchmarks.peers.engine`; `infinity` is an Infinity server with its HTTP client. (The mesh itself
+is started by `services.local`, as `shoal up` starts it.)
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 INFINITY_PYTHON = ROOT / ".cache/infinity-venv/bin/python"
 OPENVINO_PYTHON = ROOT / ".cache/openvino-venv/bin/python"
 PYTHONS = {"openvino": str(OPENVINO_PYTHON)}
-"""Of kinds of engines that have an environment of their own (benchmarks/peers/setup_openvino.sh)."""
+"""Of kinds of engines that have an environment of their own
+(benchmarks/peers/setup_openvino.sh).
+"""
 START_SECONDS = 180.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LISTENS = "0A"
@@ -40,8 +44,8 @@ Vectors = NDArray[np.float32]
 
 
 class LineProcess:
-    """A process of a module of this package that is idle until it is asked: each line of JSON on its input is answered by one on
-    its output. `ready`: the line that it says first."""
+    """A process of a module of this package that is idle until it is asked: each line of JSON on
+    its input is answered by one on its output. `ready`: the line that it says first."""
 
     def __init__(self, process: asyncio.subprocess.Process, module: str) -> None:
         assert process.stdin is not None
@@ -53,9 +57,16 @@ class LineProcess:
     @classmethod
     @asynccontextmanager
     async def started(
-        cls, module: str, arguments: Sequence[str], *, python: str = sys.executable, threads: int = 1
+        cls,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        python: str = sys.executable,
+        threads: int = 1,
     ) -> AsyncIterator[LineProcess]:
-        """`threads`: of its OpenMP. Raises RuntimeError if it ends instead of getting ready, TimeoutError after 180 s."""
+        """`threads`: of its OpenMP. Raises RuntimeError if it ends instead of getting ready,
+        TimeoutError after 180 s.
+        """
         quiet = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         process = await asyncio.create_subprocess_exec(
             *(python, "-m", module, *arguments),
@@ -64,7 +75,8 @@ class LineProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 22,
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the others.
+            # Ctrl-C reaches only this process, which then stops the others.
+            start_new_session=True,
         )
         started = cls(process, module)
         try:
@@ -86,14 +98,16 @@ class LineProcess:
     async def _answer(self) -> dict[str, Any]:
         line = await self._answers.readline()
         if not line:
-            raise RuntimeError(f"{self._module} ended with status {await self._process.wait()}; see its words above")
+            raise RuntimeError(
+                f"{self._module} ended with status {await self._process.wait()}; see its words above"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 class LocalModel:
-    """A model without a server, its texts shared out over processes that start together. `way`: the data type, and for OpenVINO
-    maybe " arrival" (`engine.py`)."""
+    """A model without a server, its texts shared out over processes that start together. `way`: the
+    data type, and for OpenVINO maybe " arrival" (`engine.py`)."""
 
     def __init__(self, engines: list[LineProcess]) -> None:
         self.engines = engines
@@ -106,7 +120,9 @@ class LocalModel:
         with tempfile.TemporaryDirectory() as directory:
             files = [Path(directory) / f"{number}.npy" for number in range(len(self.engines))]
             orders = zip(self.engines, files, strict=True)
-            await asyncio.gather(*(engine.ask({"way": way, "save": str(file)}) for engine, file in orders))
+            await asyncio.gather(
+                *(engine.ask({"way": way, "save": str(file)}) for engine, file in orders)
+            )
             parts = np.concatenate([np.load(file) for file in files])
         rows = [row for engine in self.engines for row in engine.ready["rows"]]
         ordered = np.empty_like(parts)
@@ -115,13 +131,17 @@ class LocalModel:
 
 
 @asynccontextmanager
-async def local_model(kind: str, processes: int, threads: int, texts: int, seed: int) -> AsyncIterator[LocalModel]:
+async def local_model(
+    kind: str, processes: int, threads: int, texts: int, seed: int
+) -> AsyncIterator[LocalModel]:
     async with AsyncExitStack() as stack:
         engines = []
         for number in range(processes):
             arguments = [kind, str(threads), f"{number}/{processes}", str(texts), str(seed)]
             python = PYTHONS.get(kind, sys.executable)
-            starting = LineProcess.started("benchmarks.peers.engine", arguments, python=python, threads=threads)
+            starting = LineProcess.started(
+                "benchmarks.peers.engine", arguments, python=python, threads=threads
+            )
             engines.append(await stack.enter_async_context(starting))
         yield LocalModel(engines)
 
@@ -139,10 +159,16 @@ def pin(pid: int, core: int) -> None:
 
 
 def listening_port(pid: int) -> int:
-    """The lowest port of 127.0.0.1 that a process listens on. Raises LookupError if there is none."""
+    """The lowest port of 127.0.0.1 that a process listens on. Raises LookupError if there is
+    none.
+    """
     sockets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
     lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    ports = [int(line[1].split(":")[1], 16) for line in lines if line[3] == _LISTENS and f"socket:[{line[9]}]" in sockets]
+    ports = [
+        int(line[1].split(":")[1], 16)
+        for line in lines
+        if line[3] == _LISTENS and f"socket:[{line[9]}]" in sockets
+    ]
     if not ports:
         raise LookupError(f"process {pid} listens on no port")
     return min(ports)
@@ -160,7 +186,9 @@ def scraped(port: int) -> dict[str, float]:
 
 
 class HttpPool:
-    """Keep-alive HTTP/1.1 connections to one server on loopback: a light client, so that the server is what is measured."""
+    """Keep-alive HTTP/1.1 connections to one server on loopback: a light client, so that the server
+    is what is measured.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -172,7 +200,11 @@ class HttpPool:
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         status, *fields = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        lengths = [int(field.partition(":")[2]) for field in fields if field.lower().startswith("content-length:")]
+        lengths = [
+            int(field.partition(":")[2])
+            for field in fields
+            if field.lower().startswith("content-length:")
+        ]
         answer = await reader.readexactly(lengths[0]) if lengths else await _chunked(reader)
         if " 200 " not in status:
             raise RuntimeError(f"{path}: {status}: {answer[:200].decode(errors='replace')}")
@@ -210,16 +242,36 @@ class OpenAi:
         self._pool, self._path, self._model = pool, path, model
 
     async def encode(self, texts: list[str]) -> Vectors:
-        body = json.dumps({"model": self._model, "input": texts, "encoding_format": "base64"}).encode()
+        body = json.dumps(
+            {"model": self._model, "input": texts, "encoding_format": "base64"}
+        ).encode()
         answer = json.loads(await self._pool.post(self._path, body))
-        return np.stack([np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in answer["data"]])
+        return np.stack(
+            [
+                np.frombuffer(base64.b64decode(row["embedding"]), np.float32)
+                for row in answer["data"]
+            ]
+        )
 
 
 @asynccontextmanager
 async def infinity(dtype: str) -> AsyncIterator[OpenAi]:
-    """Infinity with the arguments that make it fastest on a CPU, from its own environment (benchmarks/peers/setup_infinity.sh)."""
+    """Infinity with the arguments that make it fastest on a CPU, from its own environment
+    (benchmarks/peers/setup_infinity.sh).
+    """
     port = free_port()
-    command = [str(INFINITY_PYTHON), "-m", "infinity_emb.cli", "v2", "--engine", "torch", "--device", "cpu", "--dtype", dtype]
+    command = [
+        str(INFINITY_PYTHON),
+        "-m",
+        "infinity_emb.cli",
+        "v2",
+        "--engine",
+        "torch",
+        "--device",
+        "cpu",
+        "--dtype",
+        dtype,
+    ]
     command += [
         "--model-id",
         str(minilm_directory()),
@@ -233,7 +285,9 @@ async def infinity(dtype: str) -> AsyncIterator[OpenAi]:
     quiet = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1"}
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="infinity-"))
-        child = await stack.enter_async_context(Child("infinity", command, dict(os.environ) | quiet, Path(directory) / "log"))
+        child = await stack.enter_async_context(
+            Child("infinity", command, dict(os.environ) | quiet, Path(directory) / "log")
+        )
         await listening(child, port)
         pool = HttpPool(port)
         stack.push_async_callback(pool.close)
@@ -241,12 +295,14 @@ async def infinity(dtype: str) -> AsyncIterator[OpenAi]:
 
 
 async def listening(child: Child, port: int) -> None:
-    """Returns when the process takes connections at a port of loopback. Raises RuntimeError with its last words if it ends,
-    TimeoutError after 180 s."""
+    """Returns when the process takes connections at a port of loopback. Raises RuntimeError with
+    its last words if it ends, TimeoutError after 180 s."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             if child.status is not None:
-                raise RuntimeError(f"{child.name} ended with status {child.status}:\n{child.log_end()}")
+                raise RuntimeError(
+                    f"{child.name} ended with status {child.status}:\n{child.log_end()}"
+                )
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:

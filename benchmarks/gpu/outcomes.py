@@ -1,4 +1,6 @@
-"""A plugin for pytest: appends a line of JSON for each test that is through to the file that SHOAL_GPU_OUTCOMES names."""
+"""A plugin for pytest: appends a line of JSON for each test that is through to the file that
+SHOAL_GPU_OUTCOMES names.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,24 @@ WORDS: Final = 2000
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Called for setup, call and teardown of each test; the processes of pytest-xdist leave the telling to the first."""
+    """Called for setup, call and teardown of each test; the processes of pytest-xdist leave the
+    telling to the first.
+    """
     path = os.environ.get(FILE)
-    if not path or "PYTEST_XDIST_WORKER" in os.environ or not (report.when == "call" or report.outcome != "passed"):
+    if (
+        not path
+        or "PYTEST_XDIST_WORKER" in os.environ
+        or not (report.when == "call" or report.outcome != "passed")
+    ):
         return
     words = report.longreprtext
     if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
         words = str(report.longrepr[2]).removeprefix("Skipped: ")
-    told = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3), "words": words[-WORDS:]}
+    told = {
+        "test": report.nodeid,
+        "outcome": report.outcome,
+        "seconds": round(report.duration, 3),
+        "words": words[-WORDS:],
+    }
     with open(path, "a") as file:
         file.write(json.dumps(told) + "\n")

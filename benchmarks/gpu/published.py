@@ -1,4 +1,6 @@
-"""Random checkpoints of published models' shapes in bfloat16, the texts sent to them, and the FLOPs of a forward pass."""
+"""Random checkpoints of published models' shapes in bfloat16, the texts sent to them, and the FLOPs
+of a forward pass.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,35 @@ FLOPS_SAY: Final = (
 
 
 def shapes(context: Context, names: Sequence[str] = ()) -> list[Shape]:
-    """Those of the names, or all, in PUBLISHED's order; small ones of the same families for a rehearsal."""
+    """Those of the names, or all, in PUBLISHED's order; small ones of the same families for a
+    rehearsal.
+    """
     chosen = [shape for shape in PUBLISHED if not names or shape.name in names]
     return [tiny(shape) for shape in chosen] if context.is_tiny else chosen
 
 
 def tiny(shape: Shape) -> Shape:
     """Return a small model of the same family, for a rehearsal."""
-    kept = {name: value for name, value in shape.config.items() if name in ("local_attention", "sliding_window")}
-    return replace(shape, hidden=32, layers=2, heads=2, vocabulary=400, config={**kept, **TINY_CONFIG})
+    kept = {
+        name: value
+        for name, value in shape.config.items()
+        if name in ("local_attention", "sliding_window")
+    }
+    return replace(
+        shape, hidden=32, layers=2, heads=2, vocabulary=400, config={**kept, **TINY_CONFIG}
+    )
 
 
 def checkpoint(shape: Shape) -> tuple[Path, transformers.PreTrainedModel]:
-    """Return the shape's directory, written by the first step that asks for it, and transformers' model in bfloat16 on the CPU."""
+    """Return the shape's directory, written by the first step that asks for it, and transformers'
+    model in bfloat16 on the CPU.
+    """
     asked = hashlib.sha256(repr(shape).encode()).hexdigest()[:12]
     directory = Path(tempfile.gettempdir()) / "shoal-gpu-checkpoints" / f"{shape.name}-{asked}"
     if directory.exists():
-        return directory, transformers.AutoModel.from_pretrained(directory, dtype=torch.bfloat16).eval()
+        return directory, transformers.AutoModel.from_pretrained(
+            directory, dtype=torch.bfloat16
+        ).eval()
     directory.parent.mkdir(exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=directory.parent))
     model = write(shape, partial)
@@ -70,11 +84,25 @@ def loaded(shape: Shape, context: Context) -> PackedModel:
 
 def flops(model: transformers.PreTrainedModel, shape: Shape, lengths: Sequence[int]) -> float:
     """Of one forward pass over sequences of these lengths, counted as FLOPS_SAY says."""
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    weights = sum(module.weight.numel() for name, module in linear.items() if not name.startswith("pooler"))
-    size = shape.config.get("head_dim") or getattr(model.config, "head_dim", None) or shape.hidden // shape.heads
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    weights = sum(
+        module.weight.numel() for name, module in linear.items() if not name.startswith("pooler")
+    )
+    size = (
+        shape.config.get("head_dim")
+        or getattr(model.config, "head_dim", None)
+        or shape.hidden // shape.heads
+    )
     assert isinstance(size, int)
-    keys = sum(_pairs(length, causal, window) for causal, window in _sight(model.config, shape) for length in lengths)
+    keys = sum(
+        _pairs(length, causal, window)
+        for causal, window in _sight(model.config, shape)
+        for length in lengths
+    )
     return 2.0 * weights * sum(lengths) + 4.0 * shape.heads * size * keys
 
 

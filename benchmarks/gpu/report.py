@@ -1,4 +1,6 @@
-"""The results of one step, written after each row, so that a step that is killed keeps what it has measured."""
+"""The results of one step, written after each row, so that a step that is killed keeps what it has
+measured.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ class Target:
 class Report:
     """The results of one step.
 
-    `tree`: a digest of the files that the step covers. `rows`: one for each thing measured, by its name `what`; `skipped` or
-    `error` in it say why there are no numbers. `reason`: of a status other than done. `is_rehearsal`: small sizes or no GPU, so
-    numbers mean nothing.
+    `tree`: a digest of the files that the step covers. `rows`: one for each thing measured, by its
+    name `what`; `skipped` or `error` in it say why there are no numbers. `reason`: of a status
+    other than done. `is_rehearsal`: small sizes or no GPU, so numbers mean nothing.
     """
 
     step: str
@@ -61,7 +63,11 @@ class Report:
     log_tail: str = ""
 
     def to_json(self) -> str:
-        told = {"schema": SCHEMA, **asdict(self), "targets": [asdict(one) | {"met": one.met} for one in self.targets]}
+        told = {
+            "schema": SCHEMA,
+            **asdict(self),
+            "targets": [asdict(one) | {"met": one.met} for one in self.targets],
+        }
         return json.dumps(_finite(told), indent=1)
 
     def write(self, folder: Path) -> None:
@@ -77,15 +83,23 @@ class Report:
     def number(self, what: str, name: str) -> float | None:
         """A number of a row, if it was measured."""
         value = (self.row(what) or {}).get(name)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return (
+            float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        )
 
     def line(self) -> str:
         """What became of the step, for a table of all steps."""
         failed = sum("error" in row for row in self.rows)
         skipped = sum("skipped" in row for row in self.rows)
-        counts = f"{len(self.rows)} rows" + (f", {failed} failed" if failed else "") + (f", {skipped} skipped" if skipped else "")
+        counts = (
+            f"{len(self.rows)} rows"
+            + (f", {failed} failed" if failed else "")
+            + (f", {skipped} skipped" if skipped else "")
+        )
         missed = [
-            f"{one.target} {one.measured:.3g} {one.unit}" for one in self.targets if one.met is False and one.measured is not None
+            f"{one.target} {one.measured:.3g} {one.unit}"
+            for one in self.targets
+            if one.met is False and one.measured is not None
         ]
         met = sum(one.met is True for one in self.targets)
         verdict = f"; {met} of {len(self.targets)} targets met" if self.targets else ""
@@ -99,7 +113,10 @@ def read(path: Path) -> Report:
     told = json.loads(path.read_text())
     if wrong := faults(told):
         raise ValueError(f"{path}: {'; '.join(wrong)}")
-    targets = [Target(**{name: value for name, value in one.items() if name != "met"}) for one in told.pop("targets")]
+    targets = [
+        Target(**{name: value for name, value in one.items() if name != "met"})
+        for one in told.pop("targets")
+    ]
     told.pop("schema")
     return Report(targets=targets, **told)
 
@@ -117,7 +134,11 @@ def faults(told: object) -> list[str]:
     named = cast("dict[str, object]", told)
     wrong = [f"{name} is missing" for name in _TYPES if name not in named]
     wrong += [f"{name} is not known" for name in named if name not in _TYPES]
-    wrong += [f"{name} is {named[name]!r}" for name, kind in _TYPES.items() if name in named and not isinstance(named[name], kind)]
+    wrong += [
+        f"{name} is {named[name]!r}"
+        for name, kind in _TYPES.items()
+        if name in named and not isinstance(named[name], kind)
+    ]
     if wrong:
         return wrong
     if named["schema"] != SCHEMA:
@@ -125,10 +146,16 @@ def faults(told: object) -> list[str]:
     if named["status"] not in get_args(Status):
         wrong.append(f"status {named['status']!r}")
     wrong += [
-        "a row has no name `what`" for row in cast("list[dict[str, object]]", named["rows"]) if not isinstance(row.get("what"), str)
+        "a row has no name `what`"
+        for row in cast("list[dict[str, object]]", named["rows"])
+        if not isinstance(row.get("what"), str)
     ]
     fields = {"target", "bound", "unit", "measured", "at_most", "met"}
-    wrong += [f"a target has {sorted(one)}" for one in cast("list[dict[str, object]]", named["targets"]) if set(one) != fields]
+    wrong += [
+        f"a target has {sorted(one)}"
+        for one in cast("list[dict[str, object]]", named["targets"])
+        if set(one) != fields
+    ]
     return wrong
 
 
@@ -142,7 +169,9 @@ def _finite(value: object) -> object:
 
 
 def tree_name(covers: tuple[str, ...]) -> str:
-    """Return a digest of the Python files that a step covers (files or folders): whether a report was made by the code here."""
+    """Return a digest of the Python files that a step covers (files or folders): whether a report
+    was made by the code here.
+    """
     digest = hashlib.sha256()
     for name in covers:
         for path in [ROOT / name] if name.endswith(".py") else sorted((ROOT / name).rglob("*.py")):

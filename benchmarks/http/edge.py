@@ -1,14 +1,20 @@
-"""What the HTTP edge costs: `python -m benchmarks.http.edge`, or `make bench-edge`. One run, four targets.
+"""What the HTTP edge costs: `python -m benchmarks.http.edge`, or `make bench-edge`. One run, four
+targets.
 
-1. What the edge adds to a single query: the same text by HTTP through the edge of a whole mesh and by gRPC to its router, in
+1. What the edge adds to a single query: the same text by HTTP through the edge of a whole mesh and
+   by gRPC to its router, in
    turns, one after the other; the same before a stub of a router, where nothing else takes time.
-2. Singles/s of one edge on one core: the edge is pinned to the first core; a stub of a router (`stub_router.py`), which answers
-   at once with a ready-made vector, and the connections (`load.py`) share the last one. CPU of each process says who waits.
-3. 64 single texts at once as OpenAI's clients send them, through edge, router and workers, against Infinity's OpenAI endpoint, by
+2. Singles/s of one edge on one core: the edge is pinned to the first core; a stub of a router
+   (`stub_router.py`), which answers
+   at once with a ready-made vector, and the connections (`load.py`) share the last one. CPU of each
+   process says who waits.
+3. 64 single texts at once as OpenAI's clients send them, through edge, router and workers, against
+   Infinity's OpenAI endpoint, by
    the same client (if benchmarks/peers/setup_infinity.sh installed it).
 4. One request of 512 texts, by HTTP and by gRPC.
 
-All are started and warmed first, and idle while others are measured. Ratios are taken within a round.
+All are started and warmed first, and idle while others are measured. Ratios are taken within a
+round.
 """
 
 from __future__ import annotations
@@ -34,7 +40,16 @@ from shoal import AsyncClient
 from shoal.v1 import inference_pb2, inference_pb2_grpc
 
 from benchmarks.common.machine import busy_cores, machine
-from benchmarks.common.processes import INFINITY_PYTHON, HttpPool, LineProcess, OpenAi, cpu_seconds, infinity, listening, pin
+from benchmarks.common.processes import (
+    INFINITY_PYTHON,
+    HttpPool,
+    LineProcess,
+    OpenAi,
+    cpu_seconds,
+    infinity,
+    listening,
+    pin,
+)
 from benchmarks.common.report import spread
 from benchmarks.common.texts import MINILM_ID, Mix, real_texts
 from benchmarks.mesh.throughput import QUERIES, Encode, layout_name, singly, timed, timed_singles
@@ -56,13 +71,17 @@ PATIENCE_SECONDS = 600.0
 PATIENT = (("SHOAL_DEADLINE_SECONDS", f"{PATIENCE_SECONDS:g}"),)
 """A machine that others share may be slow."""
 ADDED_MS, SINGLES, OVER_INFINITY, OF_GRPC = 1.0, 2000.0, 3.0, 0.95
-"""The targets: p50 that the edge adds, singles/s on one core, times Infinity, share of bulk by gRPC."""
+"""The targets: p50 that the edge adds, singles/s on one core, times Infinity, share of bulk by
+gRPC.
+"""
 Ask = Callable[[str], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A closed loop of so many connections. `micros`: µs of CPU a request, by process; times in seconds."""
+    """A closed loop of so many connections. `micros`: µs of CPU a request, by process; times in
+    seconds.
+    """
 
     connections: int
     rate: float
@@ -109,10 +128,14 @@ class Stubbed:
     async def turn(self, connections: int, seconds: float) -> Turn:
         body = json.dumps({"model": STUB_MODEL, "input": QUERIES[0], "encoding_format": "base64"})
         before = {name: cpu_seconds(pid) for name, pid in self._pids.items()}
-        done = await self._load.ask({"connections": connections, "seconds": seconds, "path": PATH, "body": body})
+        done = await self._load.ask(
+            {"connections": connections, "seconds": seconds, "path": PATH, "body": body}
+        )
         spent = {name: cpu_seconds(pid) - before[name] for name, pid in self._pids.items()}
         micros = {name: value / done["answers"] * 1e6 for name, value in spent.items()}
-        return Turn(connections, done["answers"] / done["seconds"], done["p50"], done["p99"], micros)
+        return Turn(
+            connections, done["answers"] / done["seconds"], done["p50"], done["p99"], micros
+        )
 
 
 @asynccontextmanager
@@ -122,13 +145,22 @@ async def stubbed() -> AsyncIterator[Stubbed]:
     async with AsyncExitStack() as stack:
         place = stack.enter_context(workplace(None))
         port = free_port()
-        router = await stack.enter_async_context(LineProcess.started("benchmarks.http.stub_router", []))
-        told = {"SHOAL_HTTP_ADDRESS": f"127.0.0.1:{port}", "SHOAL_ROUTERS": f"127.0.0.1:{router.ready['port']}"}
+        router = await stack.enter_async_context(
+            LineProcess.started("benchmarks.http.stub_router", [])
+        )
+        told = {
+            "SHOAL_HTTP_ADDRESS": f"127.0.0.1:{port}",
+            "SHOAL_ROUTERS": f"127.0.0.1:{router.ready['port']}",
+        }
         command = [sys.executable, "-P", launch.__file__, "services.edge"]
-        edge = Child("edge", command, environment_of("edge", os.environ) | told, place.logs / "edge.log")
+        edge = Child(
+            "edge", command, environment_of("edge", os.environ) | told, place.logs / "edge.log"
+        )
         await stack.enter_async_context(edge)
         await listening(edge, port)
-        load = await stack.enter_async_context(LineProcess.started("benchmarks.http.load", [str(port)]))
+        load = await stack.enter_async_context(
+            LineProcess.started("benchmarks.http.load", [str(port)])
+        )
         pin(edge.pid, cores[0])
         pin(router.pid, cores[-1])
         pin(load.pid, cores[-1])
@@ -136,7 +168,9 @@ async def stubbed() -> AsyncIterator[Stubbed]:
 
 
 async def ask_in_turns(queries: Queries, by_http: Ask, by_grpc: Ask, count: int) -> None:
-    """`count` queries each way. The first few are not counted: they find a processor's caches full of something else."""
+    """`count` queries each way. The first few are not counted: they find a processor's caches full
+    of something else.
+    """
     warm = len(QUERIES)
     for number in range(count + warm):
         text = QUERIES[number % len(QUERIES)]
@@ -146,7 +180,9 @@ async def ask_in_turns(queries: Queries, by_http: Ask, by_grpc: Ask, count: int)
                 times.append(seconds)
 
 
-def ways_of(stack: AsyncExitStack, http_port: int, grpc_address: str, model: str) -> tuple[Ask, Ask]:
+def ways_of(
+    stack: AsyncExitStack, http_port: int, grpc_address: str, model: str
+) -> tuple[Ask, Ask]:
     """The same query both ways, by clients that cost little themselves."""
     pool = HttpPool(http_port)
     stack.push_async_callback(pool.close)
@@ -159,12 +195,17 @@ def ways_of(stack: AsyncExitStack, http_port: int, grpc_address: str, model: str
         return await pool.post(PATH, json.dumps(body).encode())
 
     async def by_grpc(text: str) -> object:
-        return await stub.Encode(inference_pb2.EncodeRequest(model=model, items=[inference_pb2.Item(text=text)]), timeout=60.0)
+        return await stub.Encode(
+            inference_pb2.EncodeRequest(model=model, items=[inference_pb2.Item(text=text)]),
+            timeout=60.0,
+        )
 
     return by_http, by_grpc
 
 
-async def measured(mix: Mix, rounds: int, seconds: float, queries: int, console: Console, *, with_infinity: bool) -> Report:
+async def measured(
+    mix: Mix, rounds: int, seconds: float, queries: int, console: Console, *, with_infinity: bool
+) -> Report:
     """The whole run: starts everything, measures, stops everything."""
     report = Report()
     workers, threads = layout(None, None)
@@ -183,7 +224,9 @@ async def measured(mix: Mix, rounds: int, seconds: float, queries: int, console:
             environment=PATIENT,
         )
         running = await stack.enter_async_context(mesh.running(settings))
-        client = await stack.enter_async_context(AsyncClient(running.address, timeout=PATIENCE_SECONDS))
+        client = await stack.enter_async_context(
+            AsyncClient(running.address, timeout=PATIENCE_SECONDS)
+        )
         for _ in range(workers):
             await client.models.load(MINILM_ID)
         port = int(running.http_address.rpartition(":")[2])
@@ -220,19 +263,35 @@ async def measured(mix: Mix, rounds: int, seconds: float, queries: int, console:
 
 
 def ratios(report: Report, one: str, other: str) -> list[float]:
-    return [first / second for first, second in zip(report.rates.get(one, []), report.rates.get(other, []), strict=False)]
+    return [
+        first / second
+        for first, second in zip(
+            report.rates.get(one, []), report.rates.get(other, []), strict=False
+        )
+    ]
 
 
 def show(report: Report, mix: Mix, console: Console) -> None:
     counts = list(dict.fromkeys(turn.connections for turn in report.turns))
     columns = [[turn for turn in report.turns if turn.connections == count] for count in counts]
     title = f"An edge on one core before a stub of a router: median of {len(columns[0])} rounds (lowest-highest)"
-    table = Table("", *(f"{count} connections" for count in counts), title=title, title_justify="left")
-    table.add_row("[bold]singles/s", *(spread([turn.rate for turn in column]) for column in columns))
+    table = Table(
+        "", *(f"{count} connections" for count in counts), title=title, title_justify="left"
+    )
+    table.add_row(
+        "[bold]singles/s", *(spread([turn.rate for turn in column]) for column in columns)
+    )
     for name in report.turns[0].micros:
-        table.add_row(f"{name}: µs of CPU a request", *(spread([turn.micros[name] for turn in column]) for column in columns))
-    table.add_row("p50, ms", *(f"{median(turn.p50 for turn in column) * 1e3:.2f}" for column in columns))
-    table.add_row("p99, ms", *(f"{median(turn.p99 for turn in column) * 1e3:.2f}" for column in columns))
+        table.add_row(
+            f"{name}: µs of CPU a request",
+            *(spread([turn.micros[name] for turn in column]) for column in columns),
+        )
+    table.add_row(
+        "p50, ms", *(f"{median(turn.p50 for turn in column) * 1e3:.2f}" for column in columns)
+    )
+    table.add_row(
+        "p99, ms", *(f"{median(turn.p99 for turn in column) * 1e3:.2f}" for column in columns)
+    )
     console.print(table)
     table = Table("one query at a time, ms", "p50", "p99", title_justify="left")
     for where, queries in (("stub", report.stub), ("mesh", report.mesh)):
@@ -246,7 +305,9 @@ def show(report: Report, mix: Mix, console: Console) -> None:
     console.print(table)
     table = Table("target", "measured", "", title_justify="left")
     for what, found, is_met in targets(report):
-        table.add_row(what, found, "" if is_met is None else "met" if is_met else "[bold red]missed")
+        table.add_row(
+            what, found, "" if is_met is None else "met" if is_met else "[bold red]missed"
+        )
     console.print(table)
 
 
@@ -258,24 +319,40 @@ def targets(report: Report) -> list[tuple[str, str, bool | None]]:
     over = ratios(report, "edge, 64 at once", "Infinity, 64 at once")
     share = ratios(report, "edge, one request", "gRPC, one request")
     return [
-        (f"a query: the edge adds at most {ADDED_MS:g} ms p50", f"{added:.2f} ms p50, {tail:.2f} ms p99", added <= ADDED_MS),
+        (
+            f"a query: the edge adds at most {ADDED_MS:g} ms p50",
+            f"{added:.2f} ms p50, {tail:.2f} ms p99",
+            added <= ADDED_MS,
+        ),
         (f"an edge on one core: {SINGLES:,.0f} singles/s", f"{rate:,.0f}", rate >= SINGLES),
         (
             f"64 OpenAI singles at once: {OVER_INFINITY:g} x Infinity",
-            f"{median(over):.2f} x" if over else "Infinity is not installed: benchmarks/peers/setup_infinity.sh",
+            f"{median(over):.2f} x"
+            if over
+            else "Infinity is not installed: benchmarks/peers/setup_infinity.sh",
             median(over) >= OVER_INFINITY if over else None,
         ),
-        (f"a request of 512: {OF_GRPC:g} x gRPC", f"{median(share):.3f} x", median(share) >= OF_GRPC),
+        (
+            f"a request of 512: {OF_GRPC:g} x gRPC",
+            f"{median(share):.3f} x",
+            median(share) >= OF_GRPC,
+        ),
     ]
 
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="2 rounds of less: a look")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; with --quick 2")] = 5,
-    skip_infinity: Annotated[bool, typer.Option("--skip-infinity", help="Leave Infinity out even if it is installed")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with every round; tables go to stderr")] = False,
+    skip_infinity: Annotated[
+        bool, typer.Option("--skip-infinity", help="Leave Infinity out even if it is installed")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON with every round; tables go to stderr")
+    ] = False,
 ) -> None:
-    """Measure what the HTTP edge adds to a query, what it can do on one core, and the mesh through it against Infinity."""
+    """Measure what the HTTP edge adds to a query, what it can do on one core, and the mesh through
+    it against Infinity.
+    """
     console = Console(stderr=as_json)
     if not console.is_terminal:
         console.width = 160
@@ -285,17 +362,30 @@ def main(
     rounds, seconds, queries = (2, 2.0, 60) if quick else (rounds, 5.0, 200)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         busy = runner.run(busy_cores())
-        report = runner.run(measured(mix, rounds, seconds, queries, console, with_infinity=with_infinity))
+        report = runner.run(
+            measured(mix, rounds, seconds, queries, console, with_infinity=with_infinity)
+        )
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
     show(report, mix, console)
     console.print(f"the run took {(time.monotonic() - begin) / 60:.1f} minutes", style="dim")
     if len(os.sched_getaffinity(0)) < 2:
-        console.print("note: there is one core, which the edge shares with all others", style="yellow")
+        console.print(
+            "note: there is one core, which the edge shares with all others", style="yellow"
+        )
     if busy > 0.1:
-        console.print(f"note: {busy:.2f} cores were busy with something else before", style="yellow")
+        console.print(
+            f"note: {busy:.2f} cores were busy with something else before", style="yellow"
+        )
     if as_json:
-        found = [{"target": what, "measured": text, "met": is_met} for what, text, is_met in targets(report)]
-        print(json.dumps({"machine": machine(), "busy_cores": busy, "targets": found, **asdict(report)}))
+        found = [
+            {"target": what, "measured": text, "met": is_met}
+            for what, text, is_met in targets(report)
+        ]
+        print(
+            json.dumps(
+                {"machine": machine(), "busy_cores": busy, "targets": found, **asdict(report)}
+            )
+        )
 
 
 if __name__ == "__main__":

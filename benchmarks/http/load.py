@@ -1,8 +1,10 @@
-"""Asks an HTTP server from many connections at once, in a process of its own: `python -m benchmarks.http.load PORT`.
+"""Asks an HTTP server from many connections at once, in a process of its own: `python -m
+benchmarks.http.load PORT`.
 
-Each line {"connections": …, "seconds": …, "path": …, "body": …} on its input is a closed loop: so many connections of which each
-sends the request as soon as it has the answer to the one before. It looks for nothing in an answer but its status and its end, so
-that a request costs it some µs and the server is what is measured. Idle, it uses no CPU.
+Each line {"connections": …, "seconds": …, "path": …, "body": …} on its input is a closed loop: so
+many connections of which each sends the request as soon as it has the answer to the one before. It
+looks for nothing in an answer but its status and its end, so that a request costs it some µs and
+the server is what is measured. Idle, it uses no CPU.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ _END = b"\r\n\r\n"
 
 
 class Caller(asyncio.Protocol):
-    """One connection of a closed loop, until `end` (of time.perf_counter). `seconds`: of each answer. `failure`: what an answer
-    was instead of 200 with a content-length."""
+    """One connection of a closed loop, until `end` (of time.perf_counter). `seconds`: of each
+    answer. `failure`: what an answer was instead of 200 with a content-length."""
 
     def __init__(self, request: bytes, end: float) -> None:
         self.seconds: list[float] = []
@@ -74,19 +76,31 @@ class Caller(asyncio.Protocol):
         self._transport.close()
 
 
-async def closed_loop(port: int, request: bytes, connections: int, seconds: float) -> dict[str, Any]:
-    """Answers, seconds from the first request to the last answer, and latencies' p50 and p99 in seconds. Raises RuntimeError for
-    any answer but 200."""
+async def closed_loop(
+    port: int, request: bytes, connections: int, seconds: float
+) -> dict[str, Any]:
+    """Answers, seconds from the first request to the last answer, and latencies' p50 and p99 in
+    seconds. Raises RuntimeError for any answer but 200."""
     begin = time.perf_counter()
     loop = asyncio.get_running_loop()
-    made = [loop.create_connection(lambda: Caller(request, begin + seconds), "127.0.0.1", port) for _ in range(connections)]
+    made = [
+        loop.create_connection(lambda: Caller(request, begin + seconds), "127.0.0.1", port)
+        for _ in range(connections)
+    ]
     callers = [caller for _, caller in await asyncio.gather(*made)]
     await asyncio.gather(*(caller.done for caller in callers))
     took = time.perf_counter() - begin
     if failures := [caller.failure for caller in callers if caller.failure]:
-        raise RuntimeError(f"{len(failures)} of {connections} connections failed, one of them with: {failures[0]}")
+        raise RuntimeError(
+            f"{len(failures)} of {connections} connections failed, one of them with: {failures[0]}"
+        )
     times = sorted(one for caller in callers for one in caller.seconds)
-    return {"answers": len(times), "seconds": took, "p50": times[len(times) // 2], "p99": times[len(times) * 99 // 100]}
+    return {
+        "answers": len(times),
+        "seconds": took,
+        "p50": times[len(times) // 2],
+        "p99": times[len(times) * 99 // 100],
+    }
 
 
 def request_of(path: str, body: bytes) -> bytes:
@@ -106,7 +120,12 @@ def main(port: int) -> None:
         for line in sys.stdin:
             asked = json.loads(line)
             request = request_of(asked["path"], asked["body"].encode())
-            print(json.dumps(runner.run(closed_loop(port, request, asked["connections"], asked["seconds"]))), flush=True)
+            print(
+                json.dumps(
+                    runner.run(closed_loop(port, request, asked["connections"], asked["seconds"]))
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """How fast are images prepared, and how fast is each image encoder?
 
-For every shape the same random weights and images go through Shoal and transformers: decoding and resizing of files on one thread,
-and the forward alone. Where images have one size, transformers gets them as one tensor; where they have many, padded to the largest
-(NaFlex), or one by one if the model takes no padding (DINOv2). Engines take turns within a round; ratios are of neighbours in time,
-so that the machine's drift cancels. Rescaling and normalising are part of Shoal's forward, and of transformers' preparation.
+For every shape the same random weights and images go through Shoal and transformers: decoding and
+resizing of files on one thread, and the forward alone. Where images have one size, transformers
+gets them as one tensor; where they have many, padded to the largest (NaFlex), or one by one if the
+model takes no padding (DINOv2). Engines take turns within a round; ratios are of neighbours in
+time, so that the machine's drift cancels. Rescaling and normalising are part of Shoal's forward,
+and of transformers' preparation.
 
-Photographs are those that scikit-learn and matplotlib bring, cut to the proportions of cameras and phones.
+Photographs are those that scikit-learn and matplotlib bring, cut to the proportions of cameras and
+phones.
 """
 
 from __future__ import annotations
@@ -36,13 +39,24 @@ _PHOTOS = (
     ("matplotlib", "mpl-data/sample_data/grace_hopper.jpg"),
 )
 # Height and width, as photographs are sent: 3:2, 4:3, 16:9, square, upright.
-_SIZES = ((427, 640), (640, 427), (768, 1024), (720, 1280), (600, 600), (1280, 960), (500, 1000), (333, 500))
+_SIZES = (
+    (427, 640),
+    (640, 427),
+    (768, 1024),
+    (720, 1280),
+    (600, 600),
+    (1280, 960),
+    (500, 1000),
+    (333, 500),
+)
 _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A published model's. `least`: how many times as fast as transformers its forward should be; `mixed`: sizes differ."""
+    """A published model's. `least`: how many times as fast as transformers its forward should be;
+    `mixed`: sizes differ.
+    """
 
     name: str
     model: Callable[[int], transformers.PreTrainedModel]
@@ -68,14 +82,27 @@ def _naflex(layers: int) -> transformers.PreTrainedModel:
 
 
 def _dinov2(layers: int) -> transformers.PreTrainedModel:
-    vision = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": layers, "image_size": 518, "patch_size": 14}
+    vision = {
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "num_hidden_layers": layers,
+        "image_size": 518,
+        "patch_size": 14,
+    }
     return transformers.Dinov2Model(transformers.Dinov2Config(**vision))
 
 
 SHAPES = (
     Shape("CLIP B/32", _clip, transformers.CLIPImageProcessorPil(), 1.0),
     Shape("SigLIP B/16", _siglip, transformers.SiglipImageProcessorPil(), 1.0),
-    Shape("SigLIP 2 NaFlex", _naflex, transformers.Siglip2ImageProcessorPil(), 1.5, mixed=True, pads=True),
+    Shape(
+        "SigLIP 2 NaFlex",
+        _naflex,
+        transformers.Siglip2ImageProcessorPil(),
+        1.5,
+        mixed=True,
+        pads=True,
+    ),
     Shape(
         "DINOv2 B/14",
         _dinov2,
@@ -88,7 +115,9 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Of one shape and one format: images a second on one thread, and `decoding`, its share of Shoal's time."""
+    """Of one shape and one format: images a second on one thread, and `decoding`, its share of
+    Shoal's time.
+    """
 
     shape: str
     format: str
@@ -117,15 +146,23 @@ class Forward:
 
 def photographs(count: int) -> dict[str, list[bytes]]:
     """By format, the same pictures."""
-    sources = [Image.open(BytesIO(files(package).joinpath(path).read_bytes())).convert("RGB") for package, path in _PHOTOS]
+    sources = [
+        Image.open(BytesIO(files(package).joinpath(path).read_bytes())).convert("RGB")
+        for package, path in _PHOTOS
+    ]
     numbers = np.random.default_rng(0)
     found: dict[str, list[bytes]] = {"JPEG": [], "PNG": []}
     for number in range(count):
         source, (height, width) = sources[number % len(sources)], _SIZES[number % len(_SIZES)]
         scale = min(source.height / height, source.width / width)
         rows, columns = int(height * scale), int(width * scale)
-        top, left = int(numbers.integers(source.height - rows + 1)), int(numbers.integers(source.width - columns + 1))
-        picture = source.crop((left, top, left + columns, top + rows)).resize((width, height), Image.Resampling.BICUBIC)
+        top, left = (
+            int(numbers.integers(source.height - rows + 1)),
+            int(numbers.integers(source.width - columns + 1)),
+        )
+        picture = source.crop((left, top, left + columns, top + rows)).resize(
+            (width, height), Image.Resampling.BICUBIC
+        )
         for kind, held in found.items():
             out = BytesIO()
             picture.save(out, kind, **({"quality": 90} if kind == "JPEG" else {}))
@@ -133,7 +170,9 @@ def photographs(count: int) -> dict[str, list[bytes]]:
     return found
 
 
-def loaded(shape: Shape, layers: int, dtype: str, device: torch.device) -> tuple[ImageModel, transformers.PreTrainedModel]:
+def loaded(
+    shape: Shape, layers: int, dtype: str, device: torch.device
+) -> tuple[ImageModel, transformers.PreTrainedModel]:
     """The same random weights in both."""
     torch.manual_seed(0)
     theirs = shape.model(layers).eval()
@@ -144,12 +183,19 @@ def loaded(shape: Shape, layers: int, dtype: str, device: torch.device) -> tuple
     return ours, theirs.to(device=device, dtype=DTYPES[dtype])
 
 
-def prepare(shape: Shape, model: ImageModel, kind: str, pictures: Sequence[bytes], rounds: int) -> Prepared:
+def prepare(
+    shape: Shape, model: ImageModel, kind: str, pictures: Sequence[bytes], rounds: int
+) -> Prepared:
     def theirs() -> object:
-        return [shape.processor(Image.open(BytesIO(data)).convert("RGB"), return_tensors="pt") for data in pictures]
+        return [
+            shape.processor(Image.open(BytesIO(data)).convert("RGB"), return_tensors="pt")
+            for data in pictures
+        ]
 
     cpu = torch.device("cpu")
-    seconds = take_turns({"shoal": lambda: sequences_of(model, pictures), "transformers": theirs}, rounds, cpu)
+    seconds = take_turns(
+        {"shoal": lambda: sequences_of(model, pictures), "transformers": theirs}, rounds, cpu
+    )
     decoding = decoding_seconds(pictures)
     own, other = (len(pictures) / median(seconds[name]) for name in ("shoal", "transformers"))
     return Prepared(shape.name, kind, own, other, ratio(seconds), decoding * own)
@@ -168,15 +214,32 @@ def sequences_of(model: ImageModel, pictures: Sequence[bytes]) -> list[InputSequ
 
 
 def forward(
-    shape: Shape, model: ImageModel, theirs: transformers.PreTrainedModel, pictures: Sequence[bytes], rounds: int, dtype: str
+    shape: Shape,
+    model: ImageModel,
+    theirs: transformers.PreTrainedModel,
+    pictures: Sequence[bytes],
+    rounds: int,
+    dtype: str,
 ) -> Forward:
     device = model.trunks[0].encoder.device
     sequences = sequences_of(model, pictures)
-    engines = {"shoal": packed_run(model, sequences), "transformers": reference_run(shape, theirs, pictures, device, DTYPES[dtype])}
+    engines = {
+        "shoal": packed_run(model, sequences),
+        "transformers": reference_run(shape, theirs, pictures, device, DTYPES[dtype]),
+    }
     seconds = take_turns(engines, rounds, device)
     own, other = (len(pictures) / median(seconds[name]) for name in ("shoal", "transformers"))
     tokens = sum(sequence.tokens for sequence in sequences)
-    return Forward(shape.name, dtype, tokens, own, other, ratio(seconds), shape.least, decoding_seconds(pictures) * own)
+    return Forward(
+        shape.name,
+        dtype,
+        tokens,
+        own,
+        other,
+        ratio(seconds),
+        shape.least,
+        decoding_seconds(pictures) * own,
+    )
 
 
 def packed_run(model: ImageModel, sequences: Sequence[InputSequence]) -> Callable[[], object]:
@@ -188,40 +251,60 @@ def packed_run(model: ImageModel, sequences: Sequence[InputSequence]) -> Callabl
     @torch.inference_mode()
     def run() -> object:
         packed = trunk.pack(batch, [None] * len(batch))
-        return [one.cpu() for one in head.forward(trunk.encoder.forward(packed, head.rows), packed, batch)]
+        return [
+            one.cpu()
+            for one in head.forward(trunk.encoder.forward(packed, head.rows), packed, batch)
+        ]
 
     return run
 
 
 def reference_run(
-    shape: Shape, model: transformers.PreTrainedModel, pictures: Sequence[bytes], device: torch.device, dtype: torch.dtype
+    shape: Shape,
+    model: transformers.PreTrainedModel,
+    pictures: Sequence[bytes],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Callable[[], object]:
-    """One tensor of all images, or one an image where sizes differ and the model takes no padding."""
+    """One tensor of all images, or one an image where sizes differ and the model takes no
+    padding.
+    """
     images = [Image.open(BytesIO(data)).convert("RGB") for data in pictures]
     together = not shape.mixed or shape.pads
-    batches = [dict(shape.processor(some, return_tensors="pt")) for some in ([images] if together else [[one] for one in images])]
+    batches = [
+        dict(shape.processor(some, return_tensors="pt"))
+        for some in ([images] if together else [[one] for one in images])
+    ]
     for batch in batches:
         batch["pixel_values"] = batch["pixel_values"].to(dtype)
 
     @torch.inference_mode()
     def run() -> object:
-        return [model(**{name: value.to(device) for name, value in batch.items()})[0].cpu() for batch in batches]
+        return [
+            model(**{name: value.to(device) for name, value in batch.items()})[0].cpu()
+            for batch in batches
+        ]
 
     return run
 
 
 def ratio(seconds: Mapping[str, Sequence[float]]) -> float:
     """How many times as fast as transformers Shoal is: the median of the rounds' ratios."""
-    return median(other / own for own, other in zip(seconds["shoal"], seconds["transformers"], strict=True))
+    return median(
+        other / own for own, other in zip(seconds["shoal"], seconds["transformers"], strict=True)
+    )
 
 
 def measure_forwards(
-    shapes: Sequence[Shape], types: Sequence[str], pictures: Sequence[bytes], rounds: int, layers: int, device: torch.device
+    shapes: Sequence[Shape],
+    types: Sequence[str],
+    pictures: Sequence[bytes],
+    rounds: int,
+    layers: int,
+    device: torch.device,
 ) -> list[Forward]:
     """Tells each line as it comes."""
-    head = (
-        f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} {'x':>6} {'decoding / forward':>19}"
-    )
+    head = f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} {'x':>6} {'decoding / forward':>19}"
     print(head, "-" * len(head), sep="\n", flush=True)
     forwards = []
     for shape in shapes:
@@ -234,7 +317,9 @@ def measure_forwards(
     return forwards
 
 
-def measure_preparing(shapes: Sequence[Shape], pictures: Mapping[str, list[bytes]], rounds: int) -> list[Prepared]:
+def measure_preparing(
+    shapes: Sequence[Shape], pictures: Mapping[str, list[bytes]], rounds: int
+) -> list[Prepared]:
     """Tells each line as it comes."""
     head = f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} {'of it decoding':>19}"
     print("", head, "-" * len(head), sep="\n", flush=True)

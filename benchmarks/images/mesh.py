@@ -1,7 +1,9 @@
-"""The mesh against what it consists of: images/s of preparing alone, of the forward alone and of a mesh, in turns in one run.
+"""The mesh against what it consists of: images/s of preparing alone, of the forward alone and of a
+mesh, in turns in one run.
 
-All have as many threads as there are cores. Where the device is these cores, preparing and forward share them: the mesh can be no
-faster than `shared`, one over the sum of both times, whatever overlaps. On a GPU it is the slower one of the two that counts.
+All have as many threads as there are cores. Where the device is these cores, preparing and forward
+share them: the mesh can be no faster than `shared`, one over the sum of both times, whatever
+overlaps. On a GPU it is the slower one of the two that counts.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ UNCACHED = (("SHOAL_IMAGE_CACHE_BYTES", "0"),)
 
 @dataclass(frozen=True, slots=True)
 class InMesh:
-    """Images a second. `ratio`: the mesh over the slower of `prepare` and `forward`; `of_shared`: over what the cores allow."""
+    """Images a second. `ratio`: the mesh over the slower of `prepare` and `forward`; `of_shared`:
+    over what the cores allow.
+    """
 
     shape: str
     dtype: str
@@ -48,7 +52,12 @@ class InMesh:
 
 
 async def measure_mesh(
-    shapes: Sequence[Shape], dtype: str, pictures: Sequence[bytes], rounds: int, layers: int, device: torch.device
+    shapes: Sequence[Shape],
+    dtype: str,
+    pictures: Sequence[bytes],
+    rounds: int,
+    layers: int,
+    device: torch.device,
 ) -> list[InMesh]:
     """Tells each line as it comes."""
     head = f"{'mesh, 1 worker':22} {'dtype':9} {'prepare/s':>10} {'forward/s':>10} {'mesh/s':>8} {'x min':>6} {'x shared':>9}"
@@ -62,7 +71,14 @@ async def measure_mesh(
     return found
 
 
-async def _measure(shape: Shape, dtype: str, pictures: Sequence[bytes], rounds: int, layers: int, device: torch.device) -> InMesh:
+async def _measure(
+    shape: Shape,
+    dtype: str,
+    pictures: Sequence[bytes],
+    rounds: int,
+    layers: int,
+    device: torch.device,
+) -> InMesh:
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(cores) as threads:
         torch.manual_seed(0)
@@ -106,8 +122,8 @@ def _prepared(threads: ThreadPoolExecutor, model: ImageModel, pictures: Sequence
 
 
 async def _asked(client: AsyncClient, pictures: Sequence[bytes]) -> float:
-    """Seconds for all pictures once, of a closed loop that sends them several times: its end, when fewer callers are left, is a
-    small part."""
+    """Seconds for all pictures once, of a closed loop that sends them several times: its end, when
+    fewer callers are left, is a small part."""
     parts = [pictures[first : first + REQUEST] for first in range(0, len(pictures), REQUEST)]
     times = max(1, -(-4 * CALLERS // len(parts)))
     waiting = iter(parts * times)

@@ -1,8 +1,10 @@
-"""Pages a second of the image towers of vision-language models, connectors included, against transformers on the same weights.
+"""Pages a second of the image towers of vision-language models, connectors included, against
+transformers on the same weights.
 
-Pages are photographs at the sizes of pages, since what is on them does not change the time. Idefics3 (ColSmol) sees tiles of one
-size: all pages' tiles are one batch in either engine, where transformers fills up pages of fewer tiles and leaves the filling out.
-Qwen2-VL sees pages of any size, in one batch in either engine. The text encoder is left out: `make bench-families` has those.
+Pages are photographs at the sizes of pages, since what is on them does not change the time.
+Idefics3 (ColSmol) sees tiles of one size: all pages' tiles are one batch in either engine, where
+transformers fills up pages of fewer tiles and leaves the filling out. Qwen2-VL sees pages of any
+size, in one batch in either engine. The text encoder is left out: `make bench-families` has those.
 """
 
 from __future__ import annotations
@@ -31,15 +33,35 @@ from libs.models.images.vlm.tower import ImageTower
 
 _SIZES = ((1100, 850), (850, 1100), (1056, 816), (960, 540), (1200, 700), (600, 800))
 """Height and width: upright, across, slides, receipts."""
-_TEXT = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 1, "num_attention_heads": 9, "num_key_value_heads": 3}
-_MARKS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", "<|im_end|>")
-_QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|im_end|>", "<|endoftext|>")
+_TEXT = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+_MARKS = (
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    "<|im_start|>",
+    "<|im_end|>",
+)
+_QWEN_MARKS = (
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """`make`: writes a checkpoint with so many layers in its tower; returns transformers' model and image processor. `least`: how
-    many times as fast as transformers it should be."""
+    """`make`: writes a checkpoint with so many layers in its tower; returns transformers' model and
+    image processor. `least`: how many times as fast as transformers it should be."""
 
     name: str
     make: Callable[[Path, int], tuple[Any, Any]]
@@ -60,9 +82,17 @@ class Pages:
 
 def _colsmol(folder: Path, layers: int) -> tuple[Any, Any]:
     """colSmol-256M's tower; pages are scaled to 1,024 pixels in place of 2,048."""
-    marks = [*_MARKS, *(f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6))]
+    marks = [
+        *_MARKS,
+        *(f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6)),
+    ]
     ids = write_tokenizer(folder, marks)
-    images = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": layers, "num_attention_heads": 12}
+    images = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 12,
+    }
     config = transformers.Idefics3Config(
         vision_config=images | {"image_size": 512, "patch_size": 16},
         text_config={"model_type": "llama", **_TEXT, "vocab_size": len(ids), "pad_token_id": 0},
@@ -72,8 +102,13 @@ def _colsmol(folder: Path, layers: int) -> tuple[Any, Any]:
     model = transformers.Idefics3Model(config).eval()
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"linear.weight": torch.zeros(128, 576), "linear.bias": torch.zeros(128)}, folder / "model.safetensors")
-    processor = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 1024}, max_image_size={"longest_edge": 512})
+    save_file(
+        tensors | {"linear.weight": torch.zeros(128, 576), "linear.bias": torch.zeros(128)},
+        folder / "model.safetensors",
+    )
+    processor = transformers.Idefics3ImageProcessorPil(
+        size={"longest_edge": 1024}, max_image_size={"longest_edge": 512}
+    )
     processor.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 64}))
     return model, processor
@@ -85,8 +120,15 @@ def _qwen2_vl(folder: Path, layers: int) -> tuple[Any, Any]:
     mark = ids["<|image_pad|>"]
     rope = {"rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [8, 12, 12]}
     config = transformers.Qwen2VLConfig(
-        vision_config={"depth": layers, "embed_dim": 1280, "hidden_size": 576, "num_heads": 16, "patch_size": 14},
-        text_config=_TEXT | {"vocab_size": len(ids), "rope_parameters": rope, "bos_token_id": 0, "eos_token_id": 0},
+        vision_config={
+            "depth": layers,
+            "embed_dim": 1280,
+            "hidden_size": 576,
+            "num_heads": 16,
+            "patch_size": 14,
+        },
+        text_config=_TEXT
+        | {"vocab_size": len(ids), "rope_parameters": rope, "bos_token_id": 0, "eos_token_id": 0},
         image_token_id=mark,
         vision_start_token_id=mark - 2,
         vision_end_token_id=mark - 1,
@@ -94,16 +136,26 @@ def _qwen2_vl(folder: Path, layers: int) -> tuple[Any, Any]:
     )
     model = transformers.Qwen2VLModel(config).eval()
     model.save_pretrained(folder)
-    processor = transformers.Qwen2VLImageProcessorPil(size={"shortest_edge": 56**2, "longest_edge": 256 * 28**2})
+    processor = transformers.Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 56**2, "longest_edge": 256 * 28**2}
+    )
     processor.save_pretrained(folder)
     return model, processor
 
 
-TOWERS = (Tower("Idefics3 (ColSmol)", _colsmol, "", 1.0), Tower("Qwen2-VL", _qwen2_vl, "dense", 1.5))
+TOWERS = (
+    Tower("Idefics3 (ColSmol)", _colsmol, "", 1.0),
+    Tower("Qwen2-VL", _qwen2_vl, "dense", 1.5),
+)
 
 
 def measure_pages(
-    towers: Sequence[Tower], types: Sequence[str], photographs: Sequence[bytes], rounds: int, layers: int, device: torch.device
+    towers: Sequence[Tower],
+    types: Sequence[str],
+    photographs: Sequence[bytes],
+    rounds: int,
+    layers: int,
+    device: torch.device,
 ) -> list[Pages]:
     """Tells each line as it comes."""
     head = f"{'pages, all threads':22} {'dtype':9} {'patches':>7} {'pages/s':>9} {'transf.':>8} {'x':>6}"
@@ -120,7 +172,9 @@ def measure_pages(
 
 
 @torch.inference_mode()
-def pages(tower: Tower, files: Sequence[bytes], rounds: int, layers: int, dtype: str, device: torch.device) -> Pages:
+def pages(
+    tower: Tower, files: Sequence[bytes], rounds: int, layers: int, dtype: str, device: torch.device
+) -> Pages:
     """Raises ValueError if both engines do not give the same rows."""
     with tempfile.TemporaryDirectory() as name:
         torch.manual_seed(0)
@@ -133,7 +187,9 @@ def pages(tower: Tower, files: Sequence[bytes], rounds: int, layers: int, dtype:
     pictures = [picture for one in rows if one is not None for picture in one.inputs]
     model = model.to(device=device, dtype=DTYPES[dtype])
     opened = [Image.open(BytesIO(data)).convert("RGB") for data in files]
-    batch = processor([[one] for one in opened] if "Idefics3" in tower.name else opened, return_tensors="pt")
+    batch = processor(
+        [[one] for one in opened] if "Idefics3" in tower.name else opened, return_tensors="pt"
+    )
     given = {key: value.to(device) for key, value in batch.items() if torch.is_tensor(value)}
     given["pixel_values"] = given["pixel_values"].to(DTYPES[dtype])
     engines: dict[str, Callable[[], torch.Tensor]] = {
@@ -143,7 +199,9 @@ def pages(tower: Tower, files: Sequence[bytes], rounds: int, layers: int, dtype:
     got, wanted = (engine().float() for engine in engines.values())
     error = float((got - wanted).norm() / wanted.norm()) if got.shape == wanted.shape else 1.0
     if error > (1e-4 if dtype == "float32" else 0.05):
-        raise ValueError(f"{tower.name}: rows {tuple(got.shape)} and {tuple(wanted.shape)} differ by {error:.2g}")
+        raise ValueError(
+            f"{tower.name}: rows {tuple(got.shape)} and {tuple(wanted.shape)} differ by {error:.2g}"
+        )
     seconds = take_turns(engines, rounds, device)
     patches = sum(own.tokens_of(picture) for picture in pictures)
     mine, other = (len(files) / median(seconds[engine]) for engine in ("shoal", "transformers"))
@@ -163,6 +221,8 @@ def _pages(photographs: Sequence[bytes]) -> list[bytes]:
     for number, data in enumerate(photographs):
         height, width = _SIZES[number % len(_SIZES)]
         out = BytesIO()
-        Image.open(BytesIO(data)).convert("RGB").resize((width, height)).save(out, "JPEG", quality=90)
+        Image.open(BytesIO(data)).convert("RGB").resize((width, height)).save(
+            out, "JPEG", quality=90
+        )
         found.append(out.getvalue())
     return found

@@ -1,10 +1,13 @@
-"""What a request costs: µs of CPU in the client, the router, Redis and the worker. `make bench-cost`.
+"""What a request costs: µs of CPU in the client, the router, Redis and the worker. `make
+bench-cost`.
 
-One mesh of one single-threaded worker, as `shoal up` lays it out, serves MiniLM to this process, which sends single short queries
-one after another and from many callers at once. CPU time is read from /proc before and after. With `--profile`, py-spy samples
-router and worker meanwhile, and their shares of samples divide their CPU time by stage: the innermost frame of a sample that
-belongs to a package of Shoal or to a library that is named here. The forward pass is a stage of the worker; what is left of it is
-the mesh's own cost, which is told separately. Without a profile the worker's own counter tells the CPU time of forward passes.
+One mesh of one single-threaded worker, as `shoal up` lays it out, serves MiniLM to this process,
+which sends single short queries one after another and from many callers at once. CPU time is read
+from /proc before and after. With `--profile`, py-spy samples router and worker meanwhile, and their
+shares of samples divide their CPU time by stage: the innermost frame of a sample that belongs to a
+package of Shoal or to a library that is named here. The forward pass is a stage of the worker; what
+is left of it is the mesh's own cost, which is told separately. Without a profile the worker's own
+counter tells the CPU time of forward passes.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ _SAMPLES_A_SECOND: Final = 250
 
 # Stages by the file of a frame, asked in this order from the innermost frame outwards.
 _STAGES: Final[tuple[tuple[str, str], ...]] = (
-    (r"/libs/(?:kernels|models/layers|models/text/heads|models/packed_model|models/trunk|models/packed)", FORWARD),
+    (
+        r"/libs/(?:kernels|models/layers|models/text/heads|models/packed_model|models/trunk|models/packed)",
+        FORWARD,
+    ),
     (r"/libs/models/text/(?:processing|tokenising)", "tokenising"),
     (r"/libs/telemetry/|/opentelemetry/|/prometheus_client/", "telemetry"),
     (r"/(?:services/(?:router|worker)/\w+)", ""),
@@ -55,7 +61,9 @@ _STAGES: Final[tuple[tuple[str, str], ...]] = (
 
 @dataclass(slots=True)
 class Cost:
-    """Of one way of asking. `micros`: µs of CPU a request, by process. `stages`: the same of profiled processes, by stage."""
+    """Of one way of asking. `micros`: µs of CPU a request, by process. `stages`: the same of
+    profiled processes, by stage.
+    """
 
     callers: int
     requests: int
@@ -81,7 +89,17 @@ class Profiler:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        arguments = ["record", "--pid", str(self._pid), "--format", "raw", "--full-filenames", "--gil", "--duration", "600"]
+        arguments = [
+            "record",
+            "--pid",
+            str(self._pid),
+            "--format",
+            "raw",
+            "--full-filenames",
+            "--gil",
+            "--duration",
+            "600",
+        ]
         self._process = await asyncio.create_subprocess_exec(
             *(
                 str(Path(sys.executable).with_name("py-spy")),
@@ -115,7 +133,11 @@ async def profiled(pids: Mapping[str, int], wanted: bool) -> AsyncIterator[dict[
         yield samples
         return
     with tempfile.TemporaryDirectory(prefix="cost-") as folder:
-        running_ = {name: Profiler(pid, Path(folder) / name) for name, pid in pids.items() if name.startswith(("router", "worker"))}
+        running_ = {
+            name: Profiler(pid, Path(folder) / name)
+            for name, pid in pids.items()
+            if name.startswith(("router", "worker"))
+        }
         for profiler in running_.values():
             await profiler.start()
         await asyncio.sleep(1.0)
@@ -125,7 +147,9 @@ async def profiled(pids: Mapping[str, int], wanted: bool) -> AsyncIterator[dict[
 
 
 async def ask(client: AsyncClient, callers: int, requests: int) -> None:
-    """So many requests in all, of callers that each wait for an answer before they send the next."""
+    """So many requests in all, of callers that each wait for an answer before they send the
+    next.
+    """
     waiting = iter(range(requests))
 
     async def caller() -> None:
@@ -148,14 +172,26 @@ async def measure(callers: list[int], requests: int, *, profile: bool) -> list[C
             await ask(client, count, 2 * count)
             async with profiled(pids, profile) as samples:
                 forward = meter.workers()[FORWARD_CPU]
-                before, begin = {name: cpu_seconds(pid) for name, pid in pids.items()}, time.perf_counter()
+                before, begin = (
+                    {name: cpu_seconds(pid) for name, pid in pids.items()},
+                    time.perf_counter(),
+                )
                 await ask(client, count, requests)
                 seconds = time.perf_counter() - begin
-                micros = {name: (cpu_seconds(pid) - before[name]) / requests * 1e6 for name, pid in pids.items()}
+                micros = {
+                    name: (cpu_seconds(pid) - before[name]) / requests * 1e6
+                    for name, pid in pids.items()
+                }
                 forward = (meter.workers()[FORWARD_CPU] - forward) / requests * 1e6
             micros["worker beyond the forward"] = micros["worker-0"] - forward
             costs.append(
-                Cost(count, requests, seconds, micros, {name: _shares(micros[name], found) for name, found in samples.items()})
+                Cost(
+                    count,
+                    requests,
+                    seconds,
+                    micros,
+                    {name: _shares(micros[name], found) for name, found in samples.items()},
+                )
             )
     return costs
 
@@ -166,29 +202,46 @@ def _shares(micros: float, samples: Counter[str]) -> dict[str, float]:
 
 
 def show(costs: list[Cost], console: Console) -> None:
-    table = Table("process", *(f"{cost.callers} at once" if cost.callers > 1 else "one after another" for cost in costs))
+    table = Table(
+        "process",
+        *(f"{cost.callers} at once" if cost.callers > 1 else "one after another" for cost in costs),
+    )
     for name in costs[0].micros:
         table.add_row(name, *(f"{cost.micros[name]:,.0f}" for cost in costs))
     table.add_row("requests/s", *(f"{cost.requests / cost.seconds:,.0f}" for cost in costs))
     console.print("[bold]µs of CPU a request")
     console.print(table)
     for process in costs[0].stages:
-        stages = Table("stage", *(f"{cost.callers} at once" if cost.callers > 1 else "one after another" for cost in costs))
+        stages = Table(
+            "stage",
+            *(
+                f"{cost.callers} at once" if cost.callers > 1 else "one after another"
+                for cost in costs
+            ),
+        )
         names = sorted(
-            {name for cost in costs for name in cost.stages[process]}, key=lambda name: -costs[-1].stages[process].get(name, 0)
+            {name for cost in costs for name in cost.stages[process]},
+            key=lambda name: -costs[-1].stages[process].get(name, 0),
         )
         for name in names:
             stages.add_row(name, *(f"{cost.stages[process].get(name, 0):,.0f}" for cost in costs))
-        own = [sum(value for name, value in cost.stages[process].items() if name != FORWARD) for cost in costs]
+        own = [
+            sum(value for name, value in cost.stages[process].items() if name != FORWARD)
+            for cost in costs
+        ]
         stages.add_row("[bold]all but the forward pass", *(f"[bold]{value:,.0f}" for value in own))
         console.print(f"[bold]{process}, by stage (the profiler itself included)")
         console.print(stages)
 
 
 def main(
-    callers: Annotated[list[int], typer.Option(help="Callers at once; may be given several times.")] = [1, 64],  # noqa: B006
+    callers: Annotated[
+        list[int], typer.Option(help="Callers at once; may be given several times.")
+    ] = [1, 64],  # noqa: B006
     requests: Annotated[int, typer.Option(help="Requests for each number of callers.")] = 2000,
-    profile: Annotated[bool, typer.Option("--profile", help="Divide router and worker by stage, with py-spy.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Divide router and worker by stage, with py-spy.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Measure what a single request costs in CPU time, by process and by stage."""

@@ -1,8 +1,10 @@
-"""Asks a router for single texts from many callers at once, in its own process: `python -m benchmarks.mesh.load ADDRESS MODEL`.
+"""Asks a router for single texts from many callers at once, in its own process: `python -m
+benchmarks.mesh.load ADDRESS MODEL`.
 
-It sends by the client's transport below `AsyncClient`, as the edge does: on a stream once there are several callers; with --unary
-by generated stubs, a gRPC call for each text. Each line {"callers": …, "seconds": …} on its input is a closed loop: so many
-callers of which each sends a text as soon as it has the answer to the one before. Idle, it uses no CPU.
+It sends by the client's transport below `AsyncClient`, as the edge does: on a stream once there are
+several callers; with --unary by generated stubs, a gRPC call for each text. Each line {"callers":
+…, "seconds": …} on its input is a closed loop: so many callers of which each sends a text as soon
+as it has the answer to the one before. Idle, it uses no CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Load:
         self._channel = grpc.aio.insecure_channel(address)
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._stub = cast("inference_pb2_grpc.InferenceServiceAsyncStub", stub)
-        self._request = inference_pb2.EncodeRequest(model=model, items=[inference_pb2.Item(text=TEXT)])
+        self._request = inference_pb2.EncodeRequest(
+            model=model, items=[inference_pb2.Item(text=TEXT)]
+        )
         self._address = address
         self._transport = None if unary else AsyncTransport(None)
 
@@ -43,14 +47,18 @@ class Load:
             await self._stub.Encode(self._request, timeout=ANSWER_SECONDS)
             return
         metadata = (("x-request-id", uuid.uuid4().hex),)
-        await self._transport.send(self._address, ENCODE, self._request, timeout=ANSWER_SECONDS, metadata=metadata)
+        await self._transport.send(
+            self._address, ENCODE, self._request, timeout=ANSWER_SECONDS, metadata=metadata
+        )
 
     async def ready(self) -> None:
         """Returns once a text was answered. Raises TimeoutError."""
         async with asyncio.timeout(READY_SECONDS):
             while True:
                 try:
-                    await self._stub.Encode(self._request, timeout=ANSWER_SECONDS, wait_for_ready=True)
+                    await self._stub.Encode(
+                        self._request, timeout=ANSWER_SECONDS, wait_for_ready=True
+                    )
                 except grpc.aio.AioRpcError:
                     await asyncio.sleep(0.1)
                 else:

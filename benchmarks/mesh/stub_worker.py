@@ -1,8 +1,9 @@
-"""A worker without a model, for `benchmarks.mesh.router`: `python -m benchmarks.mesh.stub_worker ROUTER`.
+"""A worker without a model, for `benchmarks.mesh.router`: `python -m benchmarks.mesh.stub_worker
+ROUTER`.
 
-It registers, pulls and completes as a worker does, through the worker's own `Link`, and answers each text at once with one
-ready-made vector. A line on its input is answered with how much it has pulled and completed. All that it knows of the protocol is
-in `Stub`.
+It registers, pulls and completes as a worker does, through the worker's own `Link`, and answers
+each text at once with one ready-made vector. A line on its input is answered with how much it has
+pulled and completed. All that it knows of the protocol is in `Stub`.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ DIMENSIONS = 384
 PULLS = 2
 """In flight, as an idle worker keeps them."""
 BATCH_TOKENS = 8192
-MOST_JOBS = 256
+MAX_JOBS = 256
 HEARTBEAT_SECONDS = 1.0
 PULL_SECONDS = 5.0
 
 
 def ready_answer() -> bytes:
     """The serialised JobResult of one text."""
-    vector = Stored("float32", (1, DIMENSIONS), np.full((1, DIMENSIONS), DIMENSIONS**-0.5, np.float32))
+    vector = Stored(
+        "float32", (1, DIMENSIONS), np.full((1, DIMENSIONS), DIMENSIONS**-0.5, np.float32)
+    )
     timings = Timings(queue=0.0, prepare=0.0, wait=0.0, forward=0.0, finish=0.0)
     return codec.result_of(EncodeResult(dense=vector), revision="stub", tokens=8, timings=timings)
 
@@ -57,11 +60,15 @@ def report() -> worker_pb2.WorkerModel:
         max_tokens=512,
     )
     state = models_pb2.MODEL_STATE_RESIDENT
-    return worker_pb2.WorkerModel(model=MODEL, state=state, bytes=1 << 20, tokens_per_second=1e6, card=card)
+    return worker_pb2.WorkerModel(
+        model=MODEL, state=state, bytes=1 << 20, tokens_per_second=1e6, card=card
+    )
 
 
 class Stub:
-    """`run` until it is cancelled. `pulls`: pulls that brought jobs; `jobs`: jobs that a router accepted answers of."""
+    """`run` until it is cancelled. `pulls`: pulls that brought jobs; `jobs`: jobs that a router
+    accepted answers of.
+    """
 
     def __init__(self, link: Link) -> None:
         self.pulls = 0
@@ -112,7 +119,7 @@ class Stub:
                 pool=identity.pool,
                 lanes=[self._lane],
                 budget_tokens=BATCH_TOKENS,
-                budget_jobs=MOST_JOBS,
+                budget_jobs=MAX_JOBS,
                 wait_seconds=PULL_SECONDS,
                 wire_version=WIRE_VERSION,
                 batch_id=f"{identity.epoch}-{next(self._numbers)}",
@@ -128,11 +135,19 @@ class Stub:
 
     async def _complete(self, pulled: worker_pb2.PullResponse) -> None:
         """One call for the whole batch, as a worker's whose jobs end together."""
-        jobs = [worker_pb2.CompletedJob(job_id=codec.read_job(job).job_id, result=self._answer) for job in pulled.jobs]
+        jobs = [
+            worker_pb2.CompletedJob(job_id=codec.read_job(job).job_id, result=self._answer)
+            for job in pulled.jobs
+        ]
         request = worker_pb2.CompleteRequest(
-            worker_id=self._link.identity.worker_id, lane=pulled.lane, batch_id=pulled.batch_id, jobs=jobs, release=True
+            worker_id=self._link.identity.worker_id,
+            lane=pulled.lane,
+            batch_id=pulled.batch_id,
+            jobs=jobs,
+            release=True,
         )
-        # Not added up in one statement: it would read the sum before it waits, and lose what the other pull adds meanwhile.
+        # Not added up in one statement: it would read the sum before it waits, and lose what the
+        # other pull adds meanwhile.
         accepted = await self._link.complete(request, time.time() + PULL_SECONDS)
         self.jobs += accepted or 0
 

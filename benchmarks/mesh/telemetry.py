@@ -1,12 +1,13 @@
 """What traces and scrapes cost: `python -m benchmarks.mesh.telemetry`, or `make bench-telemetry`.
 
-Three meshes of one router and one single-threaded worker, each a process, run at the same time and are asked in turns, so that
-what the machine does meanwhile meets all of them: without a collector, with one request in twenty traced (as `k8s/components/otel`
-has it), and with all of them traced. The collector takes spans and forgets them, in a process of its own on the same cores. Metrics
-are kept in all three, because that cannot be switched off; besides, it is told how long a scrape takes.
+Three meshes of one router and one single-threaded worker, each a process, run at the same time and
+are asked in turns, so that what the machine does meanwhile meets all of them: without a collector,
+with one request in twenty traced (as `k8s/components/otel` has it), and with all of them traced.
+The collector takes spans and forgets them, in a process of its own on the same cores. Metrics are
+kept in all three, because that cannot be switched off; besides, it is told how long a scrape takes.
 
-The model is tiny (two layers of width 64) and a request one text of a few words, so that nearly all of the time is the mesh's own:
-a real model makes each share smaller.
+The model is tiny (two layers of width 64) and a request one text of a few words, so that nearly all
+of the time is the mesh's own: a real model makes each share smaller.
 """
 
 from __future__ import annotations
@@ -40,25 +41,43 @@ from services.local.settings import free_port
 MODEL: Final = "random/tiny"
 AT_ONCE: Final = 32
 ALWAYS: Final = {"OTEL_TRACES_SAMPLER": "parentbased_always_on"}
-SELDOM: Final = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.05"}
-VARIANTS: Final[Mapping[str, Mapping[str, str] | None]] = {"no collector": None, "1 in 20 traced": SELDOM, "all traced": ALWAYS}
+SELDOM: Final = {
+    "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+    "OTEL_TRACES_SAMPLER_ARG": "0.05",
+}
+VARIANTS: Final[Mapping[str, Mapping[str, str] | None]] = {
+    "no collector": None,
+    "1 in 20 traced": SELDOM,
+    "all traced": ALWAYS,
+}
 
 
 @dataclass(slots=True)
 class Found:
-    """Of each round: requests/s of the mesh, and of its share of the one without a collector; seconds of each scrape."""
+    """Of each round: requests/s of the mesh, and of its share of the one without a collector;
+    seconds of each scrape.
+    """
 
     rates: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in VARIANTS})
-    scrapes: dict[str, list[float]] = field(default_factory=lambda: {"router-0": [], "worker-0": []})
+    scrapes: dict[str, list[float]] = field(
+        default_factory=lambda: {"router-0": [], "worker-0": []}
+    )
 
     def shares(self, name: str) -> list[float]:
-        return [rate / base for rate, base in zip(self.rates[name], self.rates["no collector"], strict=True)]
+        return [
+            rate / base
+            for rate, base in zip(self.rates[name], self.rates["no collector"], strict=True)
+        ]
 
 
 @contextmanager
 def collector() -> Iterator[str]:
     """Its endpoint."""
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.mesh.telemetry", "collect"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.mesh.telemetry", "collect"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         yield process.stdout.readline().strip()
@@ -89,16 +108,23 @@ async def measure(rounds: int, seconds: float, progress: Progress) -> Found:
     found, bar = Found(), progress.add_task("telemetry", total=rounds * len(VARIANTS))
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="telemetry-")))
-        write_checkpoint("bert", directory / "models" / MODEL, sentence=SentenceFiles(max_seq_length=64))
+        write_checkpoint(
+            "bert", directory / "models" / MODEL, sentence=SentenceFiles(max_seq_length=64)
+        )
         endpoint = stack.enter_context(collector())
         addresses = {name: f"127.0.0.1:{free_port()}" for name in ("router-0", "worker-0")}
         clients: dict[str, AsyncClient] = {}
         for number, (name, sampler) in enumerate(VARIANTS.items()):
             told = {} if sampler is None else {**sampler, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
             (home := directory / f"mesh-{number}").mkdir()
-            cluster = Cluster(home, models=str(directory / "models"), environment={"OMP_NUM_THREADS": "1", **told})
+            cluster = Cluster(
+                home, models=str(directory / "models"), environment={"OMP_NUM_THREADS": "1", **told}
+            )
             if number == 0:
-                cluster.each |= {process: {"SHOAL_METRICS_ADDRESS": address} for process, address in addresses.items()}
+                cluster.each |= {
+                    process: {"SHOAL_METRICS_ADDRESS": address}
+                    for process, address in addresses.items()
+                }
             stack.enter_context(cluster)
             clients[name] = await stack.enter_async_context(AsyncClient(cluster.address))
             await rate(clients[name], seconds)
@@ -141,16 +167,26 @@ def show(found: Found, console: Console) -> None:
         table.add_column(heading, justify="right")
     for name, rates in found.rates.items():
         shares = found.shares(name)
-        table.add_row(name, f"{median(rates):.0f}", f"{median(shares):.3f}", f"{min(shares):.3f}", f"{max(shares):.3f}")
+        table.add_row(
+            name,
+            f"{median(rates):.0f}",
+            f"{median(shares):.3f}",
+            f"{min(shares):.3f}",
+            f"{max(shares):.3f}",
+        )
     console.print(table)
     for process, seconds in found.scrapes.items():
-        console.print(f"a scrape of {process}: {median(seconds) * 1e3:.1f} ms, most {max(seconds) * 1e3:.1f} ms")
+        console.print(
+            f"a scrape of {process}: {median(seconds) * 1e3:.1f} ms, most {max(seconds) * 1e3:.1f} ms"
+        )
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of each mesh once")] = 9,
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each turn")] = 4.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the table goes to stderr")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; the table goes to stderr")
+    ] = False,
 ) -> None:
     """Measure what traces take of the throughput of a mesh whose model is tiny."""
     console = Console(stderr=as_json)
@@ -160,7 +196,9 @@ def main(
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
     show(found, console)
     if busy > 0.1:
-        console.print(f"note: {busy:.2f} cores were busy with something else before", style="yellow")
+        console.print(
+            f"note: {busy:.2f} cores were busy with something else before", style="yellow"
+        )
     if as_json:
         print(json.dumps({"machine": machine(), "busy_cores": busy, **asdict(found)}))
 

@@ -1,13 +1,17 @@
-"""How fast is the mesh? One run on one machine: `python -m benchmarks.mesh.throughput`, or `make bench`.
+"""How fast is the mesh? One run on one machine: `python -m benchmarks.mesh.throughput`, or `make
+bench`.
 
-The same 512 real texts go through (a) sentence-transformers, (b) OpenVINO, if benchmarks/peers/setup_openvino.sh installed it,
-(c) the worker's forward pass alone, (d) the whole mesh as `shoal up` lays it out (redis-server, router, workers and one client,
-each a process) and (e) an Infinity server, if benchmarks/peers/setup_infinity.sh installed it. All are started and warmed first;
-then, round by round and in an order that turns, each runs alone while the others wait. Ratios are taken within a round, so that
-the machine's drift (15 % and more) cancels; the mesh is compared with runs of the forward alone just before and just after it, on
-as many processes and threads. At last a router alone is measured (`benchmarks.mesh.router`).
+The same 512 real texts go through (a) sentence-transformers, (b) OpenVINO, if
+benchmarks/peers/setup_openvino.sh installed it, (c) the worker's forward pass alone, (d) the whole
+mesh as `shoal up` lays it out (redis-server, router, workers and one client, each a process) and
+(e) an Infinity server, if benchmarks/peers/setup_infinity.sh installed it. All are started and
+warmed first; then, round by round and in an order that turns, each runs alone while the others
+wait. Ratios are taken within a round, so that the machine's drift (15 % and more) cancels; the mesh
+is compared with runs of the forward alone just before and just after it, on as many processes and
+threads. At last a router alone is measured (`benchmarks.mesh.router`).
 
-Tokenising is part of what sentence-transformers, Infinity and the mesh do; the forward alone and OpenVINO get token ids.
+Tokenising is part of what sentence-transformers, Infinity and the mesh do; the forward alone and
+OpenVINO get token ids.
 """
 
 from __future__ import annotations
@@ -65,10 +69,14 @@ SEED = 7
 DTYPES = ("float32", "bfloat16")
 FORWARD = "forward alone"
 STEADY_CALLERS, STEADY_TEXTS = 4, 128
-"""Steady traffic: so many callers of which each sends requests of so many texts, one after the other."""
+"""Steady traffic: so many callers of which each sends requests of so many texts, one after the
+other.
+"""
 ROUTER_CALLERS, ROUTER_SECONDS = (64, 256), 3.0
-LEAST_COSINE = 0.999
-"""Of an engine's vector to sentence-transformers' in float32: below it, they do not compute the same."""
+MIN_COSINE = 0.999
+"""Of an engine's vector to sentence-transformers' in float32: below it, they do not compute the
+same.
+"""
 METRICS = (("SHOAL_METRICS_ADDRESS", "127.0.0.1:0"),)
 """For a mesh whose processes serve their metrics, each at a port of its own; `Meter` finds it."""
 FORWARD_CPU = "shoal_device_cpu_seconds_total"
@@ -93,8 +101,9 @@ QUERIES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure. `turns`: single texts that each of many callers sends at least; `queries`: single queries of each
-    round; `steady_seconds`: of steady traffic in each round; `everything`: also rows that no target needs, which take minutes."""
+    """How much to measure. `turns`: single texts that each of many callers sends at least;
+    `queries`: single queries of each round; `steady_seconds`: of steady traffic in each round;
+    `everything`: also rows that no target needs, which take minutes."""
 
     texts: int
     rounds: int
@@ -106,8 +115,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """`run` sends all texts, perhaps several times, and returns its seconds for all texts once; `vectors` sends them once and
-    brings the answer. `meter`: of the mesh."""
+    """`run` sends all texts, perhaps several times, and returns its seconds for all texts once;
+    `vectors` sends them once and brings the answer. `meter`: of the mesh."""
 
     series: Series
     run: Callable[[], Awaitable[float]]
@@ -130,7 +139,11 @@ class Meter:
 
     def workers(self) -> dict[str, float]:
         """Sums of the workers' own counters: seconds, and the tokens that they have computed."""
-        scrapes = [scraped(listening_port(pid)) for name, pid in self.pids.items() if name.startswith("worker")]
+        scrapes = [
+            scraped(listening_port(pid))
+            for name, pid in self.pids.items()
+            if name.startswith("worker")
+        ]
         return {name: sum(scrape[name] for scrape in scrapes) for name in COUNTERS}
 
 
@@ -144,11 +157,17 @@ class IdleMeasure:
 
 async def in_parts(encode: Encode, texts: list[str], size: int) -> Vectors:
     """All at once, in requests of `size` texts."""
-    return np.concatenate(await asyncio.gather(*(encode(texts[first : first + size]) for first in range(0, len(texts), size))))
+    return np.concatenate(
+        await asyncio.gather(
+            *(encode(texts[first : first + size]) for first in range(0, len(texts), size))
+        )
+    )
 
 
 async def singly(encode: Encode, texts: list[str], at_once: int) -> Vectors:
-    """Text by text, `at_once` callers of which each waits for an answer before it sends the next."""
+    """Text by text, `at_once` callers of which each waits for an answer before it sends the
+    next.
+    """
     vectors: list[Vectors] = [np.empty(0, np.float32)] * len(texts)
     waiting = iter(range(len(texts)))
 
@@ -167,7 +186,9 @@ async def timed(way: Callable[[], Awaitable[object]]) -> float:
 
 
 async def steadily(encode: Encode, texts: list[str], seconds: float) -> float:
-    """A closed loop of bulk requests; seconds for all texts once, from the first answer to the last."""
+    """A closed loop of bulk requests; seconds for all texts once, from the first answer to the
+    last.
+    """
     parts = [texts[first : first + STEADY_TEXTS] for first in range(0, len(texts), STEADY_TEXTS)]
     end = time.perf_counter() + seconds
     answered: list[tuple[float, int]] = []
@@ -184,21 +205,24 @@ async def steadily(encode: Encode, texts: list[str], seconds: float) -> float:
 
 
 def seconds_once(answered: list[tuple[float, int]], texts: int) -> float:
-    """The seconds in which a steady stream of answers, of (time, texts), brings so many texts. The first answer only starts the
-    clock, and the last ones, in which fewer and fewer callers are left, do not count: there are as many as callers."""
+    """The seconds in which a steady stream of answers, of (time, texts), brings so many texts. The
+    first answer only starts the clock, and the last ones, in which fewer and fewer callers are
+    left, do not count: there are as many as callers."""
     counted = answered[: max(2, len(answered) - STEADY_CALLERS + 1)]
     brought = sum(count for _, count in counted[1:])
     return (counted[-1][0] - counted[0][0]) * texts / brought
 
 
 async def timed_singles(encode: Encode, texts: list[str], at_once: int, turns: int) -> float:
-    """All texts singly, so often that each caller sends `turns`, because the end, when fewer and fewer callers are left, should be
-    a small part; seconds for all of them once."""
+    """All texts singly, so often that each caller sends `turns`, because the end, when fewer and
+    fewer callers are left, should be a small part; seconds for all of them once."""
     times = -(-turns * at_once // len(texts))
     return await timed(lambda: singly(encode, texts * times, at_once)) / times
 
 
-def served(engine: str, dtype: str, where: str, encode: Encode, mix: Mix, turns: int) -> Iterator[Measure]:
+def served(
+    engine: str, dtype: str, where: str, encode: Encode, mix: Mix, turns: int
+) -> Iterator[Measure]:
     """The three ways in which clients send texts to a server."""
     in_32 = f"{-(-len(mix.texts) // 32)} x 32"
     ways: dict[str, Callable[[], Awaitable[Vectors]]] = {
@@ -212,12 +236,17 @@ def served(engine: str, dtype: str, where: str, encode: Encode, mix: Mix, turns:
         yield Measure(Series(Name(engine, dtype, where, shape)), timers[shape], way)
 
 
-async def local_measures(stack: AsyncExitStack, plan: Plan, layouts: list[tuple[int, int]], *, openvino: bool) -> list[Measure]:
+async def local_measures(
+    stack: AsyncExitStack, plan: Plan, layouts: list[tuple[int, int]], *, openvino: bool
+) -> list[Measure]:
     """(a), (b) and (c): models without a server."""
     kinds = [("sentence-transformers", "sentence-transformers", *layouts[0])]
     kinds += [("openvino", "OpenVINO", *layout) for layout in layouts if openvino]
     kinds += [("forward", FORWARD, *layout) for layout in layouts]
-    starting = [local_model(kind, processes, threads, plan.texts, SEED) for kind, _, processes, threads in kinds]
+    starting = [
+        local_model(kind, processes, threads, plan.texts, SEED)
+        for kind, _, processes, threads in kinds
+    ]
     models = await asyncio.gather(*(stack.enter_async_context(model) for model in starting))
     measures = []
     for (kind, label, processes, threads), model in zip(kinds, models, strict=True):
@@ -228,15 +257,19 @@ async def local_measures(stack: AsyncExitStack, plan: Plan, layouts: list[tuple[
                     continue
                 way = f"{dtype}{order}"
                 series = Series(Name(label, dtype, layout_name(processes, threads), shape))
-                measures.append(Measure(series, partial(timed, partial(model.run, way)), partial(model.vectors, way)))
+                measures.append(
+                    Measure(
+                        series, partial(timed, partial(model.run, way)), partial(model.vectors, way)
+                    )
+                )
     return measures
 
 
 async def mesh_measures(
     stack: AsyncExitStack, plan: Plan, mix: Mix, workers: int, threads: int
 ) -> tuple[list[Measure], IdleMeasure, str]:
-    """(d): the mesh, its model resident on every worker; and which native kernels these use. Its processes serve their metrics,
-    which cost nothing until they are read."""
+    """(d): the mesh, its model resident on every worker; and which native kernels these use. Its
+    processes serve their metrics, which cost nothing until they are read."""
     settings = Settings(
         port=0,
         workers=workers,
@@ -257,23 +290,45 @@ async def mesh_measures(
         begin = time.perf_counter()
         answer = await client.encode(MINILM_ID, [text])
         total, told = time.perf_counter() - begin, answer.timings
-        stages = {"queue": told.queue_seconds, "prepare": told.prepare_seconds, "wait": told.wait_seconds}
-        stages |= {"forward": told.forward_seconds, "finish": told.finish_seconds, "router": told.total_seconds}
+        stages = {
+            "queue": told.queue_seconds,
+            "prepare": told.prepare_seconds,
+            "wait": told.wait_seconds,
+        }
+        stages |= {
+            "forward": told.forward_seconds,
+            "finish": told.finish_seconds,
+            "router": told.total_seconds,
+        }
         return Query(total, stages)
 
     meter = Meter(mesh.supervisor.pids)
     where = layout_name(workers, threads)
-    measures = [replace(one, meter=meter) for one in served("mesh", "bfloat16", where, encode, mix, plan.turns)]
+    measures = [
+        replace(one, meter=meter)
+        for one in served("mesh", "bfloat16", where, encode, mix, plan.turns)
+    ]
     more = {
-        "256 at once": (partial(timed_singles, encode, mix.texts, 256, plan.turns), partial(singly, encode, mix.texts, 256)),
-        STEADY: (partial(steadily, encode, mix.texts, plan.steady_seconds), partial(in_parts, encode, mix.texts, STEADY_TEXTS)),
+        "256 at once": (
+            partial(timed_singles, encode, mix.texts, 256, plan.turns),
+            partial(singly, encode, mix.texts, 256),
+        ),
+        STEADY: (
+            partial(steadily, encode, mix.texts, plan.steady_seconds),
+            partial(in_parts, encode, mix.texts, STEADY_TEXTS),
+        ),
     }
-    measures += [Measure(Series(Name("mesh", "bfloat16", where, shape)), *ways, meter) for shape, ways in more.items()]
+    measures += [
+        Measure(Series(Name("mesh", "bfloat16", where, shape)), *ways, meter)
+        for shape, ways in more.items()
+    ]
     kernels = {worker.kernels for worker in (await client.mesh()).workers}
     return measures, IdleMeasure(Latency("mesh", "bfloat16"), ask), ", ".join(sorted(kernels))
 
 
-async def infinity_measures(stack: AsyncExitStack, plan: Plan, mix: Mix, dtype: str) -> tuple[list[Measure], IdleMeasure]:
+async def infinity_measures(
+    stack: AsyncExitStack, plan: Plan, mix: Mix, dtype: str
+) -> tuple[list[Measure], IdleMeasure]:
     """(e): the peer."""
     server = await stack.enter_async_context(infinity(dtype))
 
@@ -282,7 +337,9 @@ async def infinity_measures(stack: AsyncExitStack, plan: Plan, mix: Mix, dtype: 
         await server.encode([text])
         return Query(time.perf_counter() - begin)
 
-    measures = list(served("Infinity", dtype, layout_name(1, available_cores()), server.encode, mix, plan.turns))
+    measures = list(
+        served("Infinity", dtype, layout_name(1, available_cores()), server.encode, mix, plan.turns)
+    )
     return measures, IdleMeasure(Latency("Infinity", dtype), ask)
 
 
@@ -296,10 +353,15 @@ def lowest_cosine(vectors: Vectors, reference: Vectors) -> float:
 
 
 async def run_rounds(
-    measures: list[Measure], idle: list[IdleMeasure], forward: Measure, plan: Plan, mix: Mix, progress: Progress
+    measures: list[Measure],
+    idle: list[IdleMeasure],
+    forward: Measure,
+    plan: Plan,
+    mix: Mix,
+    progress: Progress,
 ) -> None:
-    """Warms all, which also compares their vectors with the first's; then measures in turns, the mesh between runs of `forward`.
-    The display rests while one runs."""
+    """Warms all, which also compares their vectors with the first's; then measures in turns, the
+    mesh between runs of `forward`. The display rests while one runs."""
     task = progress.add_task("warming", total=len(measures) * (plan.rounds + 1))
     reference = await measures[0].vectors()
     for measure in measures:
@@ -325,7 +387,9 @@ async def run_rounds(
 
 
 async def run_metered(measure: Measure, meter: Meter, mix: Mix) -> None:
-    """CPU time is read last before the run and first after it: reading the workers' counters costs them some."""
+    """CPU time is read last before the run and first after it: reading the workers' counters costs
+    them some.
+    """
     counted = meter.workers()
     spent = meter.cpu()
     measure.series.seconds.append(await measure.run())
@@ -341,9 +405,18 @@ async def ask_one_by_one(ask: Callable[[str], Awaitable[Query]], count: int) -> 
 
 
 async def measured(
-    plan: Plan, mix: Mix, workers: int, threads: int, peers: list[str], console: Console, *, openvino: bool
+    plan: Plan,
+    mix: Mix,
+    workers: int,
+    threads: int,
+    peers: list[str],
+    console: Console,
+    *,
+    openvino: bool,
 ) -> Report:
-    """The whole run: starts everything, measures, stops everything. `peers`: Infinity's data types."""
+    """The whole run: starts everything, measures, stops everything. `peers`: Infinity's data
+    types.
+    """
     notes: list[str] = []
     layouts = list(dict.fromkeys([(1, available_cores()), (workers, threads)]))
     own, alike = layout_name(*layouts[0]), layout_name(workers, threads)
@@ -351,7 +424,9 @@ async def measured(
     async with AsyncExitStack() as stack:
         console.print("starting", style="dim")
         measures = await local_measures(stack, plan, layouts, openvino=openvino)
-        forward = next(one for one in measures if one.series.name == Name(FORWARD, "bfloat16", alike, BATCHES))
+        forward = next(
+            one for one in measures if one.series.name == Name(FORWARD, "bfloat16", alike, BATCHES)
+        )
         idle = []
         of_peers = [await infinity_measures(stack, plan, mix, dtype) for dtype in peers]
         stub = await stack.enter_async_context(router.stubbed())
@@ -361,48 +436,87 @@ async def measured(
             measures += found
             idle.append(query)
         console.print(f"started in {time.monotonic() - begin:.0f} s", style="dim")
-        progress = stack.enter_context(Progress(console=console, transient=True, auto_refresh=False))
+        progress = stack.enter_context(
+            Progress(console=console, transient=True, auto_refresh=False)
+        )
         before = await busy_cores()
         await run_rounds(measures, idle, forward, plan, mix, progress)
         after = await busy_cores()
-        routed = [await stub.turn(callers, ROUTER_SECONDS) for _ in range(plan.rounds) for callers in ROUTER_CALLERS]
+        routed = [
+            await stub.turn(callers, ROUTER_SECONDS)
+            for _ in range(plan.rounds)
+            for callers in ROUTER_CALLERS
+        ]
     if max(before, after) > 0.1:
         notes.append(
             f"{before:.2f} cores were busy before and {after:.2f} after the rounds, with all engines waiting: not a quiet machine"
         )
-    notes += [f"{one.series.name}: its vectors differ" for one in measures if one.series.cosine < LEAST_COSINE]
+    notes += [
+        f"{one.series.name}: its vectors differ"
+        for one in measures
+        if one.series.cosine < MIN_COSINE
+    ]
     notes.append(f"the run took {(time.monotonic() - begin) / 60:.1f} minutes")
     series, latencies = [measure.series for measure in measures], [one.latency for one in idle]
-    per_core = {count: [turn.per_core for turn in routed if turn.callers == count] for count in ROUTER_CALLERS}
+    per_core = {
+        count: [turn.per_core for turn in routed if turn.callers == count]
+        for count in ROUTER_CALLERS
+    }
     found_targets = targets(series, latencies, per_core, own, alike)
     here = machine() | {"native kernels": kernels}
     return Report(here, notes, len(mix.texts), mix.tokens, series, latencies, routed, found_targets)
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="128 texts, 2 rounds, 5 s of steady traffic: a look")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; with --quick 2")] = 5,
-    steady: Annotated[float, typer.Option(min=5.0, help="Seconds of steady traffic in each round; with --quick 5")] = 30.0,
-    skip_infinity: Annotated[bool, typer.Option("--skip-infinity", help="Leave Infinity out even if it is installed")] = False,
-    skip_openvino: Annotated[bool, typer.Option("--skip-openvino", help="Leave OpenVINO out even if it is installed")] = False,
-    everything: Annotated[
-        bool, typer.Option("--everything", help="Also Infinity in float32, and OpenVINO in arrival order in float32: minutes more")
+    quick: Annotated[
+        bool, typer.Option("--quick", help="128 texts, 2 rounds, 5 s of steady traffic: a look")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Workers of the mesh. Default: as `shoal up`")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of each worker. Default: as `shoal up`")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with every round; tables go to stderr")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; with --quick 2")] = 5,
+    steady: Annotated[
+        float, typer.Option(min=5.0, help="Seconds of steady traffic in each round; with --quick 5")
+    ] = 30.0,
+    skip_infinity: Annotated[
+        bool, typer.Option("--skip-infinity", help="Leave Infinity out even if it is installed")
+    ] = False,
+    skip_openvino: Annotated[
+        bool, typer.Option("--skip-openvino", help="Leave OpenVINO out even if it is installed")
+    ] = False,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--everything",
+            help="Also Infinity in float32, and OpenVINO in arrival order in float32: minutes more",
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Workers of the mesh. Default: as `shoal up`")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of each worker. Default: as `shoal up`")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON with every round; tables go to stderr")
+    ] = False,
 ) -> None:
-    """Measure sentence-transformers, OpenVINO, the forward pass alone, the mesh, Infinity and a router on the same real texts."""
+    """Measure sentence-transformers, OpenVINO, the forward pass alone, the mesh, Infinity and a
+    router on the same real texts.
+    """
     console = Console(stderr=as_json)
     if not console.is_terminal:
         console.width = 160
-    plan = Plan(128, 2, 2, 50, 5.0, everything) if quick else Plan(512, rounds, 4, max(100, -(-300 // rounds)), steady, everything)
+    plan = (
+        Plan(128, 2, 2, 50, 5.0, everything)
+        if quick
+        else Plan(512, rounds, 4, max(100, -(-300 // rounds)), steady, everything)
+    )
     mix = real_texts(plan.texts, SEED)
     console.print(mix.describe(), style="dim")
     dtypes = list(DTYPES) if everything else ["bfloat16"]
     peers = dtypes if INFINITY_PYTHON.exists() and not skip_infinity else []
     openvino = OPENVINO_PYTHON.exists() and not skip_openvino
-    report = asyncio.run(measured(plan, mix, *layout(workers, threads), peers, console, openvino=openvino))
+    report = asyncio.run(
+        measured(plan, mix, *layout(workers, threads), peers, console, openvino=openvino)
+    )
     if not skip_infinity and not peers:
         report.notes.append("Infinity is not installed: benchmarks/peers/setup_infinity.sh")
     if not skip_openvino and not openvino:

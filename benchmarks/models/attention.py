@@ -1,8 +1,11 @@
-"""How much faster is the native library than torch's operators? `python -m benchmarks.models.attention`, or `make bench-attention`.
+"""How much faster is the native library than torch's operators? `python -m
+benchmarks.models.attention`, or `make bench-attention`.
 
-Attention alone, for shapes of real models, in every instruction set that this CPU has; the row functions; and the whole forward
-of all-MiniLM-L6-v2 over texts in the length mix of `benchmarks/common/texts.py`, and of one short query. Implementations take
-turns within a round, and ratios are of neighbours in time, so that the machine's drift cancels: trust them more than the times.
+Attention alone, for shapes of real models, in every instruction set that this CPU has; the row
+functions; and the whole forward of all-MiniLM-L6-v2 over texts in the length mix of
+`benchmarks/common/texts.py`, and of one short query. Implementations take turns within a round, and
+ratios are of neighbours in time, so that the machine's drift cancels: trust them more than the
+times.
 """
 
 from __future__ import annotations
@@ -32,13 +35,16 @@ from libs.models import EncodeWork, Prepared, load_model
 
 BATCH = 32
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# A measurement repeats what it measures for about so long, so that the clock's own time does not count.
+# A measurement repeats what it measures for about so long, so that the clock's own time does not
+# count.
 SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Attention of one model's shape. `lengths`: of the sequences, all queries of all keys; empty: of a batch of the mix."""
+    """Attention of one model's shape. `lengths`: of the sequences, all queries of all keys; empty:
+    of a batch of the mix.
+    """
 
     name: str
     heads: int
@@ -64,49 +70,90 @@ CASES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", choices=sorted(DTYPES), action="append", help="default: all that this CPU multiplies")
+    parser.add_argument(
+        "--dtype",
+        choices=sorted(DTYPES),
+        action="append",
+        help="default: all that this CPU multiplies",
+    )
     parser.add_argument("--threads", type=int, action="append", help="default: 1, and all cores")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many of the kernel alone")
+    parser.add_argument(
+        "--cases", type=int, default=len(CASES), help="only the first so many of the kernel alone"
+    )
     arguments = parser.parse_args()
     try:
         path = build.build()
         sets = library.instruction_sets(path)
     except Exception as error:
         sys.exit(f"no native kernel: {error}")
-    print(f"in use: {native.name()}; torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}")
+    print(
+        f"in use: {native.name()}; torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    )
     loaded = {name: library.load(path, name) for name in sets}
     cores = torch.get_num_threads()
-    for dtype in arguments.dtype or [name for name in DTYPES if name == "float32" or has_bfloat16()]:
+    for dtype in arguments.dtype or [
+        name for name in DTYPES if name == "float32" or has_bfloat16()
+    ]:
         for threads in arguments.threads or sorted({1, cores}):
             torch.set_num_threads(threads)
-            print(f"\n{dtype}, {threads} thread{'s' * (threads > 1)}: median ms of torch's operators, and how many times as fast")
+            print(
+                f"\n{dtype}, {threads} thread{'s' * (threads > 1)}: median ms of torch's operators, and how many times as fast"
+            )
             for case in CASES[: arguments.cases]:
-                report(case.name, take_turns(kernels(case, DTYPES[dtype], loaded), arguments.rounds))
+                report(
+                    case.name, take_turns(kernels(case, DTYPES[dtype], loaded), arguments.rounds)
+                )
             for name, ways in (*row_functions(DTYPES[dtype]), *forwards(DTYPES[dtype])):
                 report(name, take_turns(ways, arguments.rounds))
 
 
-def kernels(case: Case, dtype: torch.dtype, loaded: Mapping[str, library.Native]) -> dict[str, Callable[[], object]]:
-    """Of the kernel alone; each with a layout of its own, whose masks and biases are made before time is taken."""
+def kernels(
+    case: Case, dtype: torch.dtype, loaded: Mapping[str, library.Native]
+) -> dict[str, Callable[[], object]]:
+    """Of the kernel alone; each with a layout of its own, whose masks and biases are made before
+    time is taken.
+    """
     lengths = case.lengths or tuple(sorted(real_texts(BATCH).lengths))
     parts = (case.heads, case.kv_heads, case.kv_heads)
-    q, k, v = torch.randn(sum(lengths), sum(parts), case.dim).to(dtype).split_with_sizes(parts, dim=1)
+    q, k, v = (
+        torch.randn(sum(lengths), sum(parts), case.dim).to(dtype).split_with_sizes(parts, dim=1)
+    )
     bias = torch.randn(case.heads, 2 * max(lengths) + 1) if case.has_bias else None
 
     def prepared(attend: Callable[..., Tensor | None]) -> Callable[[], object]:
-        return partial(attend, q, k, v, Layout.of(lengths, lengths), case.dim**-0.5, case.causal, case.window, bias)
+        return partial(
+            attend,
+            q,
+            k,
+            v,
+            Layout.of(lengths, lengths),
+            case.dim**-0.5,
+            case.causal,
+            case.window,
+            bias,
+        )
 
     # For float32 this instruction set is AVX512.
     told = [name for name in loaded if dtype is torch.bfloat16 or name != "avx512_bf16"]
-    return {"torch": prepared(dense.attend)} | {name: prepared(partial(attend_with, loaded[name])) for name in told}
+    return {"torch": prepared(dense.attend)} | {
+        name: prepared(partial(attend_with, loaded[name])) for name in told
+    }
 
 
 def row_functions(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
     """Of a hidden size of 768, for a batch of the mix and for one query."""
     for rows, batch in ((sum(real_texts(BATCH).lengths), BATCH), (12, 1)):
-        x, weight, heads = torch.randn(rows, 768).to(dtype), torch.randn(768).to(dtype), torch.randn(rows, 24, 64).to(dtype)
-        cos, inner, ends = torch.randn(rows, 32), torch.randn(rows, 4608).to(dtype), cumulated([rows // batch] * batch, "cpu")
+        x, weight, heads = (
+            torch.randn(rows, 768).to(dtype),
+            torch.randn(768).to(dtype),
+            torch.randn(rows, 24, 64).to(dtype),
+        )
+        cos, inner, ends = (
+            torch.randn(rows, 32),
+            torch.randn(rows, 4608).to(dtype),
+            cumulated([rows // batch] * batch, "cpu"),
+        )
         found: dict[str, Callable[[], object]] = {
             "LayerNorm": partial(norms.layer_norm, x, weight, None, 1e-5),
             "RMSNorm": partial(norms.rms_norm, x, weight, 1e-5),

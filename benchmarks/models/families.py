@@ -1,12 +1,15 @@
-"""How fast is each family's packed forward? `python -m benchmarks.models.families`, or `make bench-families`.
+"""How fast is each family's packed forward? `python -m benchmarks.models.families`, or `make
+bench-families`.
 
-For every family the same random weights, texts and data type go through (a) Shoal's packed forward, (b) transformers' padded
-forward in arrival order, as a server gets its texts, and sorted by length, which is its best case, and (c) sentence-transformers,
-which sorts too and whose tokenising is counted. Engines take turns within a round; ratios are of neighbours in time, so that the
-machine's drift cancels. Texts have the log-normal length mix of `benchmarks/common/texts.py`.
+For every family the same random weights, texts and data type go through (a) Shoal's packed forward,
+(b) transformers' padded forward in arrival order, as a server gets its texts, and sorted by length,
+which is its best case, and (c) sentence-transformers, which sorts too and whose tokenising is
+counted. Engines take turns within a round; ratios are of neighbours in time, so that the machine's
+drift cancels. Texts have the log-normal length mix of `benchmarks/common/texts.py`.
 
-Needs torch, transformers, safetensors and tokenizers; sentence-transformers where it is installed; Triton and the CUDA build of
-torch on a GPU. `--shapes published` measures real models' shapes instead of small ones and adds model FLOP utilisation.
+Needs torch, transformers, safetensors and tokenizers; sentence-transformers where it is installed;
+Triton and the CUDA build of torch on a GPU. `--shapes published` measures real models' shapes
+instead of small ones and adds model FLOP utilisation.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of one measured model: a family at a size. `config`: further keys of transformers' configuration."""
+    """Of one measured model: a family at a size. `config`: further keys of transformers'
+    configuration.
+    """
 
     name: str
     kind: str
@@ -54,13 +59,28 @@ class Shape:
     config: Mapping[str, object] = field(default_factory=dict)
 
 
-# Sizes of published checkpoints; tokenizers and vocabularies stay small, since looking up a row costs the same in any table.
+# Sizes of published checkpoints; tokenizers and vocabularies stay small, since looking up a row
+# costs the same in any table.
 PUBLISHED = (
     Shape("MiniLM-L6", "bert", 384, 6, 12, config={"intermediate_size": 1536}),
     Shape("BERT-base", "bert", 768, 12, 12, config={"intermediate_size": 3072}),
     Shape("BERT-large", "bert", 1024, 24, 16, config={"intermediate_size": 4096}),
-    Shape("ModernBERT-base", "modernbert", 768, 22, 12, config={"intermediate_size": 1152, "local_attention": 128}),
-    Shape("Qwen3-0.6B", "qwen3", 1024, 28, 16, config={"intermediate_size": 3072, "num_key_value_heads": 8, "head_dim": 128}),
+    Shape(
+        "ModernBERT-base",
+        "modernbert",
+        768,
+        22,
+        12,
+        config={"intermediate_size": 1152, "local_attention": 128},
+    ),
+    Shape(
+        "Qwen3-0.6B",
+        "qwen3",
+        1024,
+        28,
+        16,
+        config={"intermediate_size": 3072, "num_key_value_heads": 8, "head_dim": 128},
+    ),
     Shape(
         "EmbeddingGemma-300M",
         "gemma3_text",
@@ -97,11 +117,16 @@ class Result:
         """How many times as fast as a peer is packed: the median of the rounds' ratios."""
         if peer not in self.seconds:
             return None
-        return median(other / own for own, other in zip(self.seconds["packed"], self.seconds[peer], strict=True))
+        return median(
+            other / own
+            for own, other in zip(self.seconds["packed"], self.seconds[peer], strict=True)
+        )
 
     @property
     def utilisation(self) -> float | None:
-        return None if self.peak is None else self.flops / median(self.seconds["packed"]) / self.peak
+        return (
+            None if self.peak is None else self.flops / median(self.seconds["packed"]) / self.peak
+        )
 
 
 def small_shapes(names: Sequence[str]) -> list[Shape]:
@@ -109,8 +134,12 @@ def small_shapes(names: Sequence[str]) -> list[Shape]:
     return [Shape(kind, kind, 384, 6, 6) for kind in RECIPES if not names or kind in names]
 
 
-def measure(shape: Shape, dtype: str, device: torch.device, texts: int, rounds: int, batch_tokens: int) -> Result:
-    """`batch_tokens` 0: batches of 32 texts, for all engines alike; else packed batches of so many tokens."""
+def measure(
+    shape: Shape, dtype: str, device: torch.device, texts: int, rounds: int, batch_tokens: int
+) -> Result:
+    """`batch_tokens` 0: batches of 32 texts, for all engines alike; else packed batches of so many
+    tokens.
+    """
     with tempfile.TemporaryDirectory() as name:
         directory = write_checkpoint(
             shape.kind, Path(name), hidden=shape.hidden, layers=shape.layers, heads=shape.heads, positions=POSITIONS,
@@ -119,7 +148,9 @@ def measure(shape: Shape, dtype: str, device: torch.device, texts: int, rounds: 
         mix = real_texts(texts, directory=directory)
         model = load_model(directory, "bench/model", device, DTYPES[dtype])
         sequences = model.prepare(EncodeWork(mix.texts)).sequences
-        engines: dict[str, Callable[[], object]] = {"packed": packed_run(model, sequences, batch_tokens)}
+        engines: dict[str, Callable[[], object]] = {
+            "packed": packed_run(model, sequences, batch_tokens)
+        }
         reference: torch.nn.Module = random_model(
             shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads, positions=POSITIONS,
             vocabulary=shape.vocabulary, config=shape.config,
@@ -128,15 +159,26 @@ def measure(shape: Shape, dtype: str, device: torch.device, texts: int, rounds: 
         engines["transformers"] = padded_run(reference, sequences, device)
         by_length = sorted(sequences, key=lambda sequence: -sequence.tokens)
         engines["transformers sorted"] = padded_run(reference, by_length, device)
-        if importlib.util.find_spec("sentence_transformers") is not None and not RECIPES[shape.kind].like:
-            engines["sentence-transformers"] = sentence_transformers_run(directory, mix.texts, device, DTYPES[dtype])
+        if (
+            importlib.util.find_spec("sentence_transformers") is not None
+            and not RECIPES[shape.kind].like
+        ):
+            engines["sentence-transformers"] = sentence_transformers_run(
+                directory, mix.texts, device, DTYPES[dtype]
+            )
         seconds = take_turns(engines, rounds, device)
     tokens = sum(sequence.tokens for sequence in sequences)
-    return Result(shape.name, dtype, tokens, seconds, flops(reference, shape, sequences), peak(device, dtype))
+    return Result(
+        shape.name, dtype, tokens, seconds, flops(reference, shape, sequences), peak(device, dtype)
+    )
 
 
-def packed_run(model: PackedModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
-    """As a worker runs batches: on an asynchronous device the next one is launched before the last one is collected."""
+def packed_run(
+    model: PackedModel, sequences: Sequence[InputSequence], batch_tokens: int
+) -> Callable[[], object]:
+    """As a worker runs batches: on an asynchronous device the next one is launched before the last
+    one is collected.
+    """
     batches = batches_of(sequences, batch_tokens)
     if model.queue is None:
         return lambda: [model.forward("dense", batch) for batch in batches]
@@ -169,13 +211,21 @@ def batches_of(sequences: Sequence[InputSequence], batch_tokens: int) -> list[li
     return batches
 
 
-def padded_run(model: torch.nn.Module, sequences: Sequence[InputSequence], device: torch.device) -> Callable[[], object]:
-    """transformers as it is used: a padded batch and its mask. Mean pooling is counted, as it is for packed."""
+def padded_run(
+    model: torch.nn.Module, sequences: Sequence[InputSequence], device: torch.device
+) -> Callable[[], object]:
+    """transformers as it is used: a padded batch and its mask. Mean pooling is counted, as it is
+    for packed.
+    """
     batches = []
     for first in range(0, len(sequences), BATCH):
-        some = [torch.from_numpy(sequence.ids).long() for sequence in sequences[first : first + BATCH]]
+        some = [
+            torch.from_numpy(sequence.ids).long() for sequence in sequences[first : first + BATCH]
+        ]
         ids = torch.nn.utils.rnn.pad_sequence(some, batch_first=True)
-        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in some], batch_first=True)
+        mask = torch.nn.utils.rnn.pad_sequence(
+            [torch.ones_like(one) for one in some], batch_first=True
+        )
         batches.append((ids, mask))
 
     @torch.inference_mode()
@@ -197,13 +247,19 @@ def sentence_transformers_run(
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    transformer = Transformer(str(directory), model_kwargs={"dtype": dtype}, max_seq_length=POSITIONS)
+    transformer = Transformer(
+        str(directory), model_kwargs={"dtype": dtype}, max_seq_length=POSITIONS
+    )
     width = transformer.get_embedding_dimension()
-    model = SentenceTransformer(modules=[transformer, Pooling(width, pooling_mode="mean")], device=str(device))
+    model = SentenceTransformer(
+        modules=[transformer, Pooling(width, pooling_mode="mean")], device=str(device)
+    )
     return lambda: model.encode(texts, batch_size=batch, show_progress_bar=False)
 
 
-def take_turns(engines: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
+def take_turns(
+    engines: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
     """Each engine once a round, after one round to warm up; who is first turns."""
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     names = list(engines)
@@ -226,8 +282,14 @@ def timed(run: Callable[[], object], device: torch.device) -> float:
 
 
 def flops(reference: torch.nn.Module, shape: Shape, sequences: Sequence[InputSequence]) -> float:
-    """Two a weight of each linear layer and token, and the two products of attention, of one pass over all sequences."""
-    weights = sum(module.weight.numel() for module in reference.modules() if isinstance(module, torch.nn.Linear))
+    """Two a weight of each linear layer and token, and the two products of attention, of one pass
+    over all sequences.
+    """
+    weights = sum(
+        module.weight.numel()
+        for module in reference.modules()
+        if isinstance(module, torch.nn.Linear)
+    )
     size = shape.config.get("head_dim", shape.hidden // shape.heads)
     assert isinstance(size, int)
     width = shape.layers * shape.heads * size
@@ -245,8 +307,12 @@ HEAD = f"{'model':22} {'dtype':9} {'packed tok/s':>13} {'x padded':>9} {'x sorte
 
 
 def line(one: Result) -> str:
-    """x: how many times as fast packed is as transformers in arrival order, sorted by length, and as sentence-transformers."""
-    ratios = [one.ratio(peer) for peer in ("transformers", "transformers sorted", "sentence-transformers")]
+    """x: how many times as fast packed is as transformers in arrival order, sorted by length, and
+    as sentence-transformers.
+    """
+    ratios = [
+        one.ratio(peer) for peer in ("transformers", "transformers sorted", "sentence-transformers")
+    ]
     texts = [f"{value:.2f}" if value is not None else "-" for value in ratios]
     used = "-" if one.utilisation is None else f"{one.utilisation:.0%}"
     own = one.tokens_per_second("packed") or math.nan
@@ -272,25 +338,44 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; default all cores")
-    parser.add_argument("--batch-tokens", type=int, default=0, help="tokens of a packed batch; default batches of 32 texts for all")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of torch on a CPU; default all cores"
+    )
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=0,
+        help="tokens of a packed batch; default batches of 32 texts for all",
+    )
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     wanted = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
     shapes = small_shapes(wanted.families) if wanted.shapes == "small" else list(PUBLISHED)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    print(f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.texts} texts, {wanted.rounds} rounds")
+    where = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else platform.processor() or platform.machine()
+    )
+    print(
+        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.texts} texts, {wanted.rounds} rounds"
+    )
     print(HEAD, "-" * len(HEAD), sep="\n", flush=True)
     results = []
     for number, shape in enumerate(shapes, 1):
         for dtype in wanted.dtype or dtypes(device):
             print(f"[{number}/{len(shapes)}] {shape.name} {dtype}", file=sys.stderr)
-            results.append(measure(shape, dtype, device, wanted.texts, wanted.rounds, wanted.batch_tokens))
+            results.append(
+                measure(shape, dtype, device, wanted.texts, wanted.rounds, wanted.batch_tokens)
+            )
             print(line(results[-1]), flush=True)
     peers = [(one, one.ratio("transformers")) for one in results]
-    slow = [f"{one.shape} {one.dtype} {ratio:.2f}" for one, ratio in peers if ratio is not None and ratio < TARGET]
+    slow = [
+        f"{one.shape} {one.dtype} {ratio:.2f}"
+        for one, ratio in peers
+        if ratio is not None and ratio < TARGET
+    ]
     print(f"below {TARGET} x transformers' padded forward: {', '.join(slow) or 'none'}")
     if wanted.json:
         wanted.json.write_text(json.dumps([asdict(one) for one in results], indent=2))

@@ -1,10 +1,12 @@
-"""How much of a model's throughput is left with adapters? `python -m benchmarks.models.lora`, or `make bench-lora`.
+"""How much of a model's throughput is left with adapters? `python -m benchmarks.models.lora`, or
+`make bench-lora`.
 
-The same random weights (the shape of all-MiniLM-L6), texts and data type go through `PackedModel.forward` in batches of n tokens:
-without adapters, with one for all texts, and with eight that take turns text by text, so that every batch holds all of them. Once
-with adapters of rank 8 on queries, keys, values and the attention's output, once on every linear layer. Engines take turns within
-a round; ratios are of neighbours in time, so that the machine's drift cancels. Texts have the log-normal length mix of
-`benchmarks/common/texts.py`.
+The same random weights (the shape of all-MiniLM-L6), texts and data type go through
+`PackedModel.forward` in batches of n tokens: without adapters, with one for all texts, and with
+eight that take turns text by text, so that every batch holds all of them. Once with adapters of
+rank 8 on queries, keys, values and the attention's output, once on every linear layer. Engines take
+turns within a round; ratios are of neighbours in time, so that the machine's drift cancels. Texts
+have the log-normal length mix of `benchmarks/common/texts.py`.
 
 Needs torch, safetensors, tokenizers, and peft to write the adapters.
 """
@@ -43,7 +45,9 @@ TARGETS: dict[str, list[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one set of layers in one data type and batch size. `seconds`: by engine, one number a round."""
+    """Of one set of layers in one data type and batch size. `seconds`: by engine, one number a
+    round.
+    """
 
     targets: str
     dtype: str
@@ -57,10 +61,14 @@ class Result:
 
     def ratio(self, engine: str) -> float:
         """Of the throughput without adapters: the median of the rounds' ratios."""
-        return median(base / own for base, own in zip(self.seconds["base"], self.seconds[engine], strict=True))
+        return median(
+            base / own for base, own in zip(self.seconds["base"], self.seconds[engine], strict=True)
+        )
 
 
-def measure(targets: str, dtype: str, device: torch.device, texts: int, rounds: int, batch_tokens: int) -> Result:
+def measure(
+    targets: str, dtype: str, device: torch.device, texts: int, rounds: int, batch_tokens: int
+) -> Result:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_checkpoint(
@@ -72,22 +80,39 @@ def measure(targets: str, dtype: str, device: torch.device, texts: int, rounds: 
         taken = 0
         for seed, adapter in enumerate(names):
             base = random_model(
-                "bert", hidden=HIDDEN, layers=LAYERS, heads=HEADS, positions=POSITIONS, vocabulary=VOCABULARY, config=CONFIG
+                "bert",
+                hidden=HIDDEN,
+                layers=LAYERS,
+                heads=HEADS,
+                positions=POSITIONS,
+                vocabulary=VOCABULARY,
+                config=CONFIG,
             )
             write_adapter(base, root / adapter, seed=seed, r=RANK, target_modules=TARGETS[targets])
             taken += model.add_adapter(adapter, root / adapter)
-        sequences = model.prepare(EncodeWork(real_texts(texts, directory=root / "base").texts)).sequences
-    turns = [replace(sequence, adapter=names[place % ADAPTERS]) for place, sequence in enumerate(sequences)]
+        sequences = model.prepare(
+            EncodeWork(real_texts(texts, directory=root / "base").texts)
+        ).sequences
+    turns = [
+        replace(sequence, adapter=names[place % ADAPTERS])
+        for place, sequence in enumerate(sequences)
+    ]
     engines = {
         "base": run(model, sequences, batch_tokens),
-        "one adapter": run(model, [replace(sequence, adapter=names[0]) for sequence in sequences], batch_tokens),
+        "one adapter": run(
+            model, [replace(sequence, adapter=names[0]) for sequence in sequences], batch_tokens
+        ),
         "mixed": run(model, turns, batch_tokens),
     }
     seconds = take_turns(engines, rounds, device)
-    return Result(targets, dtype, batch_tokens, sum(one.tokens for one in sequences), taken, seconds)
+    return Result(
+        targets, dtype, batch_tokens, sum(one.tokens for one in sequences), taken, seconds
+    )
 
 
-def run(model: PackedModel, sequences: Sequence[InputSequence], batch_tokens: int) -> Callable[[], object]:
+def run(
+    model: PackedModel, sequences: Sequence[InputSequence], batch_tokens: int
+) -> Callable[[], object]:
     batches: list[list[InputSequence]] = [[]]
     held = 0
     for sequence in sequences:
@@ -104,34 +129,62 @@ HEAD = f"{'adapters on':18} {'dtype':9} {'batch':>6} {'base tok/s':>11} {'one':>
 
 def line(one: Result) -> str:
     """one, mixed: shares of the throughput without adapters."""
-    base, single, mixed = one.tokens_per_second("base"), one.ratio("one adapter"), one.ratio("mixed")
+    base, single, mixed = (
+        one.tokens_per_second("base"),
+        one.ratio("one adapter"),
+        one.ratio("mixed"),
+    )
     return f"{one.targets:18} {one.dtype:9} {one.batch_tokens:6} {base:11,.0f} {single:6.2f} {mixed:6.2f} {one.adapter_bytes:11,}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--dtype", choices=tuple(DTYPES), action="append", help="default: those that the device multiplies itself")
+    parser.add_argument(
+        "--dtype",
+        choices=tuple(DTYPES),
+        action="append",
+        help="default: those that the device multiplies itself",
+    )
     parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; default all cores")
-    parser.add_argument("--batch-tokens", type=int, action="append", help="tokens of a packed batch; default 512 and 2048")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of torch on a CPU; default all cores"
+    )
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        action="append",
+        help="tokens of a packed batch; default 512 and 2048",
+    )
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     wanted = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    print(f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.texts} texts, {wanted.rounds} rounds")
+    where = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else platform.processor() or platform.machine()
+    )
+    print(
+        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.texts} texts, {wanted.rounds} rounds"
+    )
     print(HEAD, "-" * len(HEAD), sep="\n", flush=True)
     results = []
     for dtype in wanted.dtype or dtypes(device):
         for batch_tokens in wanted.batch_tokens or [512, 2048]:
-            measured = partial(measure, dtype=dtype, device=device, texts=wanted.texts, rounds=wanted.rounds)
+            measured = partial(
+                measure, dtype=dtype, device=device, texts=wanted.texts, rounds=wanted.rounds
+            )
             for targets in TARGETS:
                 print(f"{targets}, {dtype}, {batch_tokens} tokens", file=sys.stderr)
                 results.append(measured(targets, batch_tokens=batch_tokens))
                 print(line(results[-1]), flush=True)
-    slow = [f"{one.targets} {one.dtype} {one.batch_tokens}" for one in results if one.ratio("mixed") < TARGET]
+    slow = [
+        f"{one.targets} {one.dtype} {one.batch_tokens}"
+        for one in results
+        if one.ratio("mixed") < TARGET
+    ]
     print(f"mixed below {TARGET} x the throughput without adapters: {', '.join(slow) or 'none'}")
     if wanted.json:
         wanted.json.write_text(json.dumps([asdict(one) for one in results], indent=2))

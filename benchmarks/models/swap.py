@@ -1,8 +1,9 @@
 """How long does a model take to come? `python -m benchmarks.models.swap [--json]`.
 
-all-MiniLM-L6-v2 through the worker's own residency, on 1 and 2 threads: from the order to load it until its first vector. First:
-the first load of a process, with everything that only the first one does. Cold: from the page cache. Warm: from host memory. On a
-CUDA machine also the swap of a warm model of BERT-large's size against its bytes over the measured host-to-device bandwidth.
+all-MiniLM-L6-v2 through the worker's own residency, on 1 and 2 threads: from the order to load it
+until its first vector. First: the first load of a process, with everything that only the first one
+does. Cold: from the page cache. Warm: from host memory. On a CUDA machine also the swap of a warm
+model of BERT-large's size against its bytes over the measured host-to-device bandwidth.
 """
 
 from __future__ import annotations
@@ -34,12 +35,20 @@ COLD_SECONDS = 0.150
 WARM_SECONDS = 0.050
 TRANSFER_FACTOR = 1.5
 TEXT = "Programs such as the GPL are free software."
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 30522}
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 30522,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`loads` and `vectors`: seconds of each round until the model was resident, and from then until the first vector."""
+    """`loads` and `vectors`: seconds of each round until the model was resident, and from then
+    until the first vector.
+    """
 
     name: str
     threads: int
@@ -53,7 +62,11 @@ class Row:
 
     def line(self) -> str:
         total = median(self.seconds)
-        verdict = "" if self.target is None else f"   target {self.target * 1e3:.0f}: {'met' if total <= self.target else 'MISSED'}"
+        verdict = (
+            ""
+            if self.target is None
+            else f"   target {self.target * 1e3:.0f}: {'met' if total <= self.target else 'MISSED'}"
+        )
         spread = f"({min(self.seconds) * 1e3:.1f}-{max(self.seconds) * 1e3:.1f})"
         parts = f"load {median(self.loads) * 1e3:.1f} + vector {median(self.vectors) * 1e3:.1f}"
         return f"{self.name:6} {self.threads} threads  {total * 1e3:7.1f} ms {spread:16} = {parts}{verdict}"
@@ -61,7 +74,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Of a warm model to a CUDA device, in seconds; `copies`: of as many bytes from pinned memory alone."""
+    """Of a warm model to a CUDA device, in seconds; `copies`: of as many bytes from pinned memory
+    alone.
+    """
 
     bytes: int
     swaps: tuple[float, ...]
@@ -94,7 +109,9 @@ class Bench:
         )
 
     async def round(self) -> tuple[float, float]:
-        """Seconds until the model is resident, and from then until its first vector; it is evicted again."""
+        """Seconds until the model is resident, and from then until its first vector; it is evicted
+        again.
+        """
         started = time.perf_counter()
         self._residency.load(MINILM_ID)
         while (resident := self._residency.serving(MINILM_ID)) is None:
@@ -102,7 +119,9 @@ class Bench:
             await self._changed.wait()
         loaded = time.perf_counter()
         prepared = resident.model.prepare(EncodeWork([TEXT]), go_on_anyway)
-        resident.model.finish(prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences)))
+        resident.model.finish(
+            prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
+        )
         ended = time.perf_counter()
         del resident
         self._residency.evict(MINILM_ID)
@@ -120,18 +139,31 @@ async def measure(settings: Settings, rounds: int) -> list[Row]:
     device.enter()
     rows = []
     async with asyncio.TaskGroup() as tasks:
-        for name, host_bytes, target in (("cold", 0, COLD_SECONDS), ("warm", 1 << 30, WARM_SECONDS)):
+        for name, host_bytes, target in (
+            ("cold", 0, COLD_SECONDS),
+            ("warm", 1 << 30, WARM_SECONDS),
+        ):
             bench = Bench(device, host_bytes, tasks)
             first = await bench.round()
             if name == "cold":
                 rows.append(_row("first", settings.threads, [first], None))
-            rows.append(_row(name, settings.threads, [await bench.round() for _ in range(rounds)], target))
+            rows.append(
+                _row(name, settings.threads, [await bench.round() for _ in range(rounds)], target)
+            )
             bench.stop()
     return rows
 
 
-def _row(name: str, threads: int, taken: Sequence[tuple[float, float]], target: float | None) -> Row:
-    return Row(name, threads, tuple(load for load, _ in taken), tuple(vector for _, vector in taken), target)
+def _row(
+    name: str, threads: int, taken: Sequence[tuple[float, float]], target: float | None
+) -> Row:
+    return Row(
+        name,
+        threads,
+        tuple(load for load, _ in taken),
+        tuple(vector for _, vector in taken),
+        target,
+    )
 
 
 def measure_transfer(rounds: int) -> Transfer:
@@ -140,7 +172,13 @@ def measure_transfer(rounds: int) -> Transfer:
 
     device = torch.device("cuda")
     with tempfile.TemporaryDirectory() as root:
-        directory = write_checkpoint("bert", Path(root) / "large", sentence=SentenceFiles(), dtype=torch.bfloat16, config=LARGE)
+        directory = write_checkpoint(
+            "bert",
+            Path(root) / "large",
+            sentence=SentenceFiles(),
+            dtype=torch.bfloat16,
+            config=LARGE,
+        )
         model = load_model(directory, "random/large", device, torch.bfloat16)
     swaps, copies = [], []
     pinned = torch.empty(model.host_bytes, dtype=torch.uint8, pin_memory=True)
@@ -161,14 +199,20 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--json", action="store_true", help="one object on stdout instead of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="one object on stdout instead of the table"
+    )
     given = parser.parse_args()
     rows = []
     for threads in given.threads:
-        rows += asyncio.run(measure(Settings("bench", device="cpu", dtype="float32", threads=threads), given.rounds))
+        rows += asyncio.run(
+            measure(Settings("bench", device="cpu", dtype="float32", threads=threads), given.rounds)
+        )
     transfer = measure_transfer(given.rounds) if torch.cuda.is_available() else None
     if given.json:
         told = None if transfer is None else asdict(transfer)

@@ -1,9 +1,12 @@
-"""How fast does the decode loop write? `python -m benchmarks.models.writing`, or `make bench-writing`.
+"""How fast does the decode loop write? `python -m benchmarks.models.writing`, or `make
+bench-writing`.
 
-The same random weights write by (a) Shoal's decode loop and (b) transformers' `generate(do_sample=False)`: one sequence alone, and
-16 with prompts and answers of different lengths. transformers pads prompts to the longest and writes until the longest answer has
-ended, as its batches do; the tokens that were asked for count, for both. Engines take turns within a round; ratios are of
-neighbours in time. Beside that: the time to the first token, and what a step costs while another sequence joins.
+The same random weights write by (a) Shoal's decode loop and (b) transformers'
+`generate(do_sample=False)`: one sequence alone, and 16 with prompts and answers of different
+lengths. transformers pads prompts to the longest and writes until the longest answer has ended, as
+its batches do; the tokens that were asked for count, for both. Engines take turns within a round;
+ratios are of neighbours in time. Beside that: the time to the first token, and what a step costs
+while another sequence joins.
 
 Needs torch, transformers, safetensors and tokenizers.
 """
@@ -34,13 +37,19 @@ TARGETS = {1: 1.5, 16: 3.0}
 
 
 class Texts:
-    """Prompts and the lengths of their answers, drawn from a seed: `count` of them; one has the middle of both ranges."""
+    """Prompts and the lengths of their answers, drawn from a seed: `count` of them; one has the
+    middle of both ranges.
+    """
 
     def __init__(self, count: int, longest: int) -> None:
         random = np.random.default_rng(7)
         lengths = [96] if count == 1 else random.integers(16, 257, count).tolist()
-        self.answers = [longest] if count == 1 else random.integers(longest // 8, longest + 1, count).tolist()
-        self.prompts: list[Ids] = [random.integers(1, VOCABULARY, length).astype(np.int32) for length in lengths]
+        self.answers = (
+            [longest] if count == 1 else random.integers(longest // 8, longest + 1, count).tolist()
+        )
+        self.prompts: list[Ids] = [
+            random.integers(1, VOCABULARY, length).astype(np.int32) for length in lengths
+        ]
 
     @property
     def tokens(self) -> int:
@@ -49,7 +58,10 @@ class Texts:
 
 def loop_run(writer: Writer, texts: Texts) -> Callable[[], float]:
     """Seconds from the requests to the first token of the first of them; all are written."""
-    pages = sum(pages_for(len(prompt) + most) for prompt, most in zip(texts.prompts, texts.answers, strict=True))
+    pages = sum(
+        pages_for(len(prompt) + most)
+        for prompt, most in zip(texts.prompts, texts.answers, strict=True)
+    )
     loop = DecodeLoop(writer, pages)
 
     def run() -> float:
@@ -88,8 +100,12 @@ def reference_run(model: transformers.PreTrainedModel, texts: Texts) -> Callable
     return run
 
 
-def take_turns(engines: Sequence[Callable[[], float]], rounds: int) -> tuple[list[list[float]], float]:
-    """Seconds of each engine in each round, and the first engine's median time to the first token."""
+def take_turns(
+    engines: Sequence[Callable[[], float]], rounds: int
+) -> tuple[list[list[float]], float]:
+    """Seconds of each engine in each round, and the first engine's median time to the first
+    token.
+    """
     seconds: list[list[float]] = [[] for _ in engines]
     firsts = []
     for number in range(rounds + 1):
@@ -105,7 +121,9 @@ def take_turns(engines: Sequence[Callable[[], float]], rounds: int) -> tuple[lis
 
 
 def joining(writer: Writer, texts: Texts) -> tuple[float, float]:
-    """Seconds of a decode step of 15 sequences, and of the prefill of another one of 128 tokens that joins them."""
+    """Seconds of a decode step of 15 sequences, and of the prefill of another one of 128 tokens
+    that joins them.
+    """
     loop = DecodeLoop(writer, 16 * 16)
     for prompt in texts.prompts[:15]:
         loop.add(Request(prompt[:128], most=200))
@@ -139,7 +157,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     print(f"native kernels: {native_name()}; torch {torch.__version__}; {given.threads} threads")
-    size = {"hidden": given.hidden, "layers": given.layers, "heads": given.hidden // 64, "positions": 1024}
+    size = {
+        "hidden": given.hidden,
+        "layers": given.layers,
+        "heads": given.hidden // 64,
+        "positions": 1024,
+    }
     config = {
         "vocab_size": VOCABULARY,
         "intermediate_size": given.hidden * 8 // 3 // 64 * 64,
@@ -148,12 +171,16 @@ def main() -> None:
     for name in given.dtypes.split(","):
         dtype = DTYPES[name]
         with tempfile.TemporaryDirectory() as folder:
-            directory = write_checkpoint(given.kind, Path(folder), head="causal_lm", dtype=dtype, config=config, **size)
+            directory = write_checkpoint(
+                given.kind, Path(folder), head="causal_lm", dtype=dtype, config=config, **size
+            )
             writer = load_writer(directory, torch.device("cpu"), dtype)
             reference = random_model(given.kind, head="causal_lm", config=config, **size).to(dtype)
             for count in map(int, given.counts.split(",")):
                 texts = Texts(count, given.tokens)
-                (own, theirs), first = take_turns([loop_run(writer, texts), reference_run(reference, texts)], given.rounds)
+                (own, theirs), first = take_turns(
+                    [loop_run(writer, texts), reference_run(reference, texts)], given.rounds
+                )
                 ratio = median(other / mine for mine, other in zip(own, theirs, strict=True))
                 found: dict[str, object] = {
                     "dtype": name,
@@ -167,7 +194,10 @@ def main() -> None:
                 }
                 if count == 16:
                     step, join = joining(writer, texts)
-                    found |= {"step of 15 ms": round(1000 * step, 1), "join of 128 tokens ms": round(1000 * join, 1)}
+                    found |= {
+                        "step of 15 ms": round(1000 * step, 1),
+                        "join of 128 tokens ms": round(1000 * join, 1),
+                    }
                 print(json.dumps(found), flush=True)
 
 

@@ -1,9 +1,12 @@
-"""A model without any mesh around it, in a process of its own: `python -m benchmarks.peers.engine KIND THREADS SHARE TEXTS SEED`.
+"""A model without any mesh around it, in a process of its own: `python -m benchmarks.peers.engine
+KIND THREADS SHARE TEXTS SEED`.
 
-Kinds: `sentence-transformers` (its encode(), batch 32, tokenising included), `forward` (the worker's PackedModel.forward alone, on
-batches of 32 texts in arrival order, tokenised beforehand) and `openvino` (padded batches of 32 texts, sorted by length and in
-arrival order, tokenised beforehand too). All hold the model in float32 and bfloat16. The process waits on its input: each line
-{"way": ..., "save": path or ""} runs its share of the texts once; a line of JSON answers when it is done. Idle, it uses no CPU.
+Kinds: `sentence-transformers` (its encode(), batch 32, tokenising included), `forward` (the
+worker's PackedModel.forward alone, on batches of 32 texts in arrival order, tokenised beforehand)
+and `openvino` (padded batches of 32 texts, sorted by length and in arrival order, tokenised
+beforehand too). All hold the model in float32 and bfloat16. The process waits on its input: each
+line {"way": ..., "save": path or ""} runs its share of the texts once; a line of JSON answers when
+it is done. Idle, it uses no CPU.
 """
 
 from __future__ import annotations
@@ -32,9 +35,11 @@ Run = Callable[[], Vectors]
 """Runs the process's share of the texts; [texts, dimensions] in the order of its batches."""
 
 
-def balanced_shares(order: Sequence[int], lengths: Sequence[int], shares: int) -> list[list[Sequence[int]]]:
-    """The texts in this order in batches of 32 (fewer where there are more processes than batches), dealt out so that each process
-    has about as many tokens. `lengths`: tokens of each text."""
+def balanced_shares(
+    order: Sequence[int], lengths: Sequence[int], shares: int
+) -> list[list[Sequence[int]]]:
+    """The texts in this order in batches of 32 (fewer where there are more processes than batches),
+    dealt out so that each process has about as many tokens. `lengths`: tokens of each text."""
     size = max(1, min(BATCH, len(order) // shares))
     batches = in_batches(order, size)
     tokens = [sum(lengths[index] for index in batch) for batch in batches]
@@ -54,10 +59,18 @@ def forward_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
 
     def prepared(dtype: torch.dtype) -> Run:
         model = load_model(minilm_directory(), MINILM_ID, torch.device("cpu"), dtype)
-        jobs = [model.prepare(EncodeWork([mix.texts[index] for index in batch])) for batch in batches]
+        jobs = [
+            model.prepare(EncodeWork([mix.texts[index] for index in batch])) for batch in batches
+        ]
 
         def run() -> Vectors:
-            return np.stack([cast("Vectors", vector) for job in jobs for vector in model.forward(job.head, job.sequences)])
+            return np.stack(
+                [
+                    cast("Vectors", vector)
+                    for job in jobs
+                    for vector in model.forward(job.head, job.sequences)
+                ]
+            )
 
         return run
 
@@ -65,16 +78,25 @@ def forward_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
 
 
 def sentence_transformers_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
-    """What most people use today. It sorts by length itself and pads each batch to its longest text."""
+    """What most people use today. It sorts by length itself and pads each batch to its longest
+    text.
+    """
     from sentence_transformers import SentenceTransformer
 
     texts = [mix.texts[index] for batch in batches for index in batch]
 
     def loaded(dtype: torch.dtype) -> Run:
-        model = SentenceTransformer(str(minilm_directory()), device="cpu", model_kwargs={"dtype": dtype}, local_files_only=True)
+        model = SentenceTransformer(
+            str(minilm_directory()),
+            device="cpu",
+            model_kwargs={"dtype": dtype},
+            local_files_only=True,
+        )
 
         def run() -> Vectors:
-            vectors = model.encode(texts, batch_size=BATCH, convert_to_numpy=True, show_progress_bar=False)
+            vectors = model.encode(
+                texts, batch_size=BATCH, convert_to_numpy=True, show_progress_bar=False
+            )
             return np.asarray(vectors, dtype=np.float32)
 
         return run
@@ -83,8 +105,8 @@ def sentence_transformers_runs(mix: Mix, batches: Batches, threads: int) -> dict
 
 
 def openvino_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
-    """OpenVINO on padded batches that are tokenised already. `batches`: sorted by length; "… arrival" computes the same texts in
-    their order of arrival."""
+    """OpenVINO on padded batches that are tokenised already. `batches`: sorted by length; "…
+    arrival" computes the same texts in their order of arrival."""
     from benchmarks.peers.openvino_model import OpenVinoModel, padded, token_ids
 
     ids = token_ids(mix)
@@ -92,7 +114,10 @@ def openvino_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
     places = {index: place for place, index in enumerate(rows)}
 
     def compiled(model: OpenVinoModel, batches: Batches) -> Run:
-        inputs = [([places[index] for index in batch], *padded([ids[index] for index in batch])) for batch in batches]
+        inputs = [
+            ([places[index] for index in batch], *padded([ids[index] for index in batch]))
+            for batch in batches
+        ]
 
         def run() -> Vectors:
             vectors = np.empty((len(rows), DIMENSIONS), np.float32)
@@ -115,20 +140,30 @@ KINDS: dict[str, Callable[[Mix, Batches, int], dict[str, Run]]] = {
     "openvino": openvino_runs,
 }
 SORTED = ("openvino",)
-"""Kinds whose batches are of texts of about the same length, the longest first: others take texts as they arrive."""
+"""Kinds whose batches are of texts of about the same length, the longest first: others take texts
+as they arrive.
+"""
 
 
 def serve(kind: str, threads: int, share: str, texts: int, seed: int) -> None:
-    """Answers lines until the input ends. Everything but answers goes to stderr, whatever the libraries print."""
+    """Answers lines until the input ends. Everything but answers goes to stderr, whatever the
+    libraries print.
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_num_threads(threads)
     mix = real_texts(texts, seed)
     number, shares = (int(part) for part in share.split("/"))
-    order = range(texts) if kind not in SORTED else sorted(range(texts), key=lambda index: -mix.lengths[index])
+    order = (
+        range(texts)
+        if kind not in SORTED
+        else sorted(range(texts), key=lambda index: -mix.lengths[index])
+    )
     batches = balanced_shares(order, mix.lengths, shares)[number]
     runs = KINDS[kind](mix, batches, threads)
-    answers.write(json.dumps({"ready": True, "rows": [index for batch in batches for index in batch]}) + "\n")
+    answers.write(
+        json.dumps({"ready": True, "rows": [index for batch in batches for index in batch]}) + "\n"
+    )
     for line in sys.stdin:
         asked = json.loads(line)
         vectors = runs[asked["way"]]()

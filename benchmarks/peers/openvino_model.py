@@ -1,8 +1,10 @@
-"""MiniLM in OpenVINO, a peer of the forward pass. `python -m benchmarks.peers.openvino_model FILE` converts it.
+"""MiniLM in OpenVINO, a peer of the forward pass. `python -m benchmarks.peers.openvino_model FILE`
+converts it.
 
-transformers' model with mean pooling and normalisation is converted by OpenVINO's own torch front-end, with dynamic shapes, and
-stored in float32; it is computed in float32 or bfloat16. benchmarks/peers/setup_openvino.sh installs OpenVINO and converts the
-model; all this runs in .cache/openvino-venv, whose Python also sees the project's packages.
+transformers' model with mean pooling and normalisation is converted by OpenVINO's own torch
+front-end, with dynamic shapes, and stored in float32; it is computed in float32 or bfloat16.
+benchmarks/peers/setup_openvino.sh installs OpenVINO and converts the model; all this runs in
+.cache/openvino-venv, whose Python also sees the project's packages.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ PRECISIONS: Final = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def convert(file: Path) -> None:
-    """Writes the model's graph to `file` and its weights beside it. Inputs: ids and mask, both int64 [texts, tokens]."""
+    """Writes the model's graph to `file` and its weights beside it. Inputs: ids and mask, both
+    int64 [texts, tokens].
+    """
     import openvino
     import torch
     from transformers import AutoModel
@@ -32,7 +36,9 @@ def convert(file: Path) -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.model = AutoModel.from_pretrained(str(minilm_directory()), dtype=torch.float32, local_files_only=True).eval()
+            self.model = AutoModel.from_pretrained(
+                str(minilm_directory()), dtype=torch.float32, local_files_only=True
+            ).eval()
 
         def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
@@ -47,8 +53,8 @@ def convert(file: Path) -> None:
 
 
 class OpenVinoModel:
-    """The converted model on the CPU in one data type, with one stream of `threads` threads. They are not pinned to cores, since
-    the threads of two processes would be pinned to the same one."""
+    """The converted model on the CPU in one data type, with one stream of `threads` threads. They
+    are not pinned to cores, since the threads of two processes would be pinned to the same one."""
 
     def __init__(self, dtype: str, threads: int) -> None:
         import openvino
@@ -59,18 +65,25 @@ class OpenVinoModel:
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         }
-        self._request: Any = openvino.Core().compile_model(CONVERTED, "CPU", told).create_infer_request()
+        self._request: Any = (
+            openvino.Core().compile_model(CONVERTED, "CPU", told).create_infer_request()
+        )
 
     def __call__(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
         """[texts, dimensions]; valid until the next call."""
-        vectors: NDArray[np.float32] = self._request.infer([ids, mask], share_inputs=True, share_outputs=True)[0]
+        vectors: NDArray[np.float32] = self._request.infer(
+            [ids, mask], share_inputs=True, share_outputs=True
+        )[0]
         return vectors
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids and mask of one batch, [texts, tokens of its longest text]; 0 where there is no token."""
     longest = max(map(len, sequences))
-    ids, mask = np.zeros((len(sequences), longest), np.int64), np.zeros((len(sequences), longest), np.int64)
+    ids, mask = (
+        np.zeros((len(sequences), longest), np.int64),
+        np.zeros((len(sequences), longest), np.int64),
+    )
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = sequence
         mask[row, : len(sequence)] = 1

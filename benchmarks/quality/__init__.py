@@ -1,1 +1,3 @@
-"""Measures how well real models rank, in each number format, on texts and human judgements that ship inside packages of PyPI."""
+"""Measures how well real models rank, in each number format, on texts and human judgements that
+ship inside packages of PyPI.
+"""

@@ -1,6 +1,8 @@
-"""`make eval-published`: three real models in float32, bfloat16 and int8, through a mesh, as `shoal eval` measures them.
+"""`make eval-published`: three real models in float32, bfloat16 and int8, through a mesh, as `shoal
+eval` measures them.
 
-Prints the tables of docs/evaluation.md, and ends with 1 if a format's nDCG@10 is further from float32's than the bound.
+Prints the tables of docs/evaluation.md, and ends with 1 if a format's nDCG@10 is further from
+float32's than the bound.
 """
 
 from __future__ import annotations
@@ -31,17 +33,31 @@ MAX_NDCG_DIFFERENCE: Final = 0.002
 SECONDS: Final = 600.0
 """The timeout of a load and of a call: a busy machine is slow, but its answers are the same."""
 BATCH_TEXTS: Final = 32
-"""Texts in one call. A larger call takes minutes with mpnet on a busy machine, and routers end calls that outlive a connection."""
+"""Texts in one call. A larger call takes minutes with mpnet on a busy machine, and routers end
+calls that outlive a connection.
+"""
 
 Row = Mapping[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
-    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the docstrings; more resolve smaller differences")
-    parser.add_argument("--out", type=Path, default=Path(".cache/quality"), help="the sets, the results as JSON and the plots")
+    parser.add_argument(
+        "--documents",
+        type=int,
+        default=DOCUMENTS,
+        help="of the docstrings; more resolve smaller differences",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(".cache/quality"),
+        help="the sets, the results as JSON and the plots",
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the worker's forward passes")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -63,7 +79,10 @@ def main() -> None:
 
 def mesh(root: Path, names: Sequence[str], threads: int) -> Cluster:
     """A mesh with one worker that has each model once for each format, by a card."""
-    directories = {model: _directory(MODELS[model], root / model) for model in {name.partition("/")[0] for name in names}}
+    directories = {
+        model: _directory(MODELS[model], root / model)
+        for model in {name.partition("/")[0] for name in names}
+    }
     cards, models = [], []
     for name in names:
         model, _, form = name.partition("/")
@@ -93,9 +112,14 @@ def _directory(model: str, root: Path) -> Path:
 
 
 def rank(client: shoal.Client, folder: Path, names: Sequence[str], out: Path) -> list[Row]:
-    """Print and write what `shoal eval` prints with and without `--without-labels`; each model encodes the documents once."""
+    """Print and write what `shoal eval` prints with and without `--without-labels`; each model
+    encodes the documents once.
+    """
     data = read_retrieval(folder, "test", with_labels=True)
-    print(f"{folder.stem}: {len(data.documents):,} documents, {len(data.queries):,} queries", flush=True)
+    print(
+        f"{folder.stem}: {len(data.documents):,} documents, {len(data.queries):,} queries",
+        flush=True,
+    )
     runs = []
     for name in names:
         runs.append(retrieve(client, name, data, _ignore, BATCH_TEXTS))
@@ -113,7 +137,9 @@ def correlate(client: shoal.Client, file: Path, names: Sequence[str], out: Path)
     print(f"{file.stem}: {len(data.scores):,} pairs", flush=True)
     _publish(
         out / f"{file.stem}.json",
-        report.pair_rows([compare_pairs(client, name, data, _ignore, BATCH_TEXTS) for name in names], data),
+        report.pair_rows(
+            [compare_pairs(client, name, data, _ignore, BATCH_TEXTS) for name in names], data
+        ),
     )
 
 
@@ -129,7 +155,11 @@ def _ignore(message: str) -> None:
 def as_markdown(rows: Sequence[Row]) -> str:
     """A table for docs/evaluation.md."""
     columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns), *([_shown(name, row[name]) for name in columns] for row in rows)]
+    lines = [
+        columns,
+        ["---"] * len(columns),
+        *([_shown(name, row[name]) for name in columns] for row in rows),
+    ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
@@ -144,7 +174,11 @@ def _shown(name: str, value: Any) -> str:
 
 def differences(data: str, rows: Sequence[Row]) -> Iterator[str]:
     """The rows whose nDCG is further from float32's than the bound."""
-    exact = {row["model"].partition("/")[0]: row[NDCG] for row in rows if row["model"].endswith("/float32")}
+    exact = {
+        row["model"].partition("/")[0]: row[NDCG]
+        for row in rows
+        if row["model"].endswith("/float32")
+    }
     for row in rows:
         difference = row[NDCG] - exact.get(row["model"].partition("/")[0], row[NDCG])
         if abs(difference) > MAX_NDCG_DIFFERENCE:

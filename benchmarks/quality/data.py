@@ -1,10 +1,13 @@
 """Writes the evaluation sets, in the forms that `shoal eval` reads. No judgement is invented.
 
-- lee: 50 news texts with the mean similarity that people gave each two (Lee, Pincombe and Welsh, 2005), in gensim's test data. Each
-  text is also a query with five grades, among 100 more news texts of the same source, without judgements.
-- docstrings: the documentation of functions of networkx and SymPy. A query is the first sentence, its one relevant document is the
-  rest of the same docstring. That is a known-item search: it compares models and formats with each other, not with published
-  tables.
+- lee: 50 news texts with the mean similarity that people gave each two (Lee, Pincombe and Welsh,
+  2005), in gensim's test data. Each
+  text is also a query with five grades, among 100 more news texts of the same source, without
+  judgements.
+- docstrings: the documentation of functions of networkx and SymPy. A query is the first sentence,
+  its one relevant document is the
+  rest of the same docstring. That is a known-item search: it compares models and formats with each
+  other, not with published tables.
 """
 
 from __future__ import annotations
@@ -52,10 +55,16 @@ def write_lee(folder: Path) -> tuple[Path, Path]:
     rows = [[float(cell) for cell in line.split("\t")] for line in table.splitlines()]
     documents = {f"lee-{number}": text for number, text in enumerate(texts)}
     queries = dict(documents)
-    documents |= {f"background-{number}": text for number, text in enumerate(others.splitlines()[:MAX_UNJUDGED])}
+    documents |= {
+        f"background-{number}": text
+        for number, text in enumerate(others.splitlines()[:MAX_UNJUDGED])
+    }
     # The table has its upper half only; the texts are compared with each other in both directions.
     similar = {
-        (one, two): rows[min(one, two)][max(one, two)] for one in range(len(texts)) for two in range(len(texts)) if one != two
+        (one, two): rows[min(one, two)][max(one, two)]
+        for one in range(len(texts))
+        for two in range(len(texts))
+        if one != two
     }
     judgements: dict[str, dict[str, int]] = {}
     for (one, two), score in similar.items():
@@ -72,7 +81,9 @@ def write_lee(folder: Path) -> tuple[Path, Path]:
 
 
 def grade(similarity: float) -> int:
-    """A similarity of 0 to 1 as a grade of 0 to 4. People gave 1 (unrelated) to 5, so 0.2 is the lowest."""
+    """A similarity of 0 to 1 as a grade of 0 to 4. People gave 1 (unrelated) to 5, so 0.2 is the
+    lowest.
+    """
     return round((similarity * GRADES) - 1)
 
 
@@ -83,28 +94,46 @@ def write_docstrings(folder: Path, documents: int = DOCUMENTS) -> Path:
         with zipfile.ZipFile(fetch(wheel, CACHE)) as opened:
             for name in sorted(opened.namelist()):
                 if name.endswith(".py") and "/tests/" not in name and ".dist-info" not in name:
-                    found += [(f"{name}:{function}", *parts) for function, parts in split_docstrings(opened.read(name).decode())]
+                    found += [
+                        (f"{name}:{function}", *parts)
+                        for function, parts in split_docstrings(opened.read(name).decode())
+                    ]
     return _write(folder / "docstrings", *known_items(found, documents))
 
 
 def split_docstrings(source: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    """The name, first paragraph and rest of each public function's docstring that has enough of both."""
+    """The name, first paragraph and rest of each public function's docstring that has enough of
+    both.
+    """
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
         paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
         kept = [_UNDERLINE.sub("", part) for part in paragraphs[1:] if not _DOCTEST.search(part)]
         summary, body = (" ".join(" ".join(parts).split()) for parts in (paragraphs[:1], kept))
-        if len(summary) in SUMMARY_CHARACTERS and len(body) >= MIN_BODY_CHARACTERS and not _DOCTEST.search(summary):
+        if (
+            len(summary) in SUMMARY_CHARACTERS
+            and len(body) >= MIN_BODY_CHARACTERS
+            and not _DOCTEST.search(summary)
+        ):
             yield node.name, (summary, body[:MAX_BODY_CHARACTERS])
 
 
 def known_items(
     found: list[tuple[str, str, str]], most: int = DOCUMENTS
 ) -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, Mapping[str, int]]]:
-    """Documents, queries and judgements of docstrings (name, first paragraph, rest). Texts that occur twice are left out."""
-    summaries, bodies = Counter(summary for _, summary, _ in found), Counter(body for _, _, body in found)
-    unique = {name: (summary, body) for name, summary, body in found if summaries[summary] == bodies[body] == 1}
+    """Documents, queries and judgements of docstrings (name, first paragraph, rest). Texts that
+    occur twice are left out.
+    """
+    summaries, bodies = (
+        Counter(summary for _, summary, _ in found),
+        Counter(body for _, _, body in found),
+    )
+    unique = {
+        name: (summary, body)
+        for name, summary, body in found
+        if summaries[summary] == bodies[body] == 1
+    }
     names = sorted(unique, key=lambda name: hashlib.sha256(name.encode()).digest())[:most]
     documents = {name: unique[name][1] for name in names}
     queries = {f"query {name}": unique[name][0] for name in names}
@@ -112,13 +141,22 @@ def known_items(
 
 
 def _write(
-    folder: Path, documents: Mapping[str, str], queries: Mapping[str, str], judgements: Mapping[str, Mapping[str, int]]
+    folder: Path,
+    documents: Mapping[str, str],
+    queries: Mapping[str, str],
+    judgements: Mapping[str, Mapping[str, int]],
 ) -> Path:
     """Write BEIR's layout."""
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     for name, texts in (("corpus", documents), ("queries", queries)):
         lines = (json.dumps({"_id": key, "text": text}) for key, text in texts.items())
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    rows = [f"{query}\t{document}\t{grade_}" for query, found in judgements.items() for document, grade_ in found.items()]
-    (folder / "qrels" / "test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n")
+    rows = [
+        f"{query}\t{document}\t{grade_}"
+        for query, found in judgements.items()
+        for document, grade_ in found.items()
+    ]
+    (folder / "qrels" / "test.tsv").write_text(
+        "\n".join(["query-id\tcorpus-id\tscore", *rows]) + "\n"
+    )
     return folder

@@ -1,8 +1,10 @@
-"""What did a change of scaling do? `python -m benchmarks.scheduler.scaling --before COMMIT`, or `make bench-scaling`.
+"""What did a change of scaling do? `python -m benchmarks.scheduler.scaling --before COMMIT`, or
+`make bench-scaling`.
 
-Simulates pools at zero to which somebody comes every 25 minutes on average (`services/scheduler/simulate/scaling.py`), with the
-scheduler of a commit and with this tree's, on the same seeded visits. Prints a table in Markdown: means over the seeds. Needs git,
-and none of a worker's dependencies.
+Simulates pools at zero to which somebody comes every 25 minutes on average
+(`services/scheduler/simulate/scaling.py`), with the scheduler of a commit and with this tree's, on
+the same seeded visits. Prints a table in Markdown: means over the seeds. Needs git, and none of a
+worker's dependencies.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def outcomes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every situation and seed, under the scheduler that is imported here."""
     for start, bursts, seed in product(options.start, options.bursts, range(options.seeds)):
         # Configured as it is in truth: what is learnt should stay there.
-        spec = PoolSpec("pool", max_workers=20, cold_start_seconds=60.0, node_seconds=max(0.0, start - 60.0))
+        spec = PoolSpec(
+            "pool", max_workers=20, cold_start_seconds=60.0, node_seconds=max(0.0, start - 60.0)
+        )
         cluster = Cluster(spec, start_seconds=start, cooldown_seconds=options.cooldown)
         outcome = simulate(cluster, visits(options.visits, options.gap, bursts, seed))
         yield {"start": start, "bursts": bursts, "seed": seed, **asdict(outcome)}
@@ -57,26 +61,37 @@ def outcomes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def tree_of(commit: str, directory: Path) -> None:
     """The commit's code with this tree's simulator."""
     archive = directory / "tree.tar"
-    subprocess.run(["git", "archive", "-o", archive, commit, "libs", "services"], cwd=ROOT, check=True)
+    subprocess.run(
+        ["git", "archive", "-o", archive, commit, "libs", "services"], cwd=ROOT, check=True
+    )
     with tarfile.open(archive) as packed:
         packed.extractall(directory, filter="data")
     for name in SIMULATOR:
-        shutil.copy(ROOT / "services/scheduler/simulate" / name, directory / "services/scheduler/simulate" / name)
+        shutil.copy(
+            ROOT / "services/scheduler/simulate" / name,
+            directory / "services/scheduler/simulate" / name,
+        )
     (directory / "benchmarks/scheduler").mkdir(parents=True)
     shutil.copy(__file__, directory / "benchmarks/scheduler/scaling.py")
 
 
 def started(directory: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.scheduler.scaling", "--here", *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(directory), str(directory / "libs/api")))}
-    return subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(directory), str(directory / "libs/api")))
+    }
+    return subprocess.Popen(
+        command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 def row(scheduler: str, found: Sequence[dict[str, Any]]) -> list[str]:
     def average(key: str) -> float:
         return float(mean(one[key] for one in found))
 
-    quarters = [mean(values) for values in zip(*(one["cold_start_seconds"] for one in found), strict=True)]
+    quarters = [
+        mean(values) for values in zip(*(one["cold_start_seconds"] for one in found), strict=True)
+    ]
     each = [f"{one['held_share']:.0%}" for one in found]
     return [
         f"{found[0]['start']:g} s",
@@ -94,24 +109,55 @@ def row(scheduler: str, found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
-    situations = list(dict.fromkeys((one["start"], one["bursts"]) for one in next(iter(found.values()))))
+    situations = list(
+        dict.fromkeys((one["start"], one["bursts"]) for one in next(iter(found.values())))
+    )
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
     for start, bursts in situations:
         for scheduler, results in found.items():
-            lines.append(tuple(row(scheduler, [one for one in results if (one["start"], one["bursts"]) == (start, bursts)])))
+            lines.append(
+                tuple(
+                    row(
+                        scheduler,
+                        [
+                            one
+                            for one in results
+                            if (one["start"], one["bursts"]) == (start, bursts)
+                        ],
+                    )
+                )
+            )
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--before", default=BEFORE, help="the commit to compare with")
-    parser.add_argument("--start", type=float, nargs="*", default=[180.0, 360.0], help="seconds until a machine serves")
-    parser.add_argument("--bursts", type=float, nargs="*", default=[0.0, 0.2], help="share of visits with 200 large requests")
-    parser.add_argument("--gap", type=float, default=1500.0, help="seconds between visits on average")
-    parser.add_argument("--cooldown", type=float, default=600.0, help="KEDA's cooldownPeriod, seconds")
+    parser.add_argument(
+        "--start",
+        type=float,
+        nargs="*",
+        default=[180.0, 360.0],
+        help="seconds until a machine serves",
+    )
+    parser.add_argument(
+        "--bursts",
+        type=float,
+        nargs="*",
+        default=[0.0, 0.2],
+        help="share of visits with 200 large requests",
+    )
+    parser.add_argument(
+        "--gap", type=float, default=1500.0, help="seconds between visits on average"
+    )
+    parser.add_argument(
+        "--cooldown", type=float, default=600.0, help="KEDA's cooldownPeriod, seconds"
+    )
     parser.add_argument("--visits", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print every outcome instead of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="print every outcome instead of the table"
+    )
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:

@@ -1,1 +1,3 @@
-"""What happens to a mesh in trouble: too much asked of it, heavy or hostile neighbours, killed workers, long runs?"""
+"""What happens to a mesh in trouble: too much asked of it, heavy or hostile neighbours, killed
+workers, long runs?
+"""

@@ -1,13 +1,16 @@
-"""How much of the device's time goes into work that was cancelled: `python -m benchmarks.stress.cancel`, or `make bench-cancel`.
+"""How much of the device's time goes into work that was cancelled: `python -m
+benchmarks.stress.cancel`, or `make bench-cancel`.
 
-A real mesh (Redis, router, single-threaded workers, MiniLM) and a backlog: so many requests at a time that each waits for many
-forward passes. In the first phase all are answered, which tells how long a request lives and what device time it takes. In the
-second each is cancelled with `--share` as its chance, at an evenly drawn moment of its expected life; another follows at once.
+A real mesh (Redis, router, single-threaded workers, MiniLM) and a backlog: so many requests at a
+time that each waits for many forward passes. In the first phase all are answered, which tells how
+long a request lives and what device time it takes. In the second each is cancelled with `--share`
+as its chance, at an evenly drawn moment of its expected life; another follows at once.
 
-Wasted is what workers report: the shares, by tokens, of forward passes in jobs that were cancelled before their answer was taken. A
-job that is known to be cancelled is never computed (tests/worker/test_worker.py), so all of it fell to jobs whose forward pass had
-begun or whose cancellation was on its way. Beside it stands what can be told without that account: the tokens of all forward
-passes, as the workers' logs name them, less those of the answers that came.
+Wasted is what workers report: the shares, by tokens, of forward passes in jobs that were cancelled
+before their answer was taken. A job that is known to be cancelled is never computed
+(tests/worker/test_worker.py), so all of it fell to jobs whose forward pass had begun or whose
+cancellation was on its way. Beside it stands what can be told without that account: the tokens of
+all forward passes, as the workers' logs name them, less those of the answers that came.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ SETTLE_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What one phase brought. Seconds and tokens are of all workers together; `life_seconds`: the mean of an answered request."""
+    """What one phase brought. Seconds and tokens are of all workers together; `life_seconds`: the
+    mean of an answered request.
+    """
 
     answered: int
     cancelled: int
@@ -54,7 +59,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of a run: both phases, the share of device time that workers report as wasted, and that of tokens that no answer came for."""
+    """Of a run: both phases, the share of device time that workers report as wasted, and that of
+    tokens that no answer came for.
+    """
 
     concurrency: int
     cancel_share: float
@@ -68,13 +75,28 @@ class Load:
     """Requests in a closed loop: each is followed by another until the time is over."""
 
     def __init__(
-        self, client: AsyncClient, logs: Sequence[Path], texts: list[str], *, items: int, concurrency: int, seed: int
+        self,
+        client: AsyncClient,
+        logs: Sequence[Path],
+        texts: list[str],
+        *,
+        items: int,
+        concurrency: int,
+        seed: int,
     ) -> None:
-        self._client, self._logs, self._texts, self._items, self._concurrency = client, logs, texts, items, concurrency
+        self._client, self._logs, self._texts, self._items, self._concurrency = (
+            client,
+            logs,
+            texts,
+            items,
+            concurrency,
+        )
         self._chance = random.Random(seed)
         self._numbers = count()
 
-    async def run(self, seconds: float, tick: Callable[[int], None], *, share: float = 0.0, life: float = 0.0) -> Phase:
+    async def run(
+        self, seconds: float, tick: Callable[[int], None], *, share: float = 0.0, life: float = 0.0
+    ) -> Phase:
         """`share`: the chance of a request to be cancelled, at a moment of its `life` (seconds)."""
         before, tokens_before = await self._device(), self._computed()
         lives: list[float] = []
@@ -84,7 +106,9 @@ class Load:
             nonlocal cancelled, answered_tokens
             while time.monotonic() < until:
                 began = time.monotonic()
-                patience = self._chance.uniform(0.0, life) if self._chance.random() < share else None
+                patience = (
+                    self._chance.uniform(0.0, life) if self._chance.random() < share else None
+                )
                 tokens = await self._ask(patience)
                 if tokens is None:
                     cancelled += 1
@@ -97,8 +121,18 @@ class Load:
             for _ in range(self._concurrency):
                 group.create_task(one_after_another())
         await asyncio.sleep(SETTLE_SECONDS)
-        device, wasted = (now - then for now, then in zip(await self._device(), before, strict=True))
-        return Phase(len(lives), cancelled, fmean(lives), device, wasted, self._computed() - tokens_before, answered_tokens)
+        device, wasted = (
+            now - then for now, then in zip(await self._device(), before, strict=True)
+        )
+        return Phase(
+            len(lives),
+            cancelled,
+            fmean(lives),
+            device,
+            wasted,
+            self._computed() - tokens_before,
+            answered_tokens,
+        )
 
     async def _ask(self, patience: float | None) -> int | None:
         """The answer's tokens; None if it was cancelled."""
@@ -115,22 +149,40 @@ class Load:
 
     def _computed(self) -> int:
         """Tokens of all forward passes, without widenings."""
-        lines = (json.loads(line) for log in self._logs for line in log.read_text().splitlines() if '"batch"' in line)
+        lines = (
+            json.loads(line)
+            for log in self._logs
+            for line in log.read_text().splitlines()
+            if '"batch"' in line
+        )
         return sum(line["tokens"] for line in lines if line["message"] == "batch")
 
     async def _device(self) -> tuple[float, float]:
         workers = (await self._client.mesh()).workers
-        return sum(worker.device_seconds for worker in workers), sum(worker.wasted_seconds for worker in workers)
+        return sum(worker.device_seconds for worker in workers), sum(
+            worker.wasted_seconds for worker in workers
+        )
 
 
 async def measure(options: argparse.Namespace, console: Console) -> Result:
     settings = Settings(
-        port=0, workers=options.workers, models=f"{MINILM_ID}={minilm_directory()}", dtype="float32", environment=ENVIRONMENT
+        port=0,
+        workers=options.workers,
+        models=f"{MINILM_ID}={minilm_directory()}",
+        dtype="float32",
+        environment=ENVIRONMENT,
     )
     async with running(settings) as mesh, AsyncClient(mesh.address) as client:
         texts = real_texts(512, options.seed).texts
         logs = [mesh.logs / f"worker-{number}.log" for number in range(options.workers)]
-        load = Load(client, logs, texts, items=options.items, concurrency=options.concurrency, seed=options.seed)
+        load = Load(
+            client,
+            logs,
+            texts,
+            items=options.items,
+            concurrency=options.concurrency,
+            seed=options.seed,
+        )
         with Progress(console=console, transient=True, disable=options.json) as progress:
             task = progress.add_task("loading", total=None)
 
@@ -139,7 +191,12 @@ async def measure(options: argparse.Namespace, console: Console) -> Result:
 
             await load.run(1.0, tick("warming up"))
             calm = await load.run(options.seconds / 2, tick("without cancellations"))
-            stormy = await load.run(options.seconds, tick("with cancellations"), share=options.share, life=calm.life_seconds)
+            stormy = await load.run(
+                options.seconds,
+                tick("with cancellations"),
+                share=options.share,
+                life=calm.life_seconds,
+            )
     return Result(
         options.concurrency,
         options.share,
@@ -151,21 +208,32 @@ async def measure(options: argparse.Namespace, console: Console) -> Result:
 
 
 def show(result: Result, console: Console) -> None:
-    for name, phase in (("without cancellations", result.calm), ("with cancellations", result.stormy)):
+    for name, phase in (
+        ("without cancellations", result.calm),
+        ("with cancellations", result.stormy),
+    ):
         console.print(
             f"{name}: {phase.answered} answered in {phase.life_seconds:.2f} s on average, {phase.cancelled} cancelled; "
             f"device {phase.device_seconds:.2f} s, wasted {phase.wasted_seconds:.3f} s",
             soft_wrap=True,
         )
     met = "met" if result.wasted_share < TARGET else "MISSED"
-    console.print(f"wasted: {result.wasted_share:.2%} of the device's time (target below {TARGET:.0%}: {met})", soft_wrap=True)
+    console.print(
+        f"wasted: {result.wasted_share:.2%} of the device's time (target below {TARGET:.0%}: {met})",
+        soft_wrap=True,
+    )
     tokens = f"{result.stormy.computed_tokens:,} tokens computed, {result.stormy.answered_tokens:,} answered"
     console.print(f"{tokens}: for {result.unanswered_share:.2%} no answer came", soft_wrap=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=30.0, help="of the phase with cancellations; the one before takes half")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        help="of the phase with cancellations; the one before takes half",
+    )
     parser.add_argument("--concurrency", type=int, default=256, help="requests at a time")
     parser.add_argument("--items", type=int, default=1, help="texts of a request")
     parser.add_argument("--share", type=float, default=0.5, help="of requests that are cancelled")

@@ -1,10 +1,12 @@
-"""Does a heavy neighbour starve a light one? `python -m benchmarks.stress.fairness`, or `make bench-fairness`.
+"""Does a heavy neighbour starve a light one? `python -m benchmarks.stress.fairness`, or `make
+bench-fairness`.
 
-A mesh of one router and one worker of one thread, each a process. A light client B asks for single texts, at its own pace
-(Poisson, open loop), first alone and then while A asks for more than the worker can do: (model) A and B are two models, ten texts
-of A for one of B; (tenant) two tenants of one model, likewise; (slow) A is a model that takes many times as long; (pages) A asks
-for large pages, each of which its image tower reads for about a second. What is bounded is B's p99: 1.5 times what it is alone, and
-one batch of A, which may have begun when B's text arrives.
+A mesh of one router and one worker of one thread, each a process. A light client B asks for single
+texts, at its own pace (Poisson, open loop), first alone and then while A asks for more than the
+worker can do: (model) A and B are two models, ten texts of A for one of B; (tenant) two tenants of
+one model, likewise; (slow) A is a model that takes many times as long; (pages) A asks for large
+pages, each of which its image tower reads for about a second. What is bounded is B's p99: 1.5 times
+what it is alone, and one batch of A, which may have begun when B's text arrives.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ from services.local.settings import Settings
 
 SEED = 7
 LIGHT, HOT, SLOW, PAGES = "fair/light", "fair/hot", "fair/slow", "fair/pages"
-SLOW_SIZE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+SLOW_SIZE = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
 RATIO = 10
 """Texts of A for one of B."""
 OVERLOAD = 1.2
@@ -51,7 +58,7 @@ SHARE = 0.1
 IDLE_FACTOR = 1.5
 FEWEST = 200
 """Of B's requests."""
-LONGEST_FACTOR = 5
+MAX_FACTOR = 5
 """How many times as long as wanted a scenario may take on a machine where B asks for little."""
 TIMEOUT_SECONDS = 600.0
 
@@ -83,7 +90,9 @@ SCENARIOS = (
 
 @dataclass(slots=True)
 class Found:
-    """Of one scenario. Times in milliseconds, rates in texts/s; `idle` and `loaded`: of each of B's requests."""
+    """Of one scenario. Times in milliseconds, rates in texts/s; `idle` and `loaded`: of each of B's
+    requests.
+    """
 
     name: str
     capacity: float
@@ -117,7 +126,9 @@ class Caller:
     """Asks the mesh for vectors."""
 
     def __init__(self, channel: grpc.aio.Channel, texts: list[str]) -> None:
-        self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[assignment]
+        self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = (
+            inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[assignment]
+        )
         self._texts = texts
         self._chance = random.Random(SEED)
         self._pages = page_files()
@@ -125,13 +136,21 @@ class Caller:
     async def ask(self, client: Client) -> float:
         """Milliseconds that it took. Raises grpc.RpcError."""
         if client.is_of_pages:
-            chosen = (inference_pb2.Image(data=self._chance.choice(self._pages)) for _ in range(client.texts))
+            chosen = (
+                inference_pb2.Image(data=self._chance.choice(self._pages))
+                for _ in range(client.texts)
+            )
             items = [inference_pb2.Item(image=image) for image in chosen]
         else:
-            items = [inference_pb2.Item(text=self._chance.choice(self._texts)) for _ in range(client.texts)]
+            items = [
+                inference_pb2.Item(text=self._chance.choice(self._texts))
+                for _ in range(client.texts)
+            ]
         request = inference_pb2.EncodeRequest(model=client.model, items=items)
         begin = time.perf_counter()
-        await self._stub.Encode(request, timeout=TIMEOUT_SECONDS, metadata=(("x-shoal-tenant", client.tenant),))
+        await self._stub.Encode(
+            request, timeout=TIMEOUT_SECONDS, metadata=(("x-shoal-tenant", client.tenant),)
+        )
         return (time.perf_counter() - begin) * 1e3
 
     async def capacity(self, client: Client, seconds: float, at_once: int = 8) -> float:
@@ -202,13 +221,20 @@ class Heavy:
             self.refused += 1
 
 
-async def ask_openly(caller: Caller, client: Client, rate: float, seconds: float, tick: Tick, heavy: Heavy | None = None) -> Asked:
+async def ask_openly(
+    caller: Caller,
+    client: Client,
+    rate: float,
+    seconds: float,
+    tick: Tick,
+    heavy: Heavy | None = None,
+) -> Asked:
     """B: for so long and at least FEWEST requests, unless that takes far too long."""
     begin, backlog = time.perf_counter(), sys.maxsize
     tasks: list[asyncio.Task[float]] = []
     for at in arrivals(rate, SEED + 1):
         await until(begin, at)
-        if (at >= seconds and len(tasks) >= FEWEST) or at >= LONGEST_FACTOR * seconds:
+        if (at >= seconds and len(tasks) >= FEWEST) or at >= MAX_FACTOR * seconds:
             break
         tasks.append(asyncio.create_task(caller.ask(client)))
         if heavy is not None:
@@ -233,12 +259,16 @@ class Tick:
         self._progress.update(self._task, completed=self._begin + self._share * part)
 
 
-async def measure(scenario: Scenario, models: str, texts: list[str], seconds: float, progress: Progress) -> Found:
+async def measure(
+    scenario: Scenario, models: str, texts: list[str], seconds: float, progress: Progress
+) -> Found:
     bar = progress.add_task(scenario.name, total=1.0)
     # Pages are to be computed each time.
     environment = (("SHOAL_LOG_LEVEL", "DEBUG"), ("SHOAL_IMAGE_CACHE_BYTES", "0"))
     async with AsyncExitStack() as stack:
-        mesh = await stack.enter_async_context(running(Settings(port=0, models=models, environment=environment)))
+        mesh = await stack.enter_async_context(
+            running(Settings(port=0, models=models, environment=environment))
+        )
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(mesh.address))
         caller = Caller(channel, texts)
         for client in (scenario.heavy, scenario.light):
@@ -250,17 +280,25 @@ async def measure(scenario: Scenario, models: str, texts: list[str], seconds: fl
             light_rate = SHARE * await caller.capacity(scenario.light, seconds / 10)
         else:
             light_rate = heavy_rate / RATIO
-        idle = await ask_openly(caller, scenario.light, light_rate, seconds / 2, Tick(progress, bar, 0.1, 0.4))
+        idle = await ask_openly(
+            caller, scenario.light, light_rate, seconds / 2, Tick(progress, bar, 0.1, 0.4)
+        )
         found = Found(scenario.name, capacity, heavy_rate, light_rate, idle.milliseconds)
         heavy = Heavy(caller, scenario.heavy, heavy_rate)
         loading = asyncio.create_task(heavy.run())
         await asyncio.sleep(seconds / 10)
         before = len(_log(mesh))
-        asked = await ask_openly(caller, scenario.light, light_rate, seconds, Tick(progress, bar, 0.5, 0.5), heavy)
+        asked = await ask_openly(
+            caller, scenario.light, light_rate, seconds, Tick(progress, bar, 0.5, 0.5), heavy
+        )
         found.batches = _batches(_log(mesh)[before:], scenario)
         loading.cancel()
         await asyncio.wait([loading])
-        found.loaded, found.backlog, found.refused = asked.milliseconds, asked.backlog, heavy.refused
+        found.loaded, found.backlog, found.refused = (
+            asked.milliseconds,
+            asked.backlog,
+            heavy.refused,
+        )
     progress.update(bar, completed=1.0)
     return found
 
@@ -272,7 +310,9 @@ def _log(mesh: LocalMesh) -> list[str]:
 def _batches(lines: list[str], scenario: Scenario) -> list[float]:
     """Milliseconds of A's batches."""
     told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    own = [one for one in told if one["message"] == "batch" and one["model"] == scenario.heavy.model]
+    own = [
+        one for one in told if one["message"] == "batch" and one["model"] == scenario.heavy.model
+    ]
     return [one["seconds"] * 1e3 for one in own if one["tenant"] == scenario.heavy.tenant]
 
 
@@ -281,7 +321,10 @@ async def measured(names: list[str], seconds: float, console: Console) -> list[F
     from tests.parity.vlm_models import slow_reader
 
     texts = real_texts(256, SEED).texts
-    with tempfile.TemporaryDirectory(prefix="fairness-") as root, Progress(console=console, transient=True) as progress:
+    with (
+        tempfile.TemporaryDirectory(prefix="fairness-") as root,
+        Progress(console=console, transient=True) as progress,
+    ):
         slow = write_checkpoint(
             "bert", Path(root) / "slow", positions=256, sentence=SentenceFiles(max_seq_length=256), config=SLOW_SIZE
         )  # fmt: skip
@@ -295,44 +338,81 @@ async def measured(names: list[str], seconds: float, console: Console) -> list[F
 
 def print_found(found: list[Found], console: Console) -> None:
     table = Table(title="B beside a heavy A, milliseconds", title_justify="left")
-    for heading in ("scenario", "A got, asked for, B asks for (texts/s)", "A's backlog", "requests of B", "B alone p50", "p99"):
+    for heading in (
+        "scenario",
+        "A got, asked for, B asks for (texts/s)",
+        "A's backlog",
+        "requests of B",
+        "B alone p50",
+        "p99",
+    ):
         table.add_column(heading, justify="left" if heading == "scenario" else "right")
     for heading in ("B beside A p50", "p99", "one batch of A p50", "p99", "bound", ""):
         table.add_column(heading, justify="right")
     for one in found:
         rates = f"{one.capacity:,.0f}  {one.heavy_rate:,.0f}  {one.light_rate:,.1f}"
-        numbers = [f"{percentile(values, share):.1f}" for values in (one.idle, one.loaded, one.batches) for share in (0.5, 0.99)]
+        numbers = [
+            f"{percentile(values, share):.1f}"
+            for values in (one.idle, one.loaded, one.batches)
+            for share in (0.5, 0.99)
+        ]
         verdict = "[green]met[/]" if one.is_met else "[red]not met[/]"
-        table.add_row(one.name, rates, str(one.backlog), str(len(one.loaded)), *numbers, f"{one.bound:.1f}", verdict)
+        table.add_row(
+            one.name,
+            rates,
+            str(one.backlog),
+            str(len(one.loaded)),
+            *numbers,
+            f"{one.bound:.1f}",
+            verdict,
+        )
     console.print(table)
     console.print(
-        f"bound: {IDLE_FACTOR} x B's p99 alone + p99 of A's batches; A's backlog: the least seen, in requests", style="dim"
+        f"bound: {IDLE_FACTOR} x B's p99 alone + p99 of A's batches; A's backlog: the least seen, in requests",
+        style="dim",
     )
 
 
 def to_json(found: list[Found]) -> list[dict[str, object]]:
-    return [asdict(one) | {"batch": one.batch, "bound": one.bound, "met": one.is_met} for one in found]
+    return [
+        asdict(one) | {"batch": one.batch, "bound": one.bound, "met": one.is_met} for one in found
+    ]
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="6 seconds a scenario: a look, not a measurement")] = False,
-    seconds: Annotated[float, typer.Option(min=1, help="Of load, for each scenario; longer where B asks for little")] = 25.0,
-    scenario: Annotated[list[str] | None, typer.Option(help="Only this one: model, tenant, slow or pages")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with every request; the table goes to stderr")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="6 seconds a scenario: a look, not a measurement")
+    ] = False,
+    seconds: Annotated[
+        float,
+        typer.Option(min=1, help="Of load, for each scenario; longer where B asks for little"),
+    ] = 25.0,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="Only this one: model, tenant, slow or pages")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON with every request; the table goes to stderr")
+    ] = False,
 ) -> None:
-    """Measure what a heavy model, a heavy tenant and a slow model do to the latency of a light one."""
+    """Measure what a heavy model, a heavy tenant and a slow model do to the latency of a light
+    one.
+    """
     console = Console(stderr=as_json)
     if not console.is_terminal:
         console.width = 180
     names = scenario or [one.name for one in SCENARIOS]
     if unknown := set(names) - {one.name for one in SCENARIOS}:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are model, tenant, slow and pages")
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: there are model, tenant, slow and pages"
+        )
     busy = asyncio.run(busy_cores())
     found = asyncio.run(measured(names, 6.0 if quick else seconds, console))
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
     print_found(found, console)
     if busy > 0.1:
-        console.print(f"note: {busy:.2f} cores were busy with something else before", style="yellow")
+        console.print(
+            f"note: {busy:.2f} cores were busy with something else before", style="yellow"
+        )
     if as_json:
         print(json.dumps({"machine": machine(), "busy_cores": busy, "scenarios": to_json(found)}))
 

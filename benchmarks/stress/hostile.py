@@ -1,12 +1,15 @@
-"""Measure what a hostile tenant does to a light one: `python -m benchmarks.stress.hostile`, or `make bench-hostile`.
+"""Measure what a hostile tenant does to a light one: `python -m benchmarks.stress.hostile`, or
+`make bench-hostile`.
 
-A mesh of one router, one worker of one thread, an edge and Redis, each a process. A light tenant sends one text of MiniLM at a time
-at random intervals (Poisson, open loop): first alone, then beside a tenant that sends, half as fast again as its rate limit allows,
-the largest requests of one kind of work (`hostile_kinds.py`), kind after kind: texts, relations, structures, documents, images,
-generation, and answers that it does not read. Half of its requests are cancelled at once, half are left to run out of 2 s.
+A mesh of one router, one worker of one thread, an edge and Redis, each a process. A light tenant
+sends one text of MiniLM at a time at random intervals (Poisson, open loop): first alone, then
+beside a tenant that sends, half as fast again as its rate limit allows, the largest requests of one
+kind of work (`hostile_kinds.py`), kind after kind: texts, relations, structures, documents, images,
+generation, and answers that it does not read. Half of its requests are cancelled at once, half are
+left to run out of 2 s.
 
-Bound: the light tenant's p99 at most twice its p99 alone, or 0.3 s where that is more; all of its requests answered; no process
-beyond its memory.
+Bound: the light tenant's p99 at most twice its p99 alone, or 0.3 s where that is more; all of its
+requests answered; no process beyond its memory.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ FLOOR_MILLISECONDS: Final = 300.0
 LIGHT_RATE: Final = 6.0
 """Requests a second of the light tenant: a tenth of what the worker can do, about."""
 HOSTILE_RATE: Final = 4.0
-"""Requests a second that the file of tenants allows the hostile one, which asks for ASKED times as many."""
+"""Requests a second that the file of tenants allows the hostile one, which asks for ASKED times as
+many.
+"""
 ASKED: Final = 1.5
 LIGHT_DEADLINE_SECONDS: Final = 60.0
 SETTLE_SECONDS: Final = 3.0
@@ -68,7 +73,9 @@ REDIS_BYTES: Final = 1024 * MIB
 
 @dataclass(slots=True)
 class Asked:
-    """The light tenant's requests: milliseconds of those that were answered, and why the others were not."""
+    """The light tenant's requests: milliseconds of those that were answered, and why the others
+    were not.
+    """
 
     milliseconds: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
@@ -79,7 +86,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one process, in bytes: when the mesh was idle with its models loaded, its peak since, and what it may take."""
+    """Of one process, in bytes: when the mesh was idle with its models loaded, its peak since, and
+    what it may take.
+    """
 
     idle: int
     peak: int
@@ -114,8 +123,14 @@ class Found:
                 f"{self.kind}: the light tenant's p99 is {p99:.0f} ms; at most {self.bound_milliseconds:.0f} ms is allowed"
             )
         if self.beside.errors:
-            found.append(f"{self.kind}: the light tenant's requests failed: {dict(self.beside.errors)}")
-        found += [f"{self.kind}: {name} took more memory than it may" for name, one in self.memory.items() if one.peak > one.limit]
+            found.append(
+                f"{self.kind}: the light tenant's requests failed: {dict(self.beside.errors)}"
+            )
+        found += [
+            f"{self.kind}: {name} took more memory than it may"
+            for name, one in self.memory.items()
+            if one.peak > one.limit
+        ]
         return found
 
 
@@ -123,15 +138,21 @@ class Light:
     """The light tenant."""
 
     def __init__(self, channel: grpc.aio.Channel, texts: list[str]) -> None:
-        self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[assignment]
+        self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = (
+            inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[assignment]
+        )
         self._texts = texts
         self._chance = random.Random(SEED)
 
     async def ask(self, asked: Asked) -> None:
-        request = pb.EncodeRequest(model=MINILM_ID, items=[pb.Item(text=self._chance.choice(self._texts))])
+        request = pb.EncodeRequest(
+            model=MINILM_ID, items=[pb.Item(text=self._chance.choice(self._texts))]
+        )
         begin = time.perf_counter()
         try:
-            await self._stub.Encode(request, timeout=LIGHT_DEADLINE_SECONDS, metadata=(("x-shoal-tenant", "light"),))
+            await self._stub.Encode(
+                request, timeout=LIGHT_DEADLINE_SECONDS, metadata=(("x-shoal-tenant", "light"),)
+            )
         except grpc.aio.AioRpcError as error:
             asked.errors[error.code().name] += 1
         else:
@@ -158,9 +179,18 @@ class HostileProcess:
     @staticmethod
     async def started(kind: str, mesh: LocalMesh, rate: float) -> HostileProcess:
         places = mesh.address, mesh.http_address
-        command = (sys.executable, "-m", "benchmarks.stress.hostile_client", kind, *places, str(rate))
+        command = (
+            sys.executable,
+            "-m",
+            "benchmarks.stress.hostile_client",
+            kind,
+            *places,
+            str(rate),
+        )
         pipe = asyncio.subprocess.PIPE
-        return HostileProcess(await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe))
+        return HostileProcess(
+            await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
+        )
 
     async def stop(self) -> Mapping[str, Mapping[str, int]]:
         """What became of its requests."""
@@ -173,7 +203,9 @@ class HostileProcess:
             self._process.kill()
 
 
-async def measured(kinds: Sequence[str], seconds: float, light_rate: float, hostile_rate: float, progress: Progress) -> list[Found]:
+async def measured(
+    kinds: Sequence[str], seconds: float, light_rate: float, hostile_rate: float, progress: Progress
+) -> list[Found]:
     """Measure the light tenant alone, and beside each kind for as long."""
     bar = progress.add_task("alone", total=1.0 + len(kinds))
     async with AsyncExitStack() as stack:
@@ -182,14 +214,25 @@ async def measured(kinds: Sequence[str], seconds: float, light_rate: float, host
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(mesh.address))
         await _load_all(channel)
         light = Light(channel, real_texts(256, SEED).texts)
-        await light.ask_openly(light_rate, seconds / 10, Tick(progress, bar, 0.0, 0.1))  # it is warm and measured then
+        await light.ask_openly(
+            light_rate, seconds / 10, Tick(progress, bar, 0.0, 0.1)
+        )  # it is warm and measured then
         alone = await light.ask_openly(light_rate, seconds, Tick(progress, bar, 0.1, 0.9))
         idle = _resident(mesh)
         found = []
         for place, kind in enumerate(kinds):
             progress.update(bar, description=f"beside {kind}")
             tick = Tick(progress, bar, 1.0 + place, 1.0)
-            found.append(await _beside(kind, alone, mesh, idle, partial(light.ask_openly, light_rate, seconds, tick), hostile_rate))
+            found.append(
+                await _beside(
+                    kind,
+                    alone,
+                    mesh,
+                    idle,
+                    partial(light.ask_openly, light_rate, seconds, tick),
+                    hostile_rate,
+                )
+            )
     return found
 
 
@@ -223,7 +266,9 @@ def _settings(folder: Path, hostile_rate: float) -> Settings:
     write_package_kinds(models)
     write_repository("clip", folder / "clip").directory.rename(models / IMAGES)
     tenants = folder / "tenants.yaml"
-    tenants.write_text(f"tenants:\n  {TENANT}: {{requests_per_second: {hostile_rate:g}, burst_seconds: 1}}\n")
+    tenants.write_text(
+        f"tenants:\n  {TENANT}: {{requests_per_second: {hostile_rate:g}, burst_seconds: 1}}\n"
+    )
     environment = {
         "SHOAL_TENANTS": str(tenants),
         "SHOAL_IN_FLIGHT_BYTES": str(IN_FLIGHT_BYTES),
@@ -250,10 +295,19 @@ def print_found(found: Sequence[Found], console: Console) -> None:
     light = Table(title="the light tenant, milliseconds", title_justify="left")
     for heading in ("beside", "requests", "errors", "p50", "p99", "max", "bound"):
         light.add_column(heading, justify="left" if heading == "beside" else "right")
-    rows = [("nothing", found[0].alone, 0.0), *((one.kind, one.beside, one.bound_milliseconds) for one in found)]
+    rows = [
+        ("nothing", found[0].alone, 0.0),
+        *((one.kind, one.beside, one.bound_milliseconds) for one in found),
+    ]
     for name, asked, bound in rows:
         numbers = [f"{asked.percentile(share):.1f}" for share in (0.5, 0.99, 1.0)]
-        light.add_row(name, str(len(asked.milliseconds)), str(asked.errors.total()), *numbers, f"{bound:.0f}" if bound else "")
+        light.add_row(
+            name,
+            str(len(asked.milliseconds)),
+            str(asked.errors.total()),
+            *numbers,
+            f"{bound:.0f}" if bound else "",
+        )
     console.print(light)
     hostile = Table(title="the hostile tenant's requests", title_justify="left")
     for heading in ("kind", "attack", "requests", "outcomes"):
@@ -268,7 +322,10 @@ def print_found(found: Sequence[Found], console: Console) -> None:
     for name in found[0].memory:
         memory.add_column(name, justify="right")
     for one in found:
-        memory.add_row(one.kind, *(f"{each.peak / MIB:,.0f} of {each.limit / MIB:,.0f}" for each in one.memory.values()))
+        memory.add_row(
+            one.kind,
+            *(f"{each.peak / MIB:,.0f} of {each.limit / MIB:,.0f}" for each in one.memory.values()),
+        )
     console.print(memory)
     faults = [fault for one in found for fault in one.faults]
     for fault in faults:
@@ -282,13 +339,26 @@ def to_json(found: Found) -> dict[str, object]:
 
 
 def main(
-    kind: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(KINDS)}; may be repeated. Default: all.")] = None,
-    seconds: Annotated[float, typer.Option(min=5, help="Duration of the light tenant alone, and beside each kind.")] = 60.0,
-    light_rate: Annotated[float, typer.Option(min=0.1, help="Requests a second of the light tenant.")] = LIGHT_RATE,
-    hostile_rate: Annotated[float, typer.Option(min=0.1, help="Requests a second that the hostile one is allowed.")] = HOSTILE_RATE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with every request; the tables go to stderr.")] = False,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(KINDS)}; may be repeated. Default: all."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=5, help="Duration of the light tenant alone, and beside each kind.")
+    ] = 60.0,
+    light_rate: Annotated[
+        float, typer.Option(min=0.1, help="Requests a second of the light tenant.")
+    ] = LIGHT_RATE,
+    hostile_rate: Annotated[
+        float, typer.Option(min=0.1, help="Requests a second that the hostile one is allowed.")
+    ] = HOSTILE_RATE,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON with every request; the tables go to stderr.")
+    ] = False,
 ) -> None:
-    """Measure the latency of a light tenant, and memory, beside a tenant that sends the largest requests of each kind of work."""
+    """Measure the latency of a light tenant, and memory, beside a tenant that sends the largest
+    requests of each kind of work.
+    """
     console = Console(stderr=as_json)
     if not console.is_terminal:
         console.width = 160
@@ -301,9 +371,15 @@ def main(
     console.print(", ".join(f"{key} {value}" for key, value in machine().items()), style="dim")
     print_found(found, console)
     if busy > 0.1:
-        console.print(f"note: {busy:.2f} cores were busy with something else before", style="yellow")
+        console.print(
+            f"note: {busy:.2f} cores were busy with something else before", style="yellow"
+        )
     if as_json:
-        print(json.dumps({"machine": machine(), "busy_cores": busy, "kinds": [to_json(one) for one in found]}))
+        print(
+            json.dumps(
+                {"machine": machine(), "busy_cores": busy, "kinds": [to_json(one) for one in found]}
+            )
+        )
     if any(one.faults for one in found):
         raise typer.Exit(1)
 

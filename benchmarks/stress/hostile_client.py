@@ -1,7 +1,8 @@
-"""The hostile tenant of `benchmarks.stress.hostile`, in a separate process: sends the attacks of one kind in turn, at a rate.
+"""The hostile tenant of `benchmarks.stress.hostile`, in a separate process: sends the attacks of
+one kind in turn, at a rate.
 
-`python -m benchmarks.stress.hostile_client KIND ADDRESS HTTP_ADDRESS REQUESTS_PER_SECOND`; it ends when its input ends, and prints
-the outcomes of each attack.
+`python -m benchmarks.stress.hostile_client KIND ADDRESS HTTP_ADDRESS REQUESTS_PER_SECOND`; it ends
+when its input ends, and prints the outcomes of each attack.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ CANCEL_SECONDS: Final = 0.05
 
 
 class Hostile:
-    """Sends in an open loop; every second round of attacks is cancelled at once, the others are left to run out of their time."""
+    """Sends in an open loop; every second round of attacks is cancelled at once, the others are
+    left to run out of their time.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, http_address: str, tenant: str = TENANT) -> None:
         self._channel, self._http_address, self._tenant = channel, http_address, tenant
@@ -41,7 +44,9 @@ class Hostile:
         cancelled = cycle([False] * len(attacks) + [True] * len(attacks))
         try:
             for attack, is_cancelled in zip(cycle(attacks), cancelled, strict=False):
-                task = asyncio.create_task(self.send(attack, is_cancelled=is_cancelled and attack.is_read))
+                task = asyncio.create_task(
+                    self.send(attack, is_cancelled=is_cancelled and attack.is_read)
+                )
                 self._in_flight.add(task)
                 task.add_done_callback(self._in_flight.discard)
                 await asyncio.sleep(1 / rate)
@@ -60,16 +65,24 @@ class Hostile:
         self.outcomes[f"{attack.name}, {'legal' if attack.legal else 'too large'}"][outcome] += 1
 
     async def _call(self, attack: Attack, is_cancelled: bool) -> str:
-        method = self._channel.unary_unary(f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes)
-        call = method(attack.body, timeout=DEADLINE_SECONDS, metadata=(("x-shoal-tenant", self._tenant),))
+        method = self._channel.unary_unary(
+            f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes
+        )
+        call = method(
+            attack.body, timeout=DEADLINE_SECONDS, metadata=(("x-shoal-tenant", self._tenant),)
+        )
         if is_cancelled:
             asyncio.get_running_loop().call_later(CANCEL_SECONDS, call.cancel)
         return _reason(await call.code(), await call.trailing_metadata())
 
     async def _stream(self, attack: Attack) -> str:
         """Read the first message of a stream and no other."""
-        method = self._channel.unary_stream(f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes)
-        call = method(attack.body, timeout=UNREAD_SECONDS, metadata=(("x-shoal-tenant", self._tenant),))
+        method = self._channel.unary_stream(
+            f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes
+        )
+        call = method(
+            attack.body, timeout=UNREAD_SECONDS, metadata=(("x-shoal-tenant", self._tenant),)
+        )
         try:
             await call.read()
         except grpc.aio.AioRpcError as error:
@@ -101,7 +114,9 @@ def _reason(code: grpc.StatusCode, metadata: grpc.aio.Metadata | None) -> str:
     """Return the mesh's reason of a refusal, such as RATE_LIMITED; for anything else the code."""
     details = dict(list(metadata or ())).get("grpc-status-details-bin", b"")
     info = error_details_pb2.ErrorInfo()
-    for detail in status_pb2.Status.FromString(details if isinstance(details, bytes) else b"").details:
+    for detail in status_pb2.Status.FromString(
+        details if isinstance(details, bytes) else b""
+    ).details:
         if detail.Unpack(info):
             return str(info.reason)
     return code.name

@@ -17,8 +17,8 @@ from tests.support import pdfs
 
 IMAGES: Final = "tiny/images"
 MIB: Final = 1 << 20
-# The most that the contract allows (docs/security.md). What all items make a worker read, with what each repeats, is 256 MiB, and
-# what an answer may repeat of labels 4 MiB.
+# The most that the contract allows (docs/security.md). What all items make a worker read, with what
+# each repeats, is 256 MiB, and what an answer may repeat of labels 4 MiB.
 INSTRUCTION, HYPOTHESIS, LABEL, QUERY, TEXT = 16_384, 1_024, 1_024, 131_072, 4 * MIB
 MANY: Final = 2_000
 MANY_TIMES_QUERY: Final = 1_900
@@ -30,11 +30,10 @@ class Attack:
     """One request.
 
     Args:
-        name: the product or kind that it stands for.
-        method: a method of InferenceService, or a path of HTTP.
-        body: the request as it is sent.
-        legal: whether every field is within its limits, so that it must be served or run out of its time.
-        is_read: whether the answer is read; else the connection is held open, unread, until the attack's time is over.
+        name: the product or kind that it stands for. method: a method of InferenceService, or a
+        path of HTTP. body: the request as it is sent. legal: whether every field is within its
+        limits, so that it must be served or run out of its time. is_read: whether the answer is
+        read; else the connection is held open, unread, until the attack's time is over.
     """
 
     name: str
@@ -52,7 +51,10 @@ def warm_up() -> Sequence[Attack]:
         _attack("", pb.EncodeRequest(model=MINILM_ID, items=[item])),
         _attack("", pb.EncodeRequest(model=FORMS, items=[item])),
         _attack("", pb.ScoreRequest(model=PAIRS, query=item, documents=[item])),
-        _attack("", pb.ExtractRequest(model=LABELS, items=[item], entities=pb.EntitiesTask(labels=labels))),
+        _attack(
+            "",
+            pb.ExtractRequest(model=LABELS, items=[item], entities=pb.EntitiesTask(labels=labels)),
+        ),
         _relations(1, 2, 1),
         _structures(1, 1),
         _generation(1, 2),
@@ -73,7 +75,11 @@ def texts() -> Sequence[Attack]:
         return pb.ScoreRequest(model=model, query=pb.Item(text=query), documents=documents)
 
     def classify(hypothesis: str, names: list[str]) -> pb.ExtractRequest:
-        return pb.ExtractRequest(model=MINILM_ID, items=rows[:15], classify=pb.ClassifyTask(labels=names, hypothesis=hypothesis))
+        return pb.ExtractRequest(
+            model=MINILM_ID,
+            items=rows[:15],
+            classify=pb.ClassifyTask(labels=names, hypothesis=hypothesis),
+        )
 
     def entities(items: list[pb.Item], names: list[str]) -> pb.ExtractRequest:
         return pb.ExtractRequest(model=LABELS, items=items, entities=pb.EntitiesTask(labels=names))
@@ -82,7 +88,11 @@ def texts() -> Sequence[Attack]:
         _attack("instruction x items", encode(rows, _exactly(words, INSTRUCTION))),
         _attack("instruction x items", encode(rows, _exactly(words, 2 * MIB)), legal=False),
         _attack("hypothesis x labels", classify("{}" + _exactly(words, HYPOTHESIS - 2), labels)),
-        _attack("hypothesis x labels", classify("{}" + "h" * (4 * MIB), ["a", *labels[:255]]), legal=False),
+        _attack(
+            "hypothesis x labels",
+            classify("{}" + "h" * (4 * MIB), ["a", *labels[:255]]),
+            legal=False,
+        ),
         _attack("long texts", encode(long)),
         _attack("texts that grow", encode([pb.Item(text="\ufdfa" * (TEXT // 3))])),
         _attack("one text too long", encode([pb.Item(text="w" * (2 * TEXT))]), legal=False),
@@ -95,26 +105,43 @@ def texts() -> Sequence[Attack]:
 
 
 def relations() -> Sequence[Attack]:
-    """Return requests whose answers are entities × entities × labels for each item; the first is the red team's."""
+    """Return requests whose answers are entities × entities × labels for each item; the first is
+    the red team's.
+    """
     return [_relations(200, 120, 60), _relations(20, 60, 30), _relations(1, 128, 60)]
 
 
 def structures() -> Sequence[Attack]:
-    """Return requests with as many structures and fields as the small model reads, on long texts."""
+    """Return requests with as many structures and fields as the small model reads, on long
+    texts.
+    """
     return [_structures(200, 24), _structures(20, 28)]
 
 
 def documents() -> Sequence[Attack]:
-    """Return PDF files that take the processor time which a page may take, and one of ordinary pages."""
+    """Return PDF files that take the processor time which a page may take, and one of ordinary
+    pages.
+    """
     files = [pdfs.slow(operations) for operations in (96, 98, 100)]
     plain = pdfs.document([f"page {number}" for number in range(16)])
-    return [_attack("documents", pb.EncodeRequest(model=IMAGES, items=[_page(data)])) for data in (*files, plain)]
+    return [
+        _attack("documents", pb.EncodeRequest(model=IMAGES, items=[_page(data)]))
+        for data in (*files, plain)
+    ]
 
 
 def images() -> Sequence[Attack]:
-    """Return images of 50 megapixels that are a few kilobytes on the wire, alone and several at once."""
+    """Return images of 50 megapixels that are a few kilobytes on the wire, alone and several at
+    once.
+    """
     large = _image(7_000)
-    return [_attack("images", pb.EncodeRequest(model=IMAGES, items=[pb.Item(image=pb.Image(data=large))] * n)) for n in (1, 2, 8)]
+    return [
+        _attack(
+            "images",
+            pb.EncodeRequest(model=IMAGES, items=[pb.Item(image=pb.Image(data=large))] * n),
+        )
+        for n in (1, 2, 8)
+    ]
 
 
 def generation() -> Sequence[Attack]:
@@ -123,11 +150,16 @@ def generation() -> Sequence[Attack]:
 
 
 def slow_readers() -> Sequence[Attack]:
-    """Return streams with large answers that nobody reads: EncodeStream over gRPC, server-sent events and JSON over HTTP."""
+    """Return streams with large answers that nobody reads: EncodeStream over gRPC, server-sent
+    events and JSON over HTTP.
+    """
     rows = [pb.Item(text=f"text {number} " * 20) for number in range(MANY)]
     forms = [pb.REPRESENTATION_DENSE, pb.REPRESENTATION_SPARSE, pb.REPRESENTATION_MULTI_VECTOR]
     request = pb.EncodeRequest(model=FORMS, items=rows, representations=forms)
-    chat = b'{"model":"%b","stream":true,"max_tokens":4096,"messages":[{"role":"user","content":"a text"}]}' % GENERATION.encode()
+    chat = (
+        b'{"model":"%b","stream":true,"max_tokens":4096,"messages":[{"role":"user","content":"a text"}]}'
+        % GENERATION.encode()
+    )
     vectors = b'{"model":"%b","input":[%b]}' % (MINILM_ID.encode(), b",".join([b'"a text"'] * MANY))
     return [
         Attack("streams of vectors", "EncodeStream", request.SerializeToString(), is_read=False),
@@ -155,21 +187,36 @@ def _attack(name: str, request: Any, *, legal: bool = True) -> Attack:
 def _relations(items: int, entities: int, labels: int) -> Attack:
     text = "a " * max(entities, 60)
     given = [pb.Entity(start=2 * place, end=2 * place + 1, label="a") for place in range(entities)]
-    task = pb.RelationsTask(labels=[f"relation {number}" for number in range(labels)], threshold=0.0)
-    request = pb.ExtractRequest(model=RELATIONS, items=[pb.Item(text=text, entities=given)] * items, relations=task)
+    task = pb.RelationsTask(
+        labels=[f"relation {number}" for number in range(labels)], threshold=0.0
+    )
+    request = pb.ExtractRequest(
+        model=RELATIONS, items=[pb.Item(text=text, entities=given)] * items, relations=task
+    )
     return _attack("relations", request)
 
 
 def _structures(items: int, fields: int) -> Attack:
     each = [pb.SchemaField(name=f"field {number}") for number in range(fields)]
-    found = [pb.SchemaStructure(name=f"structure {number}", fields=each[number::16]) for number in range(min(16, fields))]
+    found = [
+        pb.SchemaStructure(name=f"structure {number}", fields=each[number::16])
+        for number in range(min(16, fields))
+    ]
     task = pb.StructureTask(structures=found, threshold=0.0)
-    return _attack("structures", pb.ExtractRequest(model=STRUCTURES, items=[pb.Item(text="a text " * 300)] * items, structure=task))
+    return _attack(
+        "structures",
+        pb.ExtractRequest(
+            model=STRUCTURES, items=[pb.Item(text="a text " * 300)] * items, structure=task
+        ),
+    )
 
 
 def _generation(items: int, tokens: int) -> Attack:
     task = pb.TextTask(max_tokens=tokens)
-    return _attack("generation", pb.ExtractRequest(model=GENERATION, items=[pb.Item(text="a text")] * items, text=task))
+    return _attack(
+        "generation",
+        pb.ExtractRequest(model=GENERATION, items=[pb.Item(text="a text")] * items, text=task),
+    )
 
 
 def _page(data: bytes) -> pb.Item:

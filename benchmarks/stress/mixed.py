@@ -1,12 +1,15 @@
-"""Encoders beside models that write, on one worker: `python -m benchmarks.stress.mixed`, or `make bench-mixed`.
+"""Encoders beside models that write, on one worker: `python -m benchmarks.stress.mixed`, or `make
+bench-mixed`.
 
-A real mesh (Redis, router, one worker of one thread). MiniLM is asked for single texts at a steady rate beside eight callers who
-each have a random qwen3 write a text after another, and alone, half of that time before and half after, since shared machines have
-slow minutes. In the middle of the writing half of the writers are cancelled, and at the end all. Measured: the encoder's latency
-and lost requests; the memory of keys and values that sequences have claimed, from the worker's metrics; and what is left of it
-after the end.
+A real mesh (Redis, router, one worker of one thread). MiniLM is asked for single texts at a steady
+rate beside eight callers who each have a random qwen3 write a text after another, and alone, half
+of that time before and half after, since shared machines have slow minutes. In the middle of the
+writing half of the writers are cancelled, and at the end all. Measured: the encoder's latency and
+lost requests; the memory of keys and values that sequences have claimed, from the worker's metrics;
+and what is left of it after the end.
 
-The bound is that of `make bench-fairness`: 1.5 times the encoder's p99 alone, and one forward of the writer.
+The bound is that of `make bench-fairness`: 1.5 times the encoder's p99 alone, and one forward of
+the writer.
 
 Needs transformers, for the writer's checkpoint.
 """
@@ -52,8 +55,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`forward`: mean milliseconds of a forward of the writer. Bytes of keys and values: `most_claimed` while it wrote,
-    `left_claimed` after the end; `resident`: what the writer took of the worker's memory, weights included."""
+    """`forward`: mean milliseconds of a forward of the writer. Bytes of keys and values:
+    `most_claimed` while it wrote, `left_claimed` after the end; `resident`: what the writer took of
+    the worker's memory, weights included."""
 
     rate: float
     alone: Phase
@@ -73,7 +77,15 @@ class Result:
 
 
 def write_model(directory: Path, layers: int, hidden: int) -> None:
-    write_checkpoint("qwen3", directory, head="causal_lm", hidden=hidden, layers=layers, heads=hidden // 64, positions=4096)
+    write_checkpoint(
+        "qwen3",
+        directory,
+        head="causal_lm",
+        hidden=hidden,
+        layers=layers,
+        heads=hidden // 64,
+        positions=4096,
+    )
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     generation = {"eos_token_id": None, "no_repeat_ngram_size": 3}
     (directory / "generation_config.json").write_text(json.dumps(generation))
@@ -86,8 +98,15 @@ class Metrics:
         self._url = f"http://{address}/metrics"
 
     async def sum(self, name: str, model: str = WRITER) -> float:
-        text = await asyncio.to_thread(lambda: urllib.request.urlopen(self._url, timeout=10).read().decode())
-        return sum(float(value) for value in re.findall(rf'^{name}{{[^}}]*model="{model}"[^}}]*}} (\S+)$', text, re.MULTILINE))
+        text = await asyncio.to_thread(
+            lambda: urllib.request.urlopen(self._url, timeout=10).read().decode()
+        )
+        return sum(
+            float(value)
+            for value in re.findall(
+                rf'^{name}{{[^}}]*model="{model}"[^}}]*}} (\S+)$', text, re.MULTILINE
+            )
+        )
 
 
 class Load:
@@ -137,7 +156,13 @@ async def measure(options: argparse.Namespace, models: Path, console: Console) -
         return await _measure(options, texts, mesh.address, Metrics(address), console)
 
 
-async def _measure(options: argparse.Namespace, texts: Sequence[str], address: str, metrics: Metrics, console: Console) -> Result:
+async def _measure(
+    options: argparse.Namespace,
+    texts: Sequence[str],
+    address: str,
+    metrics: Metrics,
+    console: Console,
+) -> Result:
     async with AsyncClient(address, timeout=120) as client:
         await client.encode(MINILM_ID, texts[:32])
         await client.extract(WRITER, ["warm"], ReadText(max_tokens=4))
@@ -150,11 +175,17 @@ async def _measure(options: argparse.Namespace, texts: Sequence[str], address: s
             nonlocal written, tokens, failed
             while True:
                 try:
-                    found = await client.extract(WRITER, [texts[number]], ReadText(max_tokens=options.tokens))
+                    found = await client.extract(
+                        WRITER, [texts[number]], ReadText(max_tokens=options.tokens)
+                    )
                 except Exception:
                     failed += 1
                 else:
-                    written, tokens, number = written + 1, tokens + found.usage.output_tokens, (number + 8) % len(texts)
+                    written, tokens, number = (
+                        written + 1,
+                        tokens + found.usage.output_tokens,
+                        (number + 8) % len(texts),
+                    )
 
         async def watch() -> None:
             while True:
@@ -162,10 +193,14 @@ async def _measure(options: argparse.Namespace, texts: Sequence[str], address: s
                 await asyncio.sleep(0.2)
 
         sums = [await metrics.sum(f"shoal_forward_seconds_{name}") for name in ("sum", "count")]
-        console.print(f"beside {options.writers} writers, half of which are cancelled in the middle")
+        console.print(
+            f"beside {options.writers} writers, half of which are cancelled in the middle"
+        )
         tasks = [asyncio.create_task(write(number)) for number in range(options.writers)]
         watching = asyncio.create_task(watch())
-        asyncio.get_running_loop().call_later(options.seconds / 2, lambda: [task.cancel() for task in tasks[::2]])
+        asyncio.get_running_loop().call_later(
+            options.seconds / 2, lambda: [task.cancel() for task in tasks[::2]]
+        )
         began = time.perf_counter()
         await beside.run(options.seconds)
         took = time.perf_counter() - began
@@ -201,7 +236,9 @@ def show(result: Result, console: Console) -> None:
         text = f"p50 {phase.p50:.1f} ms, p99 {phase.p99:.1f} ms, {phase.failed} of {phase.asked:,} failed"
         console.print(f"encoder {name}: {text}", soft_wrap=True)
     met = "met" if result.beside.p99 <= result.bound else "MISSED"
-    console.print(f"bound: {result.bound:.1f} ms ({met}); a forward of the writer takes {result.forward:.1f} ms on average")
+    console.print(
+        f"bound: {result.bound:.1f} ms ({met}); a forward of the writer takes {result.forward:.1f} ms on average"
+    )
     console.print(
         f"writers: {result.texts:,} texts, {result.tokens:,} tokens, {result.tokens_per_second:.0f} a second, "
         f"{result.writers_failed} failed; keys and values: at most {result.most_claimed / 2**20:.1f} MiB claimed of a model of "
@@ -227,7 +264,8 @@ def main() -> None:
         root = Path(folder)
         (root / "mesh").mkdir()
         write_model(root / "models" / WRITER, options.layers, options.hidden)
-        # transformers, which wrote the checkpoint, left objects whose collection would stop this client for 0.2 s.
+        # transformers, which wrote the checkpoint, left objects whose collection would stop this
+        # client for 0.2 s.
         gc.collect()
         gc.freeze()
         result = asyncio.run(measure(options, root, console))

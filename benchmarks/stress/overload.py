@@ -1,14 +1,19 @@
-"""What the mesh does when five times too much is asked of it: `python -m benchmarks.stress.overload`, or `make bench-overload`.
+"""What the mesh does when five times too much is asked of it: `python -m
+benchmarks.stress.overload`, or `make bench-overload`.
 
-A real mesh: two routers and one single-threaded worker with a random BERT of MiniLM's size; one client process for each router.
+A real mesh: two routers and one single-threaded worker with a random BERT of MiniLM's size; one
+client process for each router.
 
 - capacity: requests a second in a closed loop, before and after
-- overload: requests come at `--factor` times that rate, whether or not answers come (Poisson), each with a deadline
-- recovery: from when the load stops until three requests in a row take at most twice their time in the idle mesh
+- overload: requests come at `--factor` times that rate, whether or not answers come (Poisson), each
+  with a deadline
+- recovery: from when the load stops until three requests in a row take at most twice their time in
+  the idle mesh
 
-A request is one text of about 60 tokens. Goodput counts answers within their deadline that came while the load lasted. Clients do
-not retry: what the client library adds is tested in `tests/api/test_overload.py`. A worker has a machine of its own in production;
-here each has a core of its own, and all else shares the others (`--no-pin`: everything shares everything).
+A request is one text of about 60 tokens. Goodput counts answers within their deadline that came
+while the load lasted. Clients do not retry: what the client library adds is tested in
+`tests/api/test_overload.py`. A worker has a machine of its own in production; here each has a core
+of its own, and all else shares the others (`--no-pin`: everything shares everything).
 """
 
 from __future__ import annotations
@@ -52,7 +57,9 @@ ENVIRONMENT = {"SHOAL_LOG_LEVEL": "WARNING", "SHOAL_BATCH_TOKENS": "512", "OMP_N
 
 @dataclass
 class Tally:
-    """What one client saw. Times are seconds of the machine's monotonic clock, which processes share."""
+    """What one client saw. Times are seconds of the machine's monotonic clock, which processes
+    share.
+    """
 
     offered: int = 0
     in_time: list[float] = field(default_factory=list)
@@ -78,19 +85,30 @@ class Tally:
 class Asker:
     """One router's client: plain stubs, so that nothing is retried and little is computed."""
 
-    def __init__(self, address: str, texts: Sequence[str], deadline: float, tenant: str = "default") -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
-        self._stub = cast("inference_pb2_grpc.InferenceServiceAsyncStub", inference_pb2_grpc.InferenceServiceStub(self._channel))
+    def __init__(
+        self, address: str, texts: Sequence[str], deadline: float, tenant: str = "default"
+    ) -> None:
+        self._channel = grpc.aio.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._stub = cast(
+            "inference_pb2_grpc.InferenceServiceAsyncStub",
+            inference_pb2_grpc.InferenceServiceStub(self._channel),
+        )
         self._texts = cycle(texts)
         self._deadline = deadline
         self._metadata = (("x-shoal-tenant", tenant),)
 
     async def ask(self, tally: Tally, deadline: float | None = None) -> None:
-        request = inference_pb2.EncodeRequest(model=MODEL, items=[inference_pb2.Item(text=next(self._texts))])
+        request = inference_pb2.EncodeRequest(
+            model=MODEL, items=[inference_pb2.Item(text=next(self._texts))]
+        )
         tally.offered += 1
         began = time.monotonic()
         try:
-            await self._stub.Encode(request, timeout=deadline or self._deadline, metadata=self._metadata)
+            await self._stub.Encode(
+                request, timeout=deadline or self._deadline, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             _note(error, tally)
         else:
@@ -132,7 +150,9 @@ def _note(error: grpc.aio.AioRpcError, tally: Tally) -> None:
         return
     details = dict(list(error.trailing_metadata() or ())).get("grpc-status-details-bin", b"")
     reason, retry = error.code().name, error_details_pb2.RetryInfo()
-    for detail in status_pb2.Status.FromString(details if isinstance(details, bytes) else b"").details:
+    for detail in status_pb2.Status.FromString(
+        details if isinstance(details, bytes) else b""
+    ).details:
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info):
             reason = info.reason
@@ -195,7 +215,9 @@ class ClientProcess:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a client process ended with status {await self._process.wait()}; see its words above")
+            raise RuntimeError(
+                f"a client process ended with status {await self._process.wait()}; see its words above"
+            )
         return cast("dict[str, Any]", json.loads(line))
 
 
@@ -223,12 +245,16 @@ class Result:
     recovery_seconds: float
     peak_rss_bytes: dict[str, int]
     cores: tuple[dict[str, float], dict[str, float]]
-    """That each process used while capacity was first measured, and during the overload: whoever wants for one shows here."""
+    """That each process used while capacity was first measured, and during the overload: whoever
+    wants for one shows here.
+    """
 
 
 async def _together(clients: Sequence[ClientProcess], orders: Sequence[dict[str, object]]) -> Tally:
     whole = Tally()
-    for tally in await asyncio.gather(*(one.order(**order) for one, order in zip(clients, orders, strict=True))):
+    for tally in await asyncio.gather(
+        *(one.order(**order) for one, order in zip(clients, orders, strict=True))
+    ):
         whole.add(tally)
     return whole
 
@@ -268,8 +294,12 @@ def _pin(cluster: Cluster) -> None:
     cores = sorted(os.sched_getaffinity(0))
     own, others = cores[: len(cluster.workers)], cores[len(cluster.workers) :]
     if not others:
-        raise SystemExit(f"{len(cores)} cores are too few for {len(cluster.workers)} workers and the rest: --no-pin")
-    cores_of = {cluster.processes[name].pid: {core} for name, core in zip(cluster.workers, own, strict=True)}
+        raise SystemExit(
+            f"{len(cores)} cores are too few for {len(cluster.workers)} workers and the rest: --no-pin"
+        )
+    cores_of = {
+        cluster.processes[name].pid: {core} for name, core in zip(cluster.workers, own, strict=True)
+    }
     myself = psutil.Process()
     for process in (myself, *myself.children(recursive=True)):
         for thread in process.threads():
@@ -282,14 +312,24 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
 
     task = progress.add_task("model", total=5)
     write_checkpoint(
-        "bert", directory / "models" / MODEL, hidden=wanted.hidden, layers=6, heads=6, positions=128, sentence=SentenceFiles()
+        "bert",
+        directory / "models" / MODEL,
+        hidden=wanted.hidden,
+        layers=6,
+        heads=6,
+        positions=128,
+        sentence=SentenceFiles(),
     )
     progress.update(task, advance=1, description="mesh")
     (directory / "mesh").mkdir()
     environment = {**ENVIRONMENT, "SHOAL_BATCH_TOKENS": str(wanted.batch_tokens)}
     routers, workers = wanted.routers, wanted.workers
     with Cluster(
-        directory / "mesh", models=str(directory / "models"), routers=routers, workers=workers, environment=environment
+        directory / "mesh",
+        models=str(directory / "models"),
+        routers=routers,
+        workers=workers,
+        environment=environment,
     ) as cluster:
         asker = Asker(cluster.addresses[0], texts(100, *WORDS, seed=7), 30.0)
         clients = [
@@ -301,7 +341,9 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
         peaks: Counter[str] = Counter()
 
         async def watch() -> None:
-            processes = {name: psutil.Process(process.pid) for name, process in cluster.processes.items()}
+            processes = {
+                name: psutil.Process(process.pid) for name, process in cluster.processes.items()
+            }
             while True:
                 for name, process in processes.items():
                     peaks[name] = max(peaks[name], process.memory_info().rss)
@@ -317,7 +359,10 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
             return used
 
         def cores_since(before: dict[str, float], began: float) -> dict[str, float]:
-            return {name: (now - before[name]) / (time.monotonic() - began) for name, now in cpu_seconds().items()}
+            return {
+                name: (now - before[name]) / (time.monotonic() - began)
+                for name, now in cpu_seconds().items()
+            }
 
         watching = asyncio.create_task(watch())
         await asker.ask(Tally(), 60.0)
@@ -326,11 +371,18 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
         used, began = cpu_seconds(), time.monotonic()
         before = await _capacity(clients, wanted.capacity_seconds)
         cores = cores_since(used, began)
-        progress.update(task, advance=1, description=f"overload, {wanted.factor:g} x {before:.0f} requests/s")
+        progress.update(
+            task, advance=1, description=f"overload, {wanted.factor:g} x {before:.0f} requests/s"
+        )
         await _idle(asker)
         used, began = cpu_seconds(), time.monotonic()
         orders = [
-            {"kind": "open", "seconds": wanted.seconds, "rate": wanted.factor * before / routers, "seed": wanted.seed + number}
+            {
+                "kind": "open",
+                "seconds": wanted.seconds,
+                "rate": wanted.factor * before / routers,
+                "seed": wanted.seed + number,
+            }
             for number in range(routers)
         ]
         loading = asyncio.create_task(_together(clients, orders))
@@ -360,9 +412,14 @@ def _listed(cores: dict[str, float]) -> str:
 
 def show(result: Result, console: Console) -> None:
     refused = sum(result.refused.values())
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(result.refused.items())) or "none"
+    reasons = (
+        ", ".join(f"{reason} {count:,}" for reason, count in sorted(result.refused.items()))
+        or "none"
+    )
     admitted = result.answered_in_time + result.late
-    memory = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in sorted(result.peak_rss_bytes.items()))
+    memory = ", ".join(
+        f"{name} {size / 2**20:.0f}" for name, size in sorted(result.peak_rss_bytes.items())
+    )
     lines = (
         f"capacity            {result.capacity_before:.1f} requests/s before, {result.capacity_after:.1f} after",
         f"offered             {result.offered:,} in {result.load_seconds:g} s ({result.factor:g} x), due in {result.deadline:g} s",
@@ -387,18 +444,33 @@ def main() -> None:
     parser.add_argument("--capacity-seconds", type=float, default=10.0)
     parser.add_argument("--routers", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--hidden", type=int, default=384, help="width of the model: a request takes tens of ms with 384")
+    parser.add_argument(
+        "--hidden",
+        type=int,
+        default=384,
+        help="width of the model: a request takes tens of ms with 384",
+    )
     parser.add_argument("--batch-tokens", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="a core of its own for each worker")
-    parser.add_argument("--json", action="store_true", help="one object on stdout; the table goes to stderr")
+    parser.add_argument(
+        "--pin",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a core of its own for each worker",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one object on stdout; the table goes to stderr"
+    )
     parser.add_argument("--client", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.client:
         asyncio.run(client(wanted.client, wanted.deadline, wanted.seed))
         return
     console = Console(stderr=wanted.json)
-    with tempfile.TemporaryDirectory(prefix="shoal-overload-") as directory, Progress(console=console, transient=True) as progress:
+    with (
+        tempfile.TemporaryDirectory(prefix="shoal-overload-") as directory,
+        Progress(console=console, transient=True) as progress,
+    ):
         result = asyncio.run(measure(wanted, Path(directory), progress))
     show(result, console)
     if wanted.json:

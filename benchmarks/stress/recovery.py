@@ -1,8 +1,10 @@
-"""How long the requests of a killed worker wait: `python -m benchmarks.stress.recovery`, or `make bench-recovery`.
+"""How long the requests of a killed worker wait: `python -m benchmarks.stress.recovery`, or `make
+bench-recovery`.
 
-A real mesh with settings as they come (one router, two single-threaded workers, MiniLM) under steady load. Every few seconds a
-worker is killed with SIGKILL and started again. A recovery is the time from the kill to the last answer among the requests that
-were in flight then; without a killed worker that is the length of a request.
+A real mesh with settings as they come (one router, two single-threaded workers, MiniLM) under
+steady load. Every few seconds a worker is killed with SIGKILL and started again. A recovery is the
+time from the kill to the last answer among the requests that were in flight then; without a killed
+worker that is the length of a request.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ CALM_SECONDS = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of all kills: seconds from each to the last answer of what was in flight; requests answered and failed."""
+    """Of all kills: seconds from each to the last answer of what was in flight; requests answered
+    and failed.
+    """
 
     recoveries: list[float]
     answered: int
@@ -74,7 +78,10 @@ async def measure(kills: int, per_second: float, seed: int, progress: Progress) 
     chance = random.Random(seed)
     models = f"{MINILM_ID}={minilm_directory()}"
     bar = progress.add_task("kills", total=kills)
-    with tempfile.TemporaryDirectory() as directory, Cluster(Path(directory), models=models, workers=2) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Cluster(Path(directory), models=models, workers=2) as cluster,
+    ):
         async with AsyncClient(cluster.address) as client:
             load = Load(client, real_texts(200).texts)
             await client.encode(MINILM_ID, load.texts[:64])
@@ -89,7 +96,9 @@ async def measure(kills: int, per_second: float, seed: int, progress: Progress) 
                 recoveries.append(time.monotonic() - began)
                 cluster.start(name)
                 await asyncio.to_thread(cluster.wait_ready, cluster.address)
-                await client.models.load(MINILM_ID)  # one more copy, so that the next kill finds work at either
+                await client.models.load(
+                    MINILM_ID
+                )  # one more copy, so that the next kill finds work at either
                 progress.advance(bar)
             pace.cancel()
             await asyncio.gather(*load.flying)
@@ -97,21 +106,29 @@ async def measure(kills: int, per_second: float, seed: int, progress: Progress) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--per-second", type=float, default=15.0, help="requests of four texts each")
+    parser.add_argument(
+        "--per-second", type=float, default=15.0, help="requests of four texts each"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
-        result = asyncio.run(measure(arguments.kills, arguments.per_second, arguments.seed, progress))
+        result = asyncio.run(
+            measure(arguments.kills, arguments.per_second, arguments.seed, progress)
+        )
     p50, p99 = result.quantile(0.5), result.quantile(0.99)
     if arguments.json:
         json.dump(asdict(result), sys.stdout)
     else:
         told = f"{len(result.recoveries)} kills: p50 {p50:.2f} s, p99 {p99:.2f} s, longest {max(result.recoveries):.2f} s"
-        Console().print(f"{told} (target p99 {TARGET_SECONDS:g} s); {result.answered:,} answered, {result.failed} failed")
+        Console().print(
+            f"{told} (target p99 {TARGET_SECONDS:g} s); {result.answered:,} answered, {result.failed} failed"
+        )
     sys.exit(0 if p99 <= TARGET_SECONDS and not result.failed else 1)
 
 

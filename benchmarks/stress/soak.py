@@ -1,16 +1,19 @@
-"""Does anything grow? `python -m benchmarks.stress.soak --minutes 10`, or `make bench-soak MINUTES=10`.
+"""Does anything grow? `python -m benchmarks.stress.soak --minutes 10`, or `make bench-soak
+MINUTES=10`.
 
-A real mesh (Redis, two routers, a scheduler, two single-threaded workers) with small random models answers encode, score and
-extract requests of mixed lengths. Every minute capacity is measured in a closed loop for six seconds, because the machine's speed
-drifts; for the rest of it requests come at 80 % of the least of the last three capacities, at random moments (Poisson), whether or
-not answers come. Every second the resident memory, threads and open files of every process are written down.
+A real mesh (Redis, two routers, a scheduler, two single-threaded workers) with small random models
+answers encode, score and extract requests of mixed lengths. Every minute capacity is measured in a
+closed loop for six seconds, because the machine's speed drifts; for the rest of it requests come at
+80 % of the least of the last three capacities, at random moments (Poisson), whether or not answers
+come. Every second the resident memory, threads and open files of every process are written down.
 
-The first `--warm-up` seconds (60) of it do not count: models are loaded, code is run for the first time, allocators and caches
-fill up. Of the rest: memory's slope by least squares through ten batch means, with its 95 % confidence interval
-(`benchmarks/common/trend.py`), and the open files of the first and the last tenth, as medians, because gRPC renews its
-connections every few minutes and for some seconds has the old one and the new one open. A process is flat if the interval
-contains 0 or reaches no higher than 0.5 % of its memory in ten minutes. This process, which asks, is shown as `client` and not
-judged: its tallies grow by design.
+The first `--warm-up` seconds (60) of it do not count: models are loaded, code is run for the first
+time, allocators and caches fill up. Of the rest: memory's slope by least squares through ten batch
+means, with its 95 % confidence interval (`benchmarks/common/trend.py`), and the open files of the
+first and the last tenth, as medians, because gRPC renews its connections every few minutes and for
+some seconds has the old one and the new one open. A process is flat if the interval contains 0 or
+reaches no higher than 0.5 % of its memory in ten minutes. This process, which asks, is shown as
+`client` and not judged: its tallies grow by design.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ ROUND_SECONDS = 60.0
 CAPACITY_SECONDS = 6.0
 """Of each round."""
 LATEST = 3
-"""Rounds of which the least capacity counts: a machine that others use may be half as fast a minute later."""
+"""Rounds of which the least capacity counts: a machine that others use may be half as fast a minute
+later.
+"""
 AT_ONCE = 24
 """Requests in flight while capacity is measured."""
 WORDS = (2, 40)
@@ -76,7 +81,10 @@ class Grown:
 
     @property
     def is_flat(self) -> bool:
-        return self.slope.contains_zero or self.slope.high * FLAT_SECONDS <= FLAT_SHARE * self.rss_start
+        return (
+            self.slope.contains_zero
+            or self.slope.high * FLAT_SECONDS <= FLAT_SHARE * self.rss_start
+        )
 
     @property
     def opens_no_more(self) -> bool:
@@ -85,7 +93,9 @@ class Grown:
 
 @dataclass(slots=True)
 class Answers:
-    """`took`: when each answer came, and after how long, in seconds. `errors`: how many of each kind; `examples`: its first."""
+    """`took`: when each answer came, and after how long, in seconds. `errors`: how many of each
+    kind; `examples`: its first.
+    """
 
     took: list[tuple[float, float]] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
@@ -119,7 +129,9 @@ class Load:
             answers.took.append((now - began, now - asked))
 
     async def closed_loop(self, seconds: float) -> float:
-        """Requests a second that were answered; the first quarter, in which batches fill up, does not count."""
+        """Requests a second that were answered; the first quarter, in which batches fill up, does
+        not count.
+        """
         answers, began = Answers(), time.monotonic()
 
         async def caller() -> None:
@@ -128,7 +140,9 @@ class Load:
 
         await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
         if answers.errors:
-            raise RuntimeError(f"while capacity was measured: {dict(answers.errors)}, {answers.examples}")
+            raise RuntimeError(
+                f"while capacity was measured: {dict(answers.errors)}, {answers.examples}"
+            )
         return sum(seconds / 4 <= at <= seconds for at, _ in answers.took) / (seconds * 3 / 4)
 
     async def open_loop(self, rate: float, seconds: float, answers: Answers, began: float) -> None:
@@ -148,20 +162,27 @@ class Load:
 
 
 async def watch(
-    processes: dict[str, psutil.Process], seen: dict[str, list[Sample]], began: float, told: Callable[[float], None]
+    processes: dict[str, psutil.Process],
+    seen: dict[str, list[Sample]],
+    began: float,
+    told: Callable[[float], None],
 ) -> None:
     """Looks at all of them once a second, until it is cancelled."""
     while True:
         now = time.monotonic() - began
         for name, process in processes.items():
             with process.oneshot():
-                seen[name].append(Sample(now, process.memory_info().rss, process.num_threads(), process.num_fds()))
+                seen[name].append(
+                    Sample(now, process.memory_info().rss, process.num_threads(), process.num_fds())
+                )
         told(now)
         await asyncio.sleep(1.0 - (time.monotonic() - began) % 1.0)
 
 
 def grown(name: str, samples: Sequence[Sample]) -> Grown:
-    """Of those that count. Start and end are those of the first and the last tenth: means; of files, medians; of threads, peaks."""
+    """Of those that count. Start and end are those of the first and the last tenth: means; of
+    files, medians; of threads, peaks.
+    """
     tenth = max(1, len(samples) // 10)
     first, last = samples[:tenth], samples[-tenth:]
     return Grown(
@@ -176,7 +197,9 @@ def grown(name: str, samples: Sequence[Sample]) -> Grown:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one run; times in seconds. `capacities`: of each round, requests a second. `p99`: of each tenth of what counts."""
+    """Of one run; times in seconds. `capacities`: of each round, requests a second. `p99`: of each
+    tenth of what counts.
+    """
 
     minutes: float
     warm_up: float
@@ -205,34 +228,54 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
     task = progress.add_task("models", total=given.minutes * 60)
     models = directory / "models" / "random"
     size = {"hidden": given.hidden, "positions": POSITIONS}
-    write_checkpoint("bert", models / "embed", **size, sentence=SentenceFiles(max_seq_length=POSITIONS))
+    write_checkpoint(
+        "bert", models / "embed", **size, sentence=SentenceFiles(max_seq_length=POSITIONS)
+    )
     write_checkpoint("bert", models / "rank", **size, head="sequence_classification")
-    write_checkpoint("bert", models / "entities", **size, head="token_classification", labels=LABELS)
+    write_checkpoint(
+        "bert", models / "entities", **size, head="token_classification", labels=LABELS
+    )
     (directory / "mesh").mkdir()
     progress.update(task, description="mesh")
     with Cluster(
-        directory / "mesh", models=str(models.parent), routers=2, schedulers=1, workers=2, environment=ENVIRONMENT
+        directory / "mesh",
+        models=str(models.parent),
+        routers=2,
+        schedulers=1,
+        workers=2,
+        environment=ENVIRONMENT,
     ) as cluster:
         async with AsyncClient(cluster.address) as client:
             load = Load(client, texts(400, *WORDS, seed=given.seed), given.seed)
             await load.closed_loop(2.0)
-            processes = {name: psutil.Process(one.pid) for name, one in cluster.processes.items()} | {CLIENT: psutil.Process()}
+            processes = {
+                name: psutil.Process(one.pid) for name, one in cluster.processes.items()
+            } | {CLIENT: psutil.Process()}
             samples: dict[str, list[Sample]] = {name: [] for name in processes}
             answers, capacities, began = Answers(), list[float](), time.monotonic()
-            watching = asyncio.create_task(watch(processes, samples, began, lambda now: progress.update(task, completed=now)))
+            watching = asyncio.create_task(
+                watch(processes, samples, began, lambda now: progress.update(task, completed=now))
+            )
             try:
                 while (left := began + given.minutes * 60 - time.monotonic()) > CAPACITY_SECONDS:
                     progress.update(task, description="capacity")
                     capacities.append(await load.closed_loop(CAPACITY_SECONDS))
                     rate = given.share * min(capacities[-LATEST:])
                     progress.update(task, description=f"{rate:.0f} requests/s")
-                    await load.open_loop(rate, min(ROUND_SECONDS, left) - CAPACITY_SECONDS, answers, began)
+                    await load.open_loop(
+                        rate, min(ROUND_SECONDS, left) - CAPACITY_SECONDS, answers, began
+                    )
             finally:
                 watching.cancel()
-    counted = {name: [one for one in own if one.seconds >= given.warm_up] for name, own in samples.items()}
+    counted = {
+        name: [one for one in own if one.seconds >= given.warm_up] for name, own in samples.items()
+    }
     took = [(at, seconds) for at, seconds in answers.took if at >= given.warm_up]
     stretch = (given.minutes * 60 - given.warm_up) / 10
-    tenths = [[seconds for at, seconds in took if 0 <= (at - given.warm_up) - part * stretch < stretch] for part in range(10)]
+    tenths = [
+        [seconds for at, seconds in took if 0 <= (at - given.warm_up) - part * stretch < stretch]
+        for part in range(10)
+    ]
     return Result(
         given.minutes, given.warm_up, given.share, capacities, len(answers.took), dict(answers.errors), answers.examples,
         percentile([seconds for _, seconds in took], 0.5), [percentile(one, 0.99) if one else 0.0 for one in tenths],
@@ -242,21 +285,36 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
 
 def show(result: Result, console: Console) -> None:
     capacities = " ".join(f"{one:.0f}" for one in result.capacities)
-    load = (
-        f"{result.share:.0%} of the least of {LATEST} minutes' capacities ({capacities} requests/s), for {result.minutes:g} minutes"
-    )
+    load = f"{result.share:.0%} of the least of {LATEST} minutes' capacities ({capacities} requests/s), for {result.minutes:g} minutes"
     counts = f"{result.answered:,} answers, {sum(result.errors.values())} errors"
     console.print(f"{load}, of which the first {result.warm_up:g} s do not count: {counts}")
     for error, count in result.errors.items():
-        console.print(f"  {count} x {error}, the first: {result.examples[error]}", style="red", markup=False)
-    console.print(f"p50 {result.p50 * 1e3:.1f} ms; p99 of each tenth, ms: " + " ".join(f"{one * 1e3:.0f}" for one in result.p99))
+        console.print(
+            f"  {count} x {error}, the first: {result.examples[error]}", style="red", markup=False
+        )
+    console.print(
+        f"p50 {result.p50 * 1e3:.1f} ms; p99 of each tenth, ms: "
+        + " ".join(f"{one * 1e3:.0f}" for one in result.p99)
+    )
     table = Table("process", box=None)
-    for heading in ("MiB at first", "at last", "KiB a minute", "95 % interval", "open files", "threads", ""):
+    for heading in (
+        "MiB at first",
+        "at last",
+        "KiB a minute",
+        "95 % interval",
+        "open files",
+        "threads",
+        "",
+    ):
         table.add_column(heading, justify="right")
     for one in result.processes:
-        slope, low, high = (value * 60 / 1024 for value in (one.slope.slope, one.slope.low, one.slope.high))
+        slope, low, high = (
+            value * 60 / 1024 for value in (one.slope.slope, one.slope.low, one.slope.high)
+        )
         verdict = "not judged" if one.name == CLIENT else ("flat" if one.is_flat else "GROWS")
-        files = f"{one.files[0]} to {one.files[1]}" + ("" if one.opens_no_more or one.name == CLIENT else " GROWS")
+        files = f"{one.files[0]} to {one.files[1]}" + (
+            "" if one.opens_no_more or one.name == CLIENT else " GROWS"
+        )
         table.add_row(
             one.name, f"{one.rss_start / 2**20:.1f}", f"{one.rss_end / 2**20:.1f}", f"{slope:+.1f}", f"{low:+.1f} to {high:+.1f}",
             files, f"{one.threads[0]} to {one.threads[1]}", verdict,
@@ -265,18 +323,33 @@ def show(result: Result, console: Console) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long the load lasts, the warm-up included")
-    parser.add_argument("--warm-up", type=float, default=60.0, help="seconds of it that do not count")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="how long the load lasts, the warm-up included"
+    )
+    parser.add_argument(
+        "--warm-up", type=float, default=60.0, help="seconds of it that do not count"
+    )
     parser.add_argument("--share", type=float, default=0.8, help="of capacity")
     parser.add_argument("--hidden", type=int, default=64, help="width of the models")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="one object on stdout with every sample; the table goes to stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one object on stdout with every sample; the table goes to stderr",
+    )
     given = parser.parse_args()
     if given.minutes * 60 - given.warm_up < 20:
-        parser.error(f"--minutes {given.minutes:g} leaves less than 20 s after a warm-up of {given.warm_up:g} s")
+        parser.error(
+            f"--minutes {given.minutes:g} leaves less than 20 s after a warm-up of {given.warm_up:g} s"
+        )
     console = Console(stderr=given.json, width=None if sys.stdout.isatty() else 140)
-    with tempfile.TemporaryDirectory(prefix="soak-") as directory, Progress(console=console, transient=True) as progress:
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-") as directory,
+        Progress(console=console, transient=True) as progress,
+    ):
         result = asyncio.run(measure(given, Path(directory), progress))
     show(result, console)
     if given.json:

@@ -1,4 +1,6 @@
-"""The Card: a model's description from its files, which workers report and from which a PackedModel is built."""
+"""The Card: a model's description from its files, which workers report and from which a PackedModel
+is built.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-Task = Literal["encode", "score", "entities", "classify", "relations", "regions", "text", "structure"]
+Task = Literal[
+    "encode", "score", "entities", "classify", "relations", "regions", "text", "structure"
+]
 Representation = Literal["dense", "sparse", "multi_vector"]
 Kind = Literal[
     "dense",
@@ -46,23 +50,25 @@ Scoring = Literal[
     "yes_no",
 ]
 
-MOST_LABELS: Final = 10_000
-MOST_LABEL_CHARACTERS: Final = 1 << 19
+MAX_LABELS: Final = 10_000
+MAX_LABEL_CHARACTERS: Final = 1 << 19
 """In all labels of a model together: each heartbeat carries the card with all its labels."""
-MOST_PROMPTS: Final = 1_000
-MOST_PROMPT_CHARACTERS: Final = 1 << 16
+MAX_PROMPTS: Final = 1_000
+MAX_PROMPT_CHARACTERS: Final = 1 << 16
 """In all prompts of a model together, with their names, which each heartbeat carries."""
 
 
 DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")
-"""Names that checkpoints give to a document's prompt. The first of them that exists counts, as in sentence-transformers."""
+"""Names that checkpoints give to a document's prompt. The first of them that exists counts, as in
+sentence-transformers.
+"""
 
 
 def kept_prompts(prompts: Mapping[str, str]) -> dict[str, str]:
     """Return the prompts that change an input, or that keep another one from being used.
 
-    An empty prompt is the same as none, except for one that precedes another name of a document's prompt: `document: ""` next to
-    `passage: "passage: "` means that documents have no prompt.
+    An empty prompt is the same as none, except for one that precedes another name of a document's
+    prompt: `document: ""` next to `passage: "passage: "` means that documents have no prompt.
     """
     documents = [name for name in DOCUMENT_PROMPTS if name in prompts]
     shadows = documents[0] if documents and any(prompts[name] for name in documents) else None
@@ -71,9 +77,11 @@ def kept_prompts(prompts: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear layer of modules.json and the activation after it. `folder`: where its files are, from the checkpoint's root.
+    """A linear layer of modules.json and the activation after it. `folder`: where its files are,
+    from the checkpoint's root.
 
-    An empty folder means the `linear.weight` that Stanford's ColBERT keeps among the encoder's tensors.
+    An empty folder means the `linear.weight` that Stanford's ColBERT keeps among the encoder's
+    tensors.
     """
 
     folder: str
@@ -88,8 +96,9 @@ class DenseModule:
 class StaticQueries:
     """Sparse query vectors without a forward pass: each vocabulary token has a fixed weight.
 
-    `folder`: where the tokenizer is. `file`: the weights, safetensors with the one tensor `weight` or a JSON object by token, or of
-    V-SPLADE the checkpoint's own tensors, of which they are made. `default`: inputs without a role are encoded as queries.
+    `folder`: where the tokenizer is. `file`: the weights, safetensors with the one tensor `weight`
+    or a JSON object by token, or of V-SPLADE the checkpoint's own tensors, of which they are made.
+    `default`: inputs without a role are encoded as queries.
     """
 
     folder: str
@@ -99,10 +108,12 @@ class StaticQueries:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Sparse vectors: a weight for each of `columns` vocabulary entries, which may be more than the tokenizer has.
+    """Sparse vectors: a weight for each of `columns` vocabulary entries, which may be more than the
+    tokenizer has.
 
-    `pooling` and `activation`: how SPLADE turns the masked language model's logits into weights. `strongest`: how many of a text's
-    largest weights are kept; 0: all. `queries`: set if queries need no forward pass.
+    `pooling` and `activation`: how SPLADE turns the masked language model's logits into weights.
+    `strongest`: how many of a text's largest weights are kept; 0: all. `queries`: set if queries
+    need no forward pass.
     """
 
     columns: int
@@ -114,9 +125,11 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Query expansion of late interaction: a query is filled up to `length` tokens with `token` (empty: the mask token).
+    """Query expansion of late interaction: a query is filled up to `length` tokens with `token`
+    (empty: the mask token).
 
-    `fixed`: longer queries are truncated to `length`. `attend`: the query's own tokens attend to the added ones.
+    `fixed`: longer queries are truncated to `length`. `attend`: the query's own tokens attend to
+    the added ones.
     """
 
     length: int
@@ -127,7 +140,9 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """How a model with one vector per token encodes queries and documents. Lengths in tokens; 0: the model's own limit."""
+    """How a model with one vector per token encodes queries and documents. Lengths in tokens; 0:
+    the model's own limit.
+    """
 
     query_tokens: int = 0
     document_tokens: int = 0
@@ -142,13 +157,15 @@ class LateInteraction:
 class ImageSize:
     """How images become tokens, by which routers price them. Lengths in pixels.
 
-    `height`, `width`: the size to which every image is brought; 0: it depends on the image's. `short_side`: the short side to
-    which images are resized that keep their proportions; 0: there is none. `patch`: a side of the square that becomes one token.
-    `extra_tokens`: of an image beside its patches. `max_tokens`: of one image.
+    `height`, `width`: the size to which every image is brought; 0: it depends on the image's.
+    `short_side`: the short side to which images are resized that keep their proportions; 0: there
+    is none. `patch`: a side of the square that becomes one token. `extra_tokens`: of an image
+    beside its patches. `max_tokens`: of one image.
 
-    `long_side`: what the long side may have at most, for which the short one is made less; 0: it is not limited. `maps`: of an
-    image, each with half as many places a side as the one before, rounded up; 0: there is one, rounded down. `text_tokens`: of
-    every text, of a model that fills texts up; 0: it does not.
+    `long_side`: what the long side may have at most, for which the short one is made less; 0: it is
+    not limited. `maps`: of an image, each with half as many places a side as the one before,
+    rounded up; 0: there is one, rounded down. `text_tokens`: of every text, of a model that fills
+    texts up; 0: it does not.
     """
 
     height: int
@@ -166,12 +183,14 @@ class ImageSize:
 class Card:
     """A model as its checkpoint and the catalog describe it.
 
-    `max_tokens` includes special tokens, and is that of texts where the model takes these and images; the dimensions of a
-    representation that the model lacks are 0.
+    `max_tokens` includes special tokens, and is that of texts where the model takes these and
+    images; the dimensions of a representation that the model lacks are 0.
     """
 
     model: str
-    revision: str  # as the id or the folder names it, else a digest of configuration and tensor headers
+    revision: (
+        str  # as the id or the folder names it, else a digest of configuration and tensor headers
+    )
     family: str  # config.json's model_type, such as "bert"
     kind: Kind
     tasks: tuple[Task, ...]
@@ -179,41 +198,70 @@ class Card:
     max_tokens: int
     dimensions: int = 0
     multi_vector_dimensions: int = 0
-    labels: tuple[str, ...] = ()  # of a model with a fixed label set; entity labels without B- and I-
+    labels: tuple[
+        str, ...
+    ] = ()  # of a model with a fixed label set; entity labels without B- and I-
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""  # a key of prompts, or empty
-    own_adapters: tuple[str, ...] = ()  # LoRA adapters within the checkpoint, one for each of its tasks, by name
-    role_adapters: Mapping[str, str] = field(default_factory=dict)  # those of roles; an empty role is none
-    encoder_folder: str = ""  # of config.json, the tokenizer and the encoder's tensors, from the checkpoint's root
+    own_adapters: tuple[
+        str, ...
+    ] = ()  # LoRA adapters within the checkpoint, one for each of its tasks, by name
+    role_adapters: Mapping[str, str] = field(
+        default_factory=dict
+    )  # those of roles; an empty role is none
+    encoder_folder: str = (
+        ""  # of config.json, the tokenizer and the encoder's tensors, from the checkpoint's root
+    )
     encoder_file: str = "config.json"  # the encoder's configuration, in that folder
     encoder_keys: tuple[str, ...] = ()  # the path of keys to it within that file
-    encoder_prefix: str = ""  # of the encoder's tensors, before the family's own prefix; all other tensors are the head's
-    truncation: Truncation = "end"  # what long texts lose unless a request says: tokenizer_config.json's truncation_side
-    lowercase: bool = False  # sentence-transformers' do_lower_case, on top of the tokenizer's own normaliser
+    # of the encoder's tensors, before the family's own prefix; all other tensors are the head's
+    encoder_prefix: str = ""
+    truncation: Truncation = (
+        "end"  # what long texts lose unless a request says: tokenizer_config.json's truncation_side
+    )
+    lowercase: bool = (
+        False  # sentence-transformers' do_lower_case, on top of the tokenizer's own normaliser
+    )
     pooling: tuple[PoolingMode, ...] = ()  # concatenated in this order
     pool_prompt: bool = True  # False: pooling excludes the prompt's tokens
     modules: tuple[DenseModule, ...] = ()
     normalize: bool = False
-    queries: Card | None = None  # of the encoder for queries, where it is another one than that for documents
-    query_default: bool = False  # texts without a role are queries, where these have an encoder of their own
+    queries: Card | None = (
+        None  # of the encoder for queries, where it is another one than that for documents
+    )
+    query_default: bool = (
+        False  # texts without a role are queries, where these have an encoder of their own
+    )
     late: LateInteraction | None = None
     sparse: Sparse | None = None
     classes: tuple[str, ...] = ()  # the name of each logit: config.json's id2label
     problem: Problem = "single_label"
     scoring: Scoring = ""
     positive: int = 0  # index of the logit for "relevant" or "entailment"
-    contradiction: int | None = None  # index of the logit for "contradiction", of a model that classifies by entailment
-    score_activation: Activation = "identity"  # applied to a logit where scores on the model's own scale are wanted
-    answers: tuple[int | str, ...] = ()  # of a yes/no reranker: the tokens for yes and, for most, no; id or text
+    contradiction: int | None = (
+        None  # index of the logit for "contradiction", of a model that classifies by entailment
+    )
+    score_activation: Activation = (
+        "identity"  # applied to a logit where scores on the model's own scale are wanted
+    )
+    answers: tuple[
+        int | str, ...
+    ] = ()  # of a yes/no reranker: the tokens for yes and, for most, no; id or text
     tied: bool = False  # the language model's head shares its weights with the token table
     template: str = ""  # chat template in Jinja that renders a query and a document as one text
-    template_values: Mapping[str, object] = field(default_factory=dict)  # variables of the template besides the messages
-    message_parts: bool = False  # the template expects a message's content as a list of typed parts, not as a text
+    template_values: Mapping[str, object] = field(
+        default_factory=dict
+    )  # variables of the template besides the messages
+    message_parts: bool = (
+        False  # the template expects a message's content as a list of typed parts, not as a text
+    )
     inputs: tuple[Input, ...] = ("text",)  # what parts of items it takes
     images: ImageSize | None = None  # known once the model was loaded
     given_entities: bool = False  # relations are extracted between entities that the request gives
     created_unix_seconds: int = 0  # when the newest of its files was written; 0: unknown
-    notes: tuple[str, ...] = ()  # what the checkpoint holds and is not served, and how to change that
+    notes: tuple[
+        str, ...
+    ] = ()  # what the checkpoint holds and is not served, and how to change that
     # Set by the catalog only; no file of a checkpoint has these.
     dtype: Dtype = "auto"  # of the encoder; auto: the worker's setting; int8: on CPUs
     pools: tuple[str, ...] = ()  # pools that should run it, best first; empty: any

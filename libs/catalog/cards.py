@@ -1,8 +1,10 @@
-"""Reads cards in YAML into the Catalog: those shipped with Shoal (`models/*.yaml`), overridden by those of SHOAL_CATALOG's folders.
+"""Reads cards in YAML into the Catalog: those shipped with Shoal (`models/*.yaml`), overridden by
+those of SHOAL_CATALOG's folders.
 
-Workers and `shoal models check` read them once, at start; routers again when a file changes. A card only overrides: a model
-without one is served as its files say. A file holds one card or several, separated by `---`. `CARD` is the only definition of a
-card's keys; `schema.py` generates the JSON schema from it.
+Workers and `shoal models check` read them once, at start; routers again when a file changes. A card
+only overrides: a model without one is served as its files say. A file holds one card or several,
+separated by `---`. `CARD` is the only definition of a card's keys; `schema.py` generates the JSON
+schema from it.
 """
 
 from __future__ import annotations
@@ -22,16 +24,22 @@ from libs.errors import InvalidInput
 SHIPPED = Path(__file__).parent / "models"
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
-_MODEL = Text(rf"{_PART}/{_PART}(@{_PART})?", "a model id of the form org/name or org/name@revision")
-_POOL = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "1..63 letters, digits, '.', '_' or '-'")  # as pools.NAME
+_MODEL = Text(
+    rf"{_PART}/{_PART}(@{_PART})?", "a model id of the form org/name or org/name@revision"
+)
+_POOL = Text(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "1..63 letters, digits, '.', '_' or '-'"
+)  # as pools.NAME
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Documentation for docs/models.md, without effect: the family (config.json's model_type) and kind that detection finds.
+    """Documentation for docs/models.md, without effect: the family (config.json's model_type) and
+    kind that detection finds.
 
-    `ran`: where published weights came from that were run with Shoal, and when; empty if only the architecture was, with random
-    ones. `missing`: files that are needed and that the repository lacks.
+    `ran`: where published weights came from that were run with Shoal, and when; empty if only the
+    architecture was, with random ones. `missing`: files that are needed and that the repository
+    lacks.
     """
 
     family: str
@@ -50,7 +58,9 @@ class Entry:
     about: About | None
 
 
-def _entry(model: tuple[str, ...], source: str, about: About | None = None, **values: object) -> Entry:
+def _entry(
+    model: tuple[str, ...], source: str, about: About | None = None, **values: object
+) -> Entry:
     return Entry(model, Overrides(source, **values), about)  # type: ignore[arg-type]  # checked by CARD
 
 
@@ -60,7 +70,9 @@ _ABOUT = Record(
         "family": Key(Text(), "model_type in its config.json", needed=True),
         "kind": Key(Text(), "what follows the encoder", needed=True),
         "note": Key(Text(), "what a reader of docs/models.md should know"),
-        "ran": Key(Text(), "the source of published weights that were run with Shoal with the date"),
+        "ran": Key(
+            Text(), "the source of published weights that were run with Shoal with the date"
+        ),
         "missing": Key(Text(), "files that are needed and that the repository lacks, default none"),
     },
 )
@@ -68,28 +80,55 @@ _DETECT = Record(
     Hints,
     {
         "kind": Key(Choice(get_args(Kind)), "what follows the encoder"),
-        "pooling": Key(Choice(get_args(PoolingMode)), "how token states become the vector of a text"),
+        "pooling": Key(
+            Choice(get_args(PoolingMode)), "how token states become the vector of a text"
+        ),
         "normalize": Key(Flag(), "whether vectors are scaled to length 1"),
         "lowercase": Key(Flag(), "whether texts are lowercased before they are tokenised"),
-        "score_activation": Key(Choice(get_args(Activation)), "the activation of a classifier's logit on its own scale"),
-        "answers": Key(List(Text()), "of a reranker that is a language model: the tokens for yes and, for most of them, no"),
-        "template": Key(Text(), "of such a reranker: its chat template, in Jinja; it may use query, document and instruction"),
+        "score_activation": Key(
+            Choice(get_args(Activation)), "the activation of a classifier's logit on its own scale"
+        ),
+        "answers": Key(
+            List(Text()),
+            "of a reranker that is a language model: the tokens for yes and, for most of them, no",
+        ),
+        "template": Key(
+            Text(),
+            "of such a reranker: its chat template, in Jinja; it may use query, document and instruction",
+        ),
     },
 )
 CARD = Record(
     _entry,
     {
-        "model": Key(OneOrMore(_MODEL), "the model's id, or the ids of several that the card is for", needed=True),
+        "model": Key(
+            OneOrMore(_MODEL),
+            "the model's id, or the ids of several that the card is for",
+            needed=True,
+        ),
         "prompts": Key(
             Texts(),
             'texts put before inputs, by name ("query" and "document" by role); they override the files\', and "" removes one',
         ),
         "default_prompt": Key(Text(), 'name of the prompt for inputs without a role; "" for none'),
-        "pools": Key(List(_POOL), "pools of workers that should run the model, best first; later ones take the overflow"),
-        "dtype": Key(Choice(get_args(Dtype)), "number format of the encoder, default auto: the worker's setting; int8 on CPUs"),
-        "revision": Key(Text(_PART, "a revision"), "commit, tag or branch to fetch where an id names none"),
-        "pinned": Key(Flag(), "whether the model is never evicted once it is loaded, default false"),
-        "max_tokens": Key(Count(), "longest sequence in tokens, special tokens included; positions limit it further"),
+        "pools": Key(
+            List(_POOL),
+            "pools of workers that should run the model, best first; later ones take the overflow",
+        ),
+        "dtype": Key(
+            Choice(get_args(Dtype)),
+            "number format of the encoder, default auto: the worker's setting; int8 on CPUs",
+        ),
+        "revision": Key(
+            Text(_PART, "a revision"), "commit, tag or branch to fetch where an id names none"
+        ),
+        "pinned": Key(
+            Flag(), "whether the model is never evicted once it is loaded, default false"
+        ),
+        "max_tokens": Key(
+            Count(),
+            "longest sequence in tokens, special tokens included; positions limit it further",
+        ),
         "memory_bytes": Key(Count(), "bytes to reserve for the model if its weights take less"),
         "detect": Key(_DETECT, "what the files alone do not determine"),
         "about": Key(_ABOUT, "for the table in docs/models.md; without effect"),
@@ -99,7 +138,8 @@ CARD = Record(
 
 
 def parse_folders(text: str) -> tuple[Path, ...]:
-    """The value of SHOAL_CATALOG: folders of cards separated by colons; earlier ones override later ones.
+    """The value of SHOAL_CATALOG: folders of cards separated by colons; earlier ones override later
+    ones.
 
     Raises InvalidInput for a folder that does not exist.
     """
@@ -111,7 +151,9 @@ def parse_folders(text: str) -> tuple[Path, ...]:
 
 
 def read_catalog(folders: Sequence[Path] = ()) -> Catalog:
-    """The shipped cards, overridden by those of `folders`. Raises InvalidInput naming file, line and key."""
+    """The shipped cards, overridden by those of `folders`. Raises InvalidInput naming file, line
+    and key.
+    """
     merged: dict[str, Overrides] = {}
     for folder in (SHIPPED, *reversed(folders)):
         for model, overrides in _read_folder(folder).items():
@@ -120,7 +162,9 @@ def read_catalog(folders: Sequence[Path] = ()) -> Catalog:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The cards of a folder's YAML files, in the order of file names and lines. Raises InvalidInput."""
+    """The cards of a folder's YAML files, in the order of file names and lines. Raises
+    InvalidInput.
+    """
     return [entry for path in sorted(folder.glob("*.yaml")) for entry in _read_file(path)]
 
 
@@ -130,7 +174,9 @@ def _read_folder(folder: Path) -> dict[str, Overrides]:
         for model in entry.models:
             if model in found:
                 source = entry.overrides.source
-                raise InvalidInput(f"{source}: `model` {model} has a card at {found[model].source} already: keep one")
+                raise InvalidInput(
+                    f"{source}: `model` {model} has a card at {found[model].source} already: keep one"
+                )
             found[model] = entry.overrides
     return found
 

@@ -1,6 +1,8 @@
-"""Generates docs/models.md from the shipped cards and from `uncovered.yaml`, which lists models without a card and the reasons.
+"""Generates docs/models.md from the shipped cards and from `uncovered.yaml`, which lists models
+without a card and the reasons.
 
-`python -m libs.catalog.coverage` writes the page and the JSON schemas; with `--check` it only reports whether they are current.
+`python -m libs.catalog.coverage` writes the page and the JSON schemas; with `--check` it only
+reports whether they are current.
 """
 
 from __future__ import annotations
@@ -108,7 +110,11 @@ _UNCOVERED = List(
         Uncovered,
         {
             "models": Key(List(Text()), "ids", needed=True),
-            "status": Key(Choice(("not yet", "unknown")), "not yet: they cannot be served; unknown: they may be", needed=True),
+            "status": Key(
+                Choice(("not yet", "unknown")),
+                "not yet: they cannot be served; unknown: they may be",
+                needed=True,
+            ),
             "reason": Key(Text(), "why", needed=True),
         },
     )
@@ -116,11 +122,15 @@ _UNCOVERED = List(
 
 
 def rows() -> list[Row]:
-    """Every model of the cards and of uncovered.yaml, sorted by id. Raises InvalidInput for a model with two entries."""
+    """Every model of the cards and of uncovered.yaml, sorted by id. Raises InvalidInput for a model
+    with two entries.
+    """
     found: dict[str, Row] = {}
     for row in (*_covered(), *_uncovered()):
         if row.model in found:
-            raise InvalidInput(f"{row.model} has a card or a line of {UNCOVERED.name} already: keep one")
+            raise InvalidInput(
+                f"{row.model} has a card or a line of {UNCOVERED.name} already: keep one"
+            )
         found[row.model] = row
     return sorted(found.values(), key=lambda row: row.model.lower())
 
@@ -131,7 +141,11 @@ def _covered() -> Iterator[Row]:
         if about is None:
             raise InvalidInput(f"{entry.overrides.source}: a shipped card needs `about`")
         for model in entry.models:
-            parts = (about.note, about.ran and f"run: {about.ran}", about.missing and f"without {about.missing}")
+            parts = (
+                about.note,
+                about.ran and f"run: {about.ran}",
+                about.missing and f"without {about.missing}",
+            )
             remark = "; ".join(filter(None, parts))
             yield Row(model, about.family, about.kind, _status(about), remark)
 
@@ -152,16 +166,31 @@ def text() -> str:
     table = rows()
     served = sum(row.status in ("run", "card", "incomplete") for row in table)
     lines = ["| model | family | kind | status | remark |", "| --- | --- | --- | --- | --- |"]
-    lines += [f"| {row.model} | {row.family} | {row.kind} | {row.status} | {row.reason.replace('|', '&#124;')} |" for row in table]
+    lines += [
+        f"| {row.model} | {row.family} | {row.kind} | {row.status} | {row.reason.replace('|', '&#124;')} |"
+        for row in table
+    ]
     return f"{_HEAD}{served} of {len(table)} have a card.\n\n" + "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str]) -> int:
     """The process's exit status: 0, or 1 if `--check` finds a file that is not current."""
-    generated: dict[Path, Callable[[], str]] = {FILE: text, schema.FILE: schema.text, schema.POOLS_FILE: schema.pools_text}
+    generated: dict[Path, Callable[[], str]] = {
+        FILE: text,
+        schema.FILE: schema.text,
+        schema.POOLS_FILE: schema.pools_text,
+    }
     if arguments == ["--check"]:
-        stale = [path.name for path, make in generated.items() if not path.exists() or path.read_text(encoding="utf-8") != make()]
-        print(f"stale: {', '.join(stale)}: run make models-table" if stale else "models.md and the JSON schemas are current")
+        stale = [
+            path.name
+            for path, make in generated.items()
+            if not path.exists() or path.read_text(encoding="utf-8") != make()
+        ]
+        print(
+            f"stale: {', '.join(stale)}: run make models-table"
+            if stale
+            else "models.md and the JSON schemas are current"
+        )
         return 1 if stale else 0
     for path, make in generated.items():
         path.write_text(make(), encoding="utf-8")

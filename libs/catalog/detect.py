@@ -1,7 +1,9 @@
-"""Reads the Card of a checkpoint directory: family, kind, tasks, limits, prompts, and the layers after the encoder.
+"""Reads the Card of a checkpoint directory: family, kind, tasks, limits, prompts, and the layers
+after the encoder.
 
-Workers read the cards of all models on their disk before they load any, so that the mesh knows its cold models. Only JSON and
-tensor headers are read. Code of the checkpoint (`auto_map`) is ignored and never run.
+Workers read the cards of all models on their disk before they load any, so that the mesh knows its
+cold models. Only JSON and tensor headers are read. Code of the checkpoint (`auto_map`) is ignored
+and never run.
 """
 
 from __future__ import annotations
@@ -11,13 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from libs.catalog.card import MOST_PROMPT_CHARACTERS, MOST_PROMPTS, Card, Kind, Truncation
+from libs.catalog.card import MAX_PROMPT_CHARACTERS, MAX_PROMPTS, Card, Kind, Truncation
 from libs.catalog.checkpoint.adapter import FILE as ADAPTER
 from libs.catalog.checkpoint.adapter import WEIGHTS as ADAPTER_WEIGHTS
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.checkpoint.chat import refuse_messages, template_files
 from libs.catalog.checkpoint.checkpoint import Checkpoint
-from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, shortened, tensor_files
+from libs.catalog.checkpoint.files import (
+    Config,
+    digest,
+    need_config,
+    read_config,
+    shortened,
+    tensor_files,
+)
 from libs.catalog.checkpoint.modules import Modules, prompts_of, read_modules, sentence_settings
 from libs.catalog.checkpoint.tasks import read_own_adapters, refuse_unserved
 from libs.catalog.kinds.embedding.dense import dense
@@ -43,7 +52,8 @@ from libs.catalog.overrides import Overrides, apply
 from libs.errors import ModelBroken
 from libs.text import control_character
 
-# Families with a position table that begins with rows for padding (transformers: create_position_ids_from_input_ids).
+# Families with a position table that begins with rows for padding (transformers:
+# create_position_ids_from_input_ids).
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _NOT_SERVED: dict[str, str] = {
@@ -59,7 +69,14 @@ _NOT_SERVED: dict[str, str] = {
 _SIDES: dict[str, Truncation] = {"right": "end", "left": "start"}
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
 _LONGEST = 1 << 15  # tokens, for models with unlimited positions and no limit in any file: T5
-_SERVED_TYPES = ("", "SentenceTransformer", "CrossEncoder", "MultiVectorEncoder", "ColBERT", "SparseEncoder")
+_SERVED_TYPES = (
+    "",
+    "SentenceTransformer",
+    "CrossEncoder",
+    "MultiVectorEncoder",
+    "ColBERT",
+    "SparseEncoder",
+)
 
 
 _DIRECTORIES: tuple[tuple[Callable[[Path], bool], Callable[[Path, str], Card]], ...] = (
@@ -74,13 +91,19 @@ _DIRECTORIES: tuple[tuple[Callable[[Path], bool], Callable[[Path, str], Card]], 
 """Directories with a layout of their own, in the order in which they are recognised."""
 
 
-def read_card(directory: Path, model: str, overrides: Overrides | None = None, base: Path | None = None) -> Card:
-    """The card of the checkpoint in `directory`, under the id `model` (`org/name` or `org/name@revision`).
+def read_card(
+    directory: Path, model: str, overrides: Overrides | None = None, base: Path | None = None
+) -> Card:
+    """The card of the checkpoint in `directory`, under the id `model` (`org/name` or
+    `org/name@revision`).
 
-    `overrides`: those of the catalog for the model. `base`: of an adapter, the directory of the model that it is merged into.
-    Raises ModelBroken naming the file and the key at fault.
+    `overrides`: those of the catalog for the model. `base`: of an adapter, the directory of the
+    model that it is merged into. Raises ModelBroken naming the file and the key at fault.
     """
-    card = replace(_card(directory, model, overrides, base), created_unix_seconds=_newest_file_seconds(directory))
+    card = replace(
+        _card(directory, model, overrides, base),
+        created_unix_seconds=_newest_file_seconds(directory),
+    )
     _refuse_controls(card)
     _refuse_many_prompts(card.prompts)
     return card
@@ -111,16 +134,24 @@ def _card(directory: Path, model: str, overrides: Overrides | None, base: Path |
 
 
 def _newest_file_seconds(directory: Path) -> int:
-    """Return the Unix time at which the newest file of the directory itself was written; 0 if none can be read."""
+    """Return the Unix time at which the newest file of the directory itself was written; 0 if none
+    can be read.
+    """
     try:
-        return max((int(path.stat().st_mtime) for path in directory.iterdir() if path.is_file()), default=0)
+        return max(
+            (int(path.stat().st_mtime) for path in directory.iterdir() if path.is_file()), default=0
+        )
     except OSError:
         return 0
 
 
 def _refuse_controls(card: Card) -> None:
     """Names reach terminals, logs and metrics, where control characters could be interpreted."""
-    places = {"model_type": (card.family,), "revision": (card.revision,), "id2label": (*card.labels, *card.classes)}
+    places = {
+        "model_type": (card.family,),
+        "revision": (card.revision,),
+        "id2label": (*card.labels, *card.classes),
+    }
     for key, names in {**places, "prompts": (*card.prompts, card.default_prompt)}.items():
         for name in names:
             if found := control_character(name):
@@ -130,11 +161,17 @@ def _refuse_controls(card: Card) -> None:
 
 
 def _refuse_many_prompts(prompts: Mapping[str, str]) -> None:
-    """The card is in each heartbeat, which routers refuse if its prompts are above their limits (libs/catalog/card.py)."""
-    if len(prompts) > MOST_PROMPTS:
-        raise ModelBroken(f"`prompts` has {len(prompts):,} entries; at most {MOST_PROMPTS:,} are served")
-    if sum(len(name) + len(text) for name, text in prompts.items()) > MOST_PROMPT_CHARACTERS:
-        raise ModelBroken(f"`prompts` has more than {MOST_PROMPT_CHARACTERS:,} characters, names included")
+    """The card is in each heartbeat, which routers refuse if its prompts are above their limits
+    (libs/catalog/card.py).
+    """
+    if len(prompts) > MAX_PROMPTS:
+        raise ModelBroken(
+            f"`prompts` has {len(prompts):,} entries; at most {MAX_PROMPTS:,} are served"
+        )
+    if sum(len(name) + len(text) for name, text in prompts.items()) > MAX_PROMPT_CHARACTERS:
+        raise ModelBroken(
+            f"`prompts` has more than {MAX_PROMPT_CHARACTERS:,} characters, names included"
+        )
 
 
 def _read_checkpoint(directory: Path) -> Checkpoint:
@@ -155,14 +192,28 @@ def _of_modules(directory: Path, modules: Modules) -> Checkpoint:
         raise ModelBroken(
             f"tokenizer.json: missing from {directory / folder}. transformers' AutoTokenizer writes it with save_pretrained"
         )
-    top = read_config(directory, "config_sentence_transformers.json") or Config("config_sentence_transformers.json", {})
+    top = read_config(directory, "config_sentence_transformers.json") or Config(
+        "config_sentence_transformers.json", {}
+    )
     if top.text("model_type") not in _SERVED_TYPES:
-        raise top.broken("model_type", f"is {top.text('model_type')!r}, which is not served: {', '.join(_SERVED_TYPES[1:])} are")
-    return Checkpoint(directory, config, top, modules, sentence_settings(directory, folder), tensor_files(directory, folder))
+        raise top.broken(
+            "model_type",
+            f"is {top.text('model_type')!r}, which is not served: {', '.join(_SERVED_TYPES[1:])} are",
+        )
+    return Checkpoint(
+        directory,
+        config,
+        top,
+        modules,
+        sentence_settings(directory, folder),
+        tensor_files(directory, folder),
+    )
 
 
 def _kind(files: Checkpoint) -> Kind:
-    """What follows the encoder. modules.json and sentence-transformers' model_type take precedence over the architecture."""
+    """What follows the encoder. modules.json and sentence-transformers' model_type take precedence
+    over the architecture.
+    """
     if files.modules.queries is not None:
         return _kind_of_routes(files)
     if is_multi_vector(files):
@@ -181,13 +232,20 @@ def _kind(files: Checkpoint) -> Kind:
         return "writer"
     refuse_other_writer(files)
     refuse_bare(files)
-    return "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
+    return (
+        "sequence_labels" if files.architecture.endswith("ForSequenceClassification") else "dense"
+    )
 
 
 def _kind_of_routes(files: Checkpoint) -> Kind:
     """Of a Router whose queries have modules of their own."""
     queries = files.modules.queries
-    if queries is None or not files.modules.pooling or not queries.pooling or queries.static_embedding:
+    if (
+        queries is None
+        or not files.modules.pooling
+        or not queries.pooling
+        or queries.static_embedding
+    ):
         raise ModelBroken(
             "modules.json: its Router gives queries modules of their own, which is served for dense vectors of two encoders, and "
             "for sparse vectors whose queries are a SparseStaticEmbedding"
@@ -200,7 +258,9 @@ def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
     prompts, default = prompts_of(files.top)
     return Card(
         model=model,
-        revision=model.partition("@")[2] or files.directory.name.partition("@")[2] or _revision(files),
+        revision=model.partition("@")[2]
+        or files.directory.name.partition("@")[2]
+        or _revision(files),
         family=files.config.text("model_type"),
         kind=kind,
         tasks=(),
@@ -215,7 +275,9 @@ def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
 
 
 def _revision(files: Checkpoint) -> str:
-    """The revision of a checkpoint that neither its id nor its folder names: a digest of configurations and tensor headers."""
+    """The revision of a checkpoint that neither its id nor its folder names: a digest of
+    configurations and tensor headers.
+    """
     parts = [module.folder for module in files.modules.dense]
     configs = [f"{folder}/config.json" for folder in parts]
     configs += [
@@ -236,7 +298,10 @@ def _revision(files: Checkpoint) -> str:
         tensors += [f"{own.folder}/{name}/{ADAPTER_WEIGHTS}" for name in own.names]
     tensors += layer_files(files)
     if files.modules.queries is not None:
-        of_queries = [files.modules.queries.encoder_folder, *(module.folder for module in files.modules.queries.dense)]
+        of_queries = [
+            files.modules.queries.encoder_folder,
+            *(module.folder for module in files.modules.queries.dense),
+        ]
         configs += [str(Path(folder) / "config.json") for folder in of_queries]
         tensors += [name for folder in of_queries for name in tensor_files(files.directory, folder)]
     configs += template_files(files)
@@ -250,15 +315,25 @@ def _revision(files: Checkpoint) -> str:
 
 
 def _max_tokens(files: Checkpoint) -> int:
-    """sentence-transformers' limit, else the tokenizer's, but never more than there are positions."""
+    """sentence-transformers' limit, else the tokenizer's, but never more than there are
+    positions.
+    """
     tokenizer = _tokenizer_config(files)
-    wanted = files.sentence.number("max_seq_length", most=math.inf) or tokenizer.number("model_max_length", most=math.inf)
-    found = (wanted, files.config.number("model_max_length", most=math.inf), _positions(files.config))
+    wanted = files.sentence.number("max_seq_length", most=math.inf) or tokenizer.number(
+        "model_max_length", most=math.inf
+    )
+    found = (
+        wanted,
+        files.config.number("model_max_length", most=math.inf),
+        _positions(files.config),
+    )
     limits = [limit for limit in found if 0 < limit < _UNLIMITED]
     if not limits and wanted:
         return _LONGEST
     if not limits:
-        raise files.config.broken("max_position_embeddings", "is missing, and no other file limits the length of a text")
+        raise files.config.broken(
+            "max_position_embeddings", "is missing, and no other file limits the length of a text"
+        )
     return min(limits)
 
 
@@ -271,7 +346,9 @@ def _truncation(files: Checkpoint) -> Truncation:
     config = _tokenizer_config(files)
     side = config.text("truncation_side") or "right"
     if side not in _SIDES:
-        raise config.broken("truncation_side", f"is {side!r}, which is not one of {', '.join(_SIDES)}")
+        raise config.broken(
+            "truncation_side", f"is {side!r}, which is not one of {', '.join(_SIDES)}"
+        )
     return _SIDES[side]
 
 
@@ -280,30 +357,42 @@ def _positions(config: Config) -> int:
     positions = next((count for key in _POSITION_KEYS if (count := config.number(key))), 0)
     if positions and config.text("model_type") in _OFFSET_POSITIONS:
         positions -= config.number("pad_token_id", 1) + 1
-    if config.values.get("rotary_scaling_factor") is not None:  # Nomic BERT rotates otherwise beyond the trained length.
+    if (
+        config.values.get("rotary_scaling_factor") is not None
+    ):  # Nomic BERT rotates otherwise beyond the trained length.
         positions = min(positions, config.number("max_trained_positions", 2048))
     return positions
 
 
 def _dense(files: Checkpoint, card: Card) -> Card:
-    """A card with dense vectors alone; its note says if a hybrid model's other layers are there as pickles only."""
+    """A card with dense vectors alone; its note says if a hybrid model's other layers are there as
+    pickles only.
+    """
     card = dense(files, card)
     if files.modules.queries is not None:
-        card = replace(card, queries=_query_card(files, card), query_default=files.modules.query_default)
+        card = replace(
+            card, queries=_query_card(files, card), query_default=files.modules.query_default
+        )
     return card if card.notes else replace(card, notes=pickled_layers(files))
 
 
 def _query_card(files: Checkpoint, card: Card) -> Card:
-    """The card of a Router's encoder for queries. Raises ModelBroken if its vectors cannot be compared with those of documents."""
+    """The card of a Router's encoder for queries. Raises ModelBroken if its vectors cannot be
+    compared with those of documents.
+    """
     if files.modules.queries is None:
         raise TypeError("queries have no modules of their own")
     own = _of_modules(files.directory, files.modules.queries)
     found = dense(own, replace(_common_card(own, card.model, "dense"), revision=card.revision))
     if found.dimensions != card.dimensions:
         sizes = f"{found.dimensions} numbers of queries and of {card.dimensions} of documents"
-        raise ModelBroken(f"modules.json: its Router makes vectors of {sizes}, which cannot be compared")
+        raise ModelBroken(
+            f"modules.json: its Router makes vectors of {sizes}, which cannot be compared"
+        )
     if found.normalize != card.normalize:
-        raise ModelBroken("modules.json: its Router has a Normalize for queries or for documents alone, which is not served")
+        raise ModelBroken(
+            "modules.json: its Router has a Normalize for queries or for documents alone, which is not served"
+        )
     return found
 
 

@@ -1,6 +1,8 @@
-"""The catalog's overrides of what models' files say. No YAML here: models run where PyYAML is not installed.
+"""The catalog's overrides of what models' files say. No YAML here: models run where PyYAML is not
+installed.
 
-`cards.py` reads them from files; `detect.read_card` applies them when a worker reads the card of a checkpoint or loads it.
+`cards.py` reads them from files; `detect.read_card` applies them when a worker reads the card of a
+checkpoint or loads it.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ class Hints:
 class Overrides:
     """The overrides of one model; None or empty: as its files say.
 
-    `prompts` override those of the checkpoint by name; an empty text removes one. `revision` is fetched where an id names none.
-    `memory_bytes` is reserved for the model if its weights take less.
+    `prompts` override those of the checkpoint by name; an empty text removes one. `revision` is
+    fetched where an id names none. `memory_bytes` is reserved for the model if its weights take
+    less.
     """
 
     source: str  # the card's file and line, then those of the cards that it overrides
@@ -49,11 +52,15 @@ class Overrides:
         merged = replace(base, **_given(self))  # type: ignore[arg-type]  # its own fields
         detect = replace(base.detect, **_given(self.detect))  # type: ignore[arg-type]  # its own fields
         prompts = {**base.prompts, **self.prompts}
-        return replace(merged, prompts=prompts, detect=detect, source=f"{self.source}, {base.source}")
+        return replace(
+            merged, prompts=prompts, detect=detect, source=f"{self.source}, {base.source}"
+        )
 
 
 class Catalog:
-    """Overrides by model id; those of `org/name@revision` override those of `org/name`, which apply to all revisions."""
+    """Overrides by model id; those of `org/name@revision` override those of `org/name`, which apply
+    to all revisions.
+    """
 
     def __init__(self, cards: Mapping[str, Overrides] | None = None) -> None:
         self._cards = dict(cards or {})
@@ -73,13 +80,21 @@ class Catalog:
         return self._cards.values()
 
     def pinned_id(self, model: str) -> str:
-        """The id with the revision of the model's card, `org/name@revision`; the id itself if it names one or the card does not."""
+        """The id with the revision of the model's card, `org/name@revision`; the id itself if it
+        names one or the card does not.
+        """
         card = self.of(model)
-        return model if "@" in model or card is None or not card.revision else f"{model}@{card.revision}"
+        return (
+            model
+            if "@" in model or card is None or not card.revision
+            else f"{model}@{card.revision}"
+        )
 
 
 def apply(card: Card, overrides: Overrides | None) -> Card:
-    """The card with the catalog's overrides. Raises ModelBroken naming the catalog's file and line if they do not fit the card."""
+    """The card with the catalog's overrides. Raises ModelBroken naming the catalog's file and line
+    if they do not fit the card.
+    """
     if overrides is None:
         return card
     prompts = kept_prompts({**card.prompts, **overrides.prompts})
@@ -98,7 +113,8 @@ def apply(card: Card, overrides: Overrides | None) -> Card:
                 f"{overrides.source}: `detect.pooling` can only replace a single pooling mode; the checkpoint's are: {found}"
             )
         changed["pooling"] = (overrides.detect.pooling,)
-    # The kind has chosen the reader already; the revision is that of the directory, whatever a card would have fetched.
+    # The kind has chosen the reader already; the revision is that of the directory, whatever a card
+    # would have fetched.
     own = {name: value for name, value in changed.items() if name not in ("kind", "revision")}
     return replace(card, **own)  # type: ignore[arg-type]  # fields of the Card by their names
 
@@ -106,4 +122,8 @@ def apply(card: Card, overrides: Overrides | None) -> Card:
 def _given(overrides: Overrides | Hints) -> dict[str, object]:
     """The fields that are not None, without those that callers merge in their own way."""
     values = {one.name: getattr(overrides, one.name) for one in fields(overrides)}
-    return {name: value for name, value in values.items() if value is not None and name not in ("source", "prompts", "detect")}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and name not in ("source", "prompts", "detect")
+    }

@@ -1,8 +1,10 @@
-"""Reads the mesh's pools from pools.yaml (SHOAL_POOLS): the hardware of each, the bounds and times of its scaling, its cost.
+"""Reads the mesh's pools from pools.yaml (SHOAL_POOLS): the hardware of each, the bounds and times
+of its scaling, its cost.
 
-Read when a router or a scheduler starts, and again when the file changes (`libs/serving/watched.py`). `POOLS` is the only
-definition of the file's keys; `schema.py` generates the JSON schema from it. Without a file, every name that a worker gives as its
-pool is a pool with the defaults of `PoolSpec`.
+Read when a router or a scheduler starts, and again when the file changes
+(`libs/serving/watched.py`). `POOLS` is the only definition of the file's keys; `schema.py`
+generates the JSON schema from it. Without a file, every name that a worker gives as its pool is a
+pool with the defaults of `PoolSpec`.
 """
 
 from __future__ import annotations
@@ -29,12 +31,13 @@ DEFAULT: Final = "cpu"
 class PoolSpec:
     """A pool: workers of one kind of hardware, scaled as one.
 
-    memory_bytes: of a worker's device, for models; 0: as its workers report. spot: machines may be taken away at short notice.
-    cold_start_seconds: from asking for a worker until it serves, on a machine that is up; node_seconds: in addition, where a
-    machine has to be provisioned first. drain_seconds: in which a backlog should be worked off. keep_warm_seconds: for how long the
-    last worker stays without work; None: as long as a new one takes to start. target_utilization: share of its time that a worker
-    should be busy. cost_per_hour: of one worker, in any currency. fallback_for: the pool that this one replaces when that one's
-    workers do not come.
+    memory_bytes: of a worker's device, for models; 0: as its workers report. spot: machines may be
+    taken away at short notice. cold_start_seconds: from asking for a worker until it serves, on a
+    machine that is up; node_seconds: in addition, where a machine has to be provisioned first.
+    drain_seconds: in which a backlog should be worked off. keep_warm_seconds: for how long the last
+    worker stays without work; None: as long as a new one takes to start. target_utilization: share
+    of its time that a worker should be busy. cost_per_hour: of one worker, in any currency.
+    fallback_for: the pool that this one replaces when that one's workers do not come.
     """
 
     name: str
@@ -54,7 +57,9 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The mesh's pools. `default`: the pool of models for which the catalog names none. `by_name` is empty without a file."""
+    """The mesh's pools. `default`: the pool of models for which the catalog names none. `by_name`
+    is empty without a file.
+    """
 
     default: str = DEFAULT
     by_name: Mapping[str, PoolSpec] = field(default_factory=lambda: MappingProxyType({}))
@@ -71,8 +76,11 @@ class Pools:
         """The pool of that name, with the defaults of PoolSpec if no file describes it."""
         return self.by_name.get(name) or PoolSpec(name)
 
-    def of_model(self, model: str, catalog: Catalog, reported: Sequence[str] = ()) -> tuple[str, ...]:
-        """The model's pools, best first: those of this process' catalog, else those of a worker's card (`reported`).
+    def of_model(
+        self, model: str, catalog: Catalog, reported: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """The model's pools, best first: those of this process' catalog, else those of a worker's
+        card (`reported`).
 
         Empty if neither names one, or if the file has none of them.
         """
@@ -86,27 +94,43 @@ _POOL = Record(
     lambda **values: PoolSpec("", **values),
     {
         "device": Key(Choice(get_args(Device)), "what its workers compute on", needed=True),
-        "memory_bytes": Key(Size(), "bytes of a worker's device for models, default as its workers report"),
-        "spot": Key(Flag(), "whether its machines may be taken away at short notice, default false"),
+        "memory_bytes": Key(
+            Size(), "bytes of a worker's device for models, default as its workers report"
+        ),
+        "spot": Key(
+            Flag(), "whether its machines may be taken away at short notice, default false"
+        ),
         "min_workers": Key(Count(0), "workers that are always there, default 0"),
         "max_workers": Key(Count(0), "workers that are there at most, default 10"),
         "cold_start_seconds": Key(
-            Number(), "seconds from asking for a worker until it serves, on a machine that is there, default 60"
+            Number(),
+            "seconds from asking for a worker until it serves, on a machine that is there, default 60",
         ),
         "node_seconds": Key(Number(), "seconds more where a machine must come first, default 0"),
-        "drain_seconds": Key(Number(1), "seconds in which a backlog should be worked off, default 30"),
-        "keep_warm_seconds": Key(
-            Number(), "seconds for which the last worker stays without work, default as long as a new one would take to come"
+        "drain_seconds": Key(
+            Number(1), "seconds in which a backlog should be worked off, default 30"
         ),
-        "target_utilization": Key(Number(0.05, 1), "share of its time that a worker should be busy, default 0.75"),
-        "cost_per_hour": Key(Number(), "what a worker costs in an hour, in any currency, default 0"),
-        "fallback_for": Key(_NAME, "the pool whose workers this one replaces when they do not come, default none"),
+        "keep_warm_seconds": Key(
+            Number(),
+            "seconds for which the last worker stays without work, default as long as a new one would take to come",
+        ),
+        "target_utilization": Key(
+            Number(0.05, 1), "share of its time that a worker should be busy, default 0.75"
+        ),
+        "cost_per_hour": Key(
+            Number(), "what a worker costs in an hour, in any currency, default 0"
+        ),
+        "fallback_for": Key(
+            _NAME, "the pool whose workers this one replaces when they do not come, default none"
+        ),
     },
 )
 POOLS = Record(
     lambda **values: values,
     {
-        "default": Key(_NAME, "pool of models for which the catalog names none, default the first of the file"),
+        "default": Key(
+            _NAME, "pool of models for which the catalog names none, default the first of the file"
+        ),
         "pools": Key(Named(_NAME, _POOL), "the pools by name", needed=True),
     },
 )
@@ -119,7 +143,9 @@ def read_pools(path: Path) -> Pools:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
-        raise InvalidInput(f"{path}:{line}: is not YAML: {error.problem}", field="SHOAL_POOLS") from error
+        raise InvalidInput(
+            f"{path}:{line}: is not YAML: {error.problem}", field="SHOAL_POOLS"
+        ) from error
     except (OSError, RecursionError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidInput(f"{path}: cannot be read: {error}", field="SHOAL_POOLS") from error
     if node is None:
@@ -129,16 +155,21 @@ def read_pools(path: Path) -> Pools:
     for name, spec in by_name.items():
         if spec.min_workers > spec.max_workers:
             where = _value(node, "pools", name, "min_workers")
-            raise at.key(f"pools.{name}.min_workers").wrong(where, f"is {spec.min_workers}, above max_workers {spec.max_workers}")
+            raise at.key(f"pools.{name}.min_workers").wrong(
+                where, f"is {spec.min_workers}, above max_workers {spec.max_workers}"
+            )
         primary = by_name.get(spec.fallback_for)
         if spec.fallback_for and (primary is None or primary is spec or primary.fallback_for):
             where = _value(node, "pools", name, "fallback_for")
             raise at.key(f"pools.{name}.fallback_for").wrong(
-                where, f"is {spec.fallback_for!r}: it must name another pool, and one that has no fallback_for itself"
+                where,
+                f"is {spec.fallback_for!r}: it must name another pool, and one that has no fallback_for itself",
             )
     default = found.get("default", next(iter(by_name)))
     if default not in by_name:
-        raise at.key("default").wrong(_value(node, "default"), f"is {default!r}, which is none of {', '.join(by_name)}")
+        raise at.key("default").wrong(
+            _value(node, "default"), f"is {default!r}, which is none of {', '.join(by_name)}"
+        )
     return Pools(default, MappingProxyType(by_name))
 
 

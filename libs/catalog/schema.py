@@ -1,6 +1,8 @@
-"""The JSON schemas of a card and of pools.yaml for editors, from `cards.CARD` and `pools.POOLS`; `coverage.py` writes them.
+"""The JSON schemas of a card and of pools.yaml for editors, from `cards.CARD` and `pools.POOLS`;
+`coverage.py` writes them.
 
-An editor uses one if a file begins with a line such as `# yaml-language-server: $schema=.../card.schema.json`.
+An editor uses one if a file begins with a line such as `# yaml-language-server:
+$schema=.../card.schema.json`.
 """
 
 from __future__ import annotations

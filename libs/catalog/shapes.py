@@ -1,7 +1,8 @@
-"""Validators of YAML values: one definition parses a value, with errors that name file and line, and gives its JSON schema.
+"""Validators of YAML values: one definition parses a value, with errors that name file and line,
+and gives its JSON schema.
 
-Not on the request path: `cards.py`, `pools.py` and other configuration files are defined by composing shapes; `schema.py` prints
-the schemas for editors.
+Not on the request path: `cards.py`, `pools.py` and other configuration files are defined by
+composing shapes; `schema.py` prints the schemas for editors.
 """
 
 from __future__ import annotations
@@ -28,13 +29,25 @@ _TYPE_NAMES = {
     "map": "keys with values",
     "seq": "a list",
 }
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 _SIZE = r"(\d+(\.\d+)?) ?(k|[KMGT]i|[MGT])?B?"
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A place in a file, for error messages: its path, the path of keys to the value, and what the top-level value is called."""
+    """A place in a file, for error messages: its path, the path of keys to the value, and what the
+    top-level value is called.
+    """
 
     file: str
     keys: str = ""
@@ -47,7 +60,9 @@ class At:
         return At(self.file, f"{self.keys}[{number}]", self.whole)
 
     def wrong(self, node: yaml.Node, problem: str) -> InvalidInput:
-        """An error for the caller to raise: "file:line: `keys` problem", with lines counted from 1."""
+        """An error for the caller to raise: "file:line: `keys` problem", with lines counted from
+        1.
+        """
         keys = f"`{self.keys}` " if self.keys else f"{self.whole} "
         return InvalidInput(f"{self.file}:{node.start_mark.line + 1}: {keys}{problem}")
 
@@ -64,7 +79,9 @@ class Shape(Protocol[Value]):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text; if `pattern` is given, it must match the whole text. `words`: the pattern in words, for error messages."""
+    """A text; if `pattern` is given, it must match the whole text. `words`: the pattern in words,
+    for error messages.
+    """
 
     pattern: str = ""
     words: str = ""
@@ -88,7 +105,10 @@ class Choice:
     def read(self, node: yaml.Node, at: At) -> str:
         word = _scalar(node, at, "str")
         if word not in self.choices:
-            raise at.wrong(node, f"is {word!r}, which is not one of {', '.join(self.choices)}{_suggestion(word, self.choices)}")
+            raise at.wrong(
+                node,
+                f"is {word!r}, which is not one of {', '.join(self.choices)}{_suggestion(word, self.choices)}",
+            )
         return word
 
     def schema(self) -> Schema:
@@ -104,7 +124,9 @@ class Count:
     def read(self, node: yaml.Node, at: At) -> int:
         text = _scalar(node, at, "int")
         if not re.fullmatch(r"\d{1,18}", text) or int(text) < self.least:
-            raise at.wrong(node, f"is {text[:40]}, which is not a whole number of at least {self.least}")
+            raise at.wrong(
+                node, f"is {text[:40]}, which is not a whole number of at least {self.least}"
+            )
         return int(text)
 
     def schema(self) -> Schema:
@@ -125,12 +147,20 @@ class Number:
         except ValueError:
             value = math.nan
         if not (math.isfinite(value) and self.least <= value <= self.most):
-            words = f"in {self.least:g}..{self.most:g}" if math.isfinite(self.most) else f"of at least {self.least:g}"
+            words = (
+                f"in {self.least:g}..{self.most:g}"
+                if math.isfinite(self.most)
+                else f"of at least {self.least:g}"
+            )
             raise at.wrong(node, f"is {text}, which is not a number {words}")
         return value
 
     def schema(self) -> Schema:
-        return {"type": "number", "minimum": self.least, **({"maximum": self.most} if math.isfinite(self.most) else {})}
+        return {
+            "type": "number",
+            "minimum": self.least,
+            **({"maximum": self.most} if math.isfinite(self.most) else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +171,10 @@ class Size:
         text = _scalar(node, at, "str", "int")
         found = re.fullmatch(_SIZE, text)
         if found is None or len(found[1]) > 18:
-            raise at.wrong(node, f"is {text[:40]!r}, which is not a number of bytes, such as 24000000000, 24GB or 22.5GiB")
+            raise at.wrong(
+                node,
+                f"is {text[:40]!r}, which is not a number of bytes, such as 24000000000, 24GB or 22.5GiB",
+            )
         return int(float(found[1]) * _UNITS[found[3] or ""])
 
     def schema(self) -> Schema:
@@ -171,12 +204,16 @@ class List(Generic[Value]):
     def read(self, node: yaml.Node, at: At) -> tuple[Value, ...]:
         if not isinstance(node, yaml.SequenceNode):
             raise _mistyped(node, at, "seq")
-        found = tuple(self.of.read(entry, at.entry(number)) for number, entry in enumerate(node.value))
+        found = tuple(
+            self.of.read(entry, at.entry(number)) for number, entry in enumerate(node.value)
+        )
         if not found:
             raise at.wrong(node, "is an empty list: leave the key out")
         for number, value in enumerate(found):
             if value in found[:number]:
-                raise at.entry(number).wrong(node.value[number], f"is {value!r}, which is listed twice: keep one")
+                raise at.entry(number).wrong(
+                    node.value[number], f"is {value!r}, which is listed twice: keep one"
+                )
         return found
 
     def schema(self) -> Schema:
@@ -190,7 +227,11 @@ class OneOrMore:
     of: Text
 
     def read(self, node: yaml.Node, at: At) -> tuple[str, ...]:
-        return List(self.of).read(node, at) if isinstance(node, yaml.SequenceNode) else (self.of.read(node, at),)
+        return (
+            List(self.of).read(node, at)
+            if isinstance(node, yaml.SequenceNode)
+            else (self.of.read(node, at),)
+        )
 
     def schema(self) -> Schema:
         return {"anyOf": [self.of.schema(), List(self.of).schema()]}
@@ -201,7 +242,9 @@ class Texts:
     """A mapping of any names to texts."""
 
     def read(self, node: yaml.Node, at: At) -> dict[str, str]:
-        return {name.value: Text().read(value, at.key(name.value)) for name, value in pairs(node, at)}
+        return {
+            name.value: Text().read(value, at.key(name.value)) for name, value in pairs(node, at)
+        }
 
     def schema(self) -> Schema:
         return {"type": "object", "additionalProperties": {"type": "string"}}
@@ -215,14 +258,22 @@ class Named(Generic[Value]):
     of: Shape[Value]
 
     def read(self, node: yaml.Node, at: At) -> dict[str, Value]:
-        found = {self.names.read(name, at): self.of.read(value, at.key(name.value)) for name, value in pairs(node, at)}
+        found = {
+            self.names.read(name, at): self.of.read(value, at.key(name.value))
+            for name, value in pairs(node, at)
+        }
         if not found:
             raise at.wrong(node, "is empty")
         return found
 
     def schema(self) -> Schema:
         names = {"pattern": f"^{self.names.pattern}$"} if self.names.pattern else {}
-        return {"type": "object", "propertyNames": names, "additionalProperties": self.of.schema(), "minProperties": 1}
+        return {
+            "type": "object",
+            "propertyNames": names,
+            "additionalProperties": self.of.schema(),
+            "minProperties": 1,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +287,8 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Record(Generic[Value]):
-    """A mapping with fixed keys. `make` is called with the values of those that are present, by name.
+    """A mapping with fixed keys. `make` is called with the values of those that are present, by
+    name.
 
     `with_source`: `make` also gets `source`, the mapping's `file:line`.
     """
@@ -250,25 +302,35 @@ class Record(Generic[Value]):
         for name, value in pairs(node, at):
             key = self.keys.get(name.value)
             if key is None:
-                advice = _suggestion(name.value, self.keys) or f": it may have {', '.join(self.keys)}"
+                advice = (
+                    _suggestion(name.value, self.keys) or f": it may have {', '.join(self.keys)}"
+                )
                 raise at.wrong(name, f"has no key {name.value!r}{advice}")
             values[name.value] = key.shape.read(value, at.key(name.value))
         for required, key in self.keys.items():
             if key.needed and required not in values:
                 raise at.wrong(node, f"has no key {required!r}, which it needs: {key.description}")
-        return self.make(**values, **({"source": f"{at.file}:{node.start_mark.line + 1}"} if self.with_source else {}))
+        return self.make(
+            **values,
+            **({"source": f"{at.file}:{node.start_mark.line + 1}"} if self.with_source else {}),
+        )
 
     def schema(self) -> Schema:
         return {
             "type": "object",
-            "properties": {name: key.shape.schema() | {"description": key.description} for name, key in self.keys.items()},
+            "properties": {
+                name: key.shape.schema() | {"description": key.description}
+                for name, key in self.keys.items()
+            },
             "required": [name for name, key in self.keys.items() if key.needed],
             "additionalProperties": False,
         }
 
 
 def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """The keys and values of a mapping. Raises InvalidInput for keys that are no texts, and for a key that is there twice."""
+    """The keys and values of a mapping. Raises InvalidInput for keys that are no texts, and for a
+    key that is there twice.
+    """
     if not isinstance(node, yaml.MappingNode):
         raise _mistyped(node, at, "map")
     seen: dict[str, int] = {}
@@ -277,7 +339,9 @@ def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
             raise at.wrong(name, "has a key that is not a text: put it in quotes")
         _refuse_surrogates(name, at)
         if name.value in seen:
-            raise at.wrong(name, f"has the key {name.value!r} twice, first in line {seen[name.value]}")
+            raise at.wrong(
+                name, f"has the key {name.value!r} twice, first in line {seen[name.value]}"
+            )
         seen[name.value] = name.start_mark.line + 1
     return list(node.value)
 
@@ -291,7 +355,9 @@ def _scalar(node: yaml.Node, at: At, *kinds: str) -> str:
 
 
 def _refuse_surrogates(node: yaml.ScalarNode, at: At) -> None:
-    """YAML can express half of a surrogate pair (`"\\ud800"`), which UTF-8, and so a protobuf message, cannot encode."""
+    """YAML can express half of a surrogate pair (`"\\ud800"`), which UTF-8, and so a protobuf
+    message, cannot encode.
+    """
     try:
         node.value.encode("utf-8")
     except UnicodeEncodeError:

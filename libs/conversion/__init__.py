@@ -1,9 +1,11 @@
-"""Conversion of published files into the formats that are served: torch checkpoints into safetensors.
+"""Conversion of published files into the formats that are served: torch checkpoints into
+safetensors.
 
-Not on the request path: `libs/store` converts once, after a download or for a directory of the operator, in a child process.
-Order of reading: `plan.py` (which files become which), `process.py` (the child and its limits), `convert.py` (a directory's files);
-in the child: `child.py`, `archive.py` (formats), `tensors.py` (torch). Another sort of conversion is another `Kind` of `plan.py`
-with its function in `child.py`.
+Not on the request path: `libs/store` converts once, after a download or for a directory of the
+operator, in a child process. Order of reading: `plan.py` (which files become which), `process.py`
+(the child and its limits), `convert.py` (a directory's files); in the child: `child.py`,
+`archive.py` (formats), `tensors.py` (torch). Another sort of conversion is another `Kind` of
+`plan.py` with its function in `child.py`.
 """
 
 from libs.conversion.convert import Converted, convert, read_record

@@ -1,8 +1,10 @@
-"""Reads the layout of a torch checkpoint without torch: where its pickle and its storages are. Runs in the child.
+"""Reads the layout of a torch checkpoint without torch: where its pickle and its storages are. Runs
+in the child.
 
-The file's author is not trusted. A zip archive is read only if it is laid out as torch.save writes it: entries that are stored,
-each once, without overlap, each as long as both of its headers say. What is refused here costs no more than reading the directory.
-Formats: torch/serialization.py (zip since torch 1.6; five pickles and raw storages before); APPNOTE.TXT for zip.
+The file's author is not trusted. A zip archive is read only if it is laid out as torch.save writes
+it: entries that are stored, each once, without overlap, each as long as both of its headers say.
+What is refused here costs no more than reading the directory. Formats: torch/serialization.py (zip
+since torch 1.6; five pickles and raw storages before); APPNOTE.TXT for zip.
 """
 
 from __future__ import annotations
@@ -88,8 +90,14 @@ def read_archive(file: BinaryIO) -> Archive:
 
 
 def _check_end(file: BinaryIO, size: int) -> int:
-    """Where the directory begins, by the record at the end of the file, which bounds it before it is read. Raises Refused."""
-    tail = os.pread(file.fileno(), _END64.size + _LOCATOR.size + _END.size, max(0, size - _END64.size - _LOCATOR.size - _END.size))
+    """Where the directory begins, by the record at the end of the file, which bounds it before it
+    is read. Raises Refused.
+    """
+    tail = os.pread(
+        file.fileno(),
+        _END64.size + _LOCATOR.size + _END.size,
+        max(0, size - _END64.size - _LOCATOR.size - _END.size),
+    )
     end = tail[-_END.size :]
     if len(end) < _END.size or not end.startswith(b"PK\x05\x06"):
         raise Refused("is truncated: a zip archive ends with its directory, and this one does not")
@@ -105,7 +113,9 @@ def _check_end(file: BinaryIO, size: int) -> int:
     if entries > MAX_ENTRIES:
         raise Refused(f"has {entries:,} entries; at most {MAX_ENTRIES:,} are read")
     if length > MAX_DIRECTORY_BYTES:
-        raise Refused(f"has a zip directory of {length:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are read")
+        raise Refused(
+            f"has a zip directory of {length:,} bytes; at most {MAX_DIRECTORY_BYTES:,} are read"
+        )
     if begin + length > size:
         raise Refused("is truncated, or its zip directory lies outside the file")
     return int(begin)
@@ -118,19 +128,31 @@ def _span(file: BinaryIO, entry: zipfile.ZipInfo, end: int) -> Span:
         raise Refused(f"has the compressed entry {name!r}: torch.save stores entries as they are")
     if entry.flag_bits & _ENCRYPTED:
         raise Refused(f"has the encrypted entry {name!r}")
-    head = os.pread(file.fileno(), _LOCAL.size + 65536, entry.header_offset) if entry.header_offset >= 0 else b""
+    head = (
+        os.pread(file.fileno(), _LOCAL.size + 65536, entry.header_offset)
+        if entry.header_offset >= 0
+        else b""
+    )
     if len(head) < _LOCAL.size or not head.startswith(_ZIP_START):
         raise Refused(f"has no header for the entry {name!r} where its directory says")
     _, _, flags, method, _, _, _, compressed, size, name_size, extra_size = _LOCAL.unpack_from(head)
     own = head[_LOCAL.size : _LOCAL.size + name_size]
-    if method != zipfile.ZIP_STORED or flags & _ENCRYPTED or own != entry.orig_filename.encode("utf-8", "surrogateescape"):
+    if (
+        method != zipfile.ZIP_STORED
+        or flags & _ENCRYPTED
+        or own != entry.orig_filename.encode("utf-8", "surrogateescape")
+    ):
         raise Refused(f"has another header for the entry {name!r} than its directory says")
     has_sizes = not flags & _SIZES_FOLLOW and 0xFFFFFFFF not in (compressed, size)
     if has_sizes and (compressed != entry.compress_size or size != entry.file_size):
-        raise Refused(f"has two sizes for the entry {name!r}: {size:,} and {entry.file_size:,} bytes")
+        raise Refused(
+            f"has two sizes for the entry {name!r}: {size:,} and {entry.file_size:,} bytes"
+        )
     begin = entry.header_offset + _LOCAL.size + name_size + extra_size
     if begin + entry.file_size > end:
-        raise Refused(f"is truncated: the entry {name!r} ends at byte {begin + entry.file_size:,}, after byte {end:,}")
+        raise Refused(
+            f"is truncated: the entry {name!r} ends at byte {begin + entry.file_size:,}, after byte {end:,}"
+        )
     return Span(begin, begin + entry.file_size)
 
 
@@ -143,19 +165,29 @@ def _refuse_overlap(spans: Mapping[str, Span]) -> None:
 
 
 def _of_torch(file: BinaryIO, spans: Mapping[str, Span]) -> Archive:
-    pickles = [name for name in spans if PurePosixPath(name).name == "data.pkl" and name.count("/") == 1]
+    pickles = [
+        name for name in spans if PurePosixPath(name).name == "data.pkl" and name.count("/") == 1
+    ]
     if len(pickles) != 1:
-        raise Refused(f"has {len(pickles)} pickles named data.pkl; a checkpoint of torch.save has one")
+        raise Refused(
+            f"has {len(pickles)} pickles named data.pkl; a checkpoint of torch.save has one"
+        )
     root = pickles[0].removesuffix("data.pkl")
     if any(name.removeprefix(root).startswith(_PROGRAM) for name in spans):
         raise Refused("is TorchScript, which is a program and not weights")
     span = spans[pickles[0]]
     if span.size > MAX_PICKLE_BYTES:
-        raise Refused(f"has {span.size:,} bytes of names and shapes (data.pkl); at most {MAX_PICKLE_BYTES:,} are read")
+        raise Refused(
+            f"has {span.size:,} bytes of names and shapes (data.pkl); at most {MAX_PICKLE_BYTES:,} are read"
+        )
     order = spans.get(f"{root}byteorder")
     if order is not None and os.pread(file.fileno(), min(order.size, 16), order.begin) != b"little":
         raise Refused("has numbers in another byte order than little-endian")
-    storages = {name.removeprefix(f"{root}data/"): span for name, span in spans.items() if name.startswith(f"{root}data/")}
+    storages = {
+        name.removeprefix(f"{root}data/"): span
+        for name, span in spans.items()
+        if name.startswith(f"{root}data/")
+    }
     return Archive(span, storages)
 
 
@@ -181,14 +213,20 @@ class BoundedReader:
     def _counted(self, size: int) -> int:
         self._left -= size
         if size < 0 or self._left < 0:
-            raise Refused(f"has more than {MAX_PICKLE_BYTES:,} bytes of names and shapes; no more are read")
+            raise Refused(
+                f"has more than {MAX_PICKLE_BYTES:,} bytes of names and shapes; no more are read"
+            )
         return size
 
 
-def legacy_storages(file: BinaryIO, begin: int, keys: Sequence[object], sizes: Mapping[str, tuple[int, int]]) -> dict[str, Span]:
-    """The storages of the older format: from byte `begin` on, for each key a count of numbers (8 bytes) and the numbers.
+def legacy_storages(
+    file: BinaryIO, begin: int, keys: Sequence[object], sizes: Mapping[str, tuple[int, int]]
+) -> dict[str, Span]:
+    """The storages of the older format: from byte `begin` on, for each key a count of numbers (8
+    bytes) and the numbers.
 
-    `sizes`: the count of numbers and the bytes of one, by key, as the pickle says. Raises Refused where the file does not agree.
+    `sizes`: the count of numbers and the bytes of one, by key, as the pickle says. Raises Refused
+    where the file does not agree.
     """
     size = os.fstat(file.fileno()).st_size
     found: dict[str, Span] = {}
@@ -198,11 +236,15 @@ def legacy_storages(file: BinaryIO, begin: int, keys: Sequence[object], sizes: M
         count, item = sizes[key]
         told = int.from_bytes(os.pread(file.fileno(), 8, begin), "little", signed=True)
         if told != count:
-            raise Refused(f"has two sizes for the storage {key[:100]!r}: {told:,} and {count:,} numbers")
+            raise Refused(
+                f"has two sizes for the storage {key[:100]!r}: {told:,} and {count:,} numbers"
+            )
         found[key] = Span(begin + 8, begin + 8 + count * item)
         begin = found[key].end
         if begin > size:
-            raise Refused(f"is truncated: the storage {key[:100]!r} ends at byte {begin:,} of {size:,}")
+            raise Refused(
+                f"is truncated: the storage {key[:100]!r} ends at byte {begin:,} of {size:,}"
+            )
     missing = next((key for key in sizes if key not in found), None)
     if missing is not None:
         raise Refused(f"is truncated: the storage {missing[:100]!r} is missing")

@@ -1,8 +1,9 @@
-"""Completes a GLiNER or GLiREL directory that lacks its tokenizer or its encoders' configurations, as the packages do on loading.
+"""Completes a GLiNER or GLiREL directory that lacks its tokenizer or its encoders' configurations,
+as the packages do on loading.
 
-Published directories of urchade, NuMind and others hold only weights and training settings: the package takes the rest from the
-repository that `model_name` names, and adds its markers to that tokenizer. The result is what the package's `save_pretrained` and a
-saved tokenizer would be.
+Published directories of urchade, NuMind and others hold only weights and training settings: the
+package takes the rest from the repository that `model_name` names, and adds its markers to that
+tokenizer. The result is what the package's `save_pretrained` and a saved tokenizer would be.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ from libs.conversion.plan import BASE_FOLDER, TOKENIZER
 from libs.errors import ModelBroken
 
 _EMBEDDING: Final = "embeddings.word_embeddings.weight"
-_EMBEDDINGS: Final = (f"{ENCODER_PREFIX}{_EMBEDDING}", f"{ENCODER_PREFIX}embeddings.tok_embeddings.weight")
+_EMBEDDINGS: Final = (
+    f"{ENCODER_PREFIX}{_EMBEDDING}",
+    f"{ENCODER_PREFIX}embeddings.tok_embeddings.weight",
+)
 _SEPARATOR: Final = "[FLERT]"
 """A token that flair added, whose embeddings the first versions of both packages used."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Marker:
-    """A token that a package adds to the base model's tokenizer. `is_special`: it is added as a special token."""
+    """A token that a package adds to the base model's tokenizer. `is_special`: it is added as a
+    special token.
+    """
 
     content: str
     is_special: bool = True
@@ -35,7 +41,13 @@ class _Marker:
     def entry(self, number: int) -> dict[str, object]:
         """Return the token's entry of `added_tokens` under an id."""
         ways = {"single_word": False, "lstrip": False, "rstrip": False}
-        return {"id": number, "content": self.content, **ways, "normalized": not self.is_special, "special": self.is_special}
+        return {
+            "id": number,
+            "content": self.content,
+            **ways,
+            "normalized": not self.is_special,
+            "special": self.is_special,
+        }
 
 
 def is_needed(directory: Path) -> bool:
@@ -46,16 +58,21 @@ def is_needed(directory: Path) -> bool:
 
 
 def complete(directory: Path) -> None:
-    """Write tokenizer.json and the missing keys of gliner_config.json or glirel_config.json, from the files of base models.
+    """Write tokenizer.json and the missing keys of gliner_config.json or glirel_config.json, from
+    the files of base models.
 
-    The directory has its weights as safetensors, and below BASE_FOLDER a tokenizer.json unless it has one itself. Raises
-    ModelBroken for a base model to which the weights do not fit.
+    The directory has its weights as safetensors, and below BASE_FOLDER a tokenizer.json unless it
+    has one itself. Raises ModelBroken for a base model to which the weights do not fit.
     """
     file = _file_of(directory)
     config = dict(_object(directory, file))
     if (directory / BASE_FOLDER / "config.json").is_file():
         config |= _from_base_model(directory, file, config)
-    if file == gliner.FILE and (directory / LABELS_FOLDER / "config.json").is_file() and not config.get("labels_encoder_config"):
+    if (
+        file == gliner.FILE
+        and (directory / LABELS_FOLDER / "config.json").is_file()
+        and not config.get("labels_encoder_config")
+    ):
         config["labels_encoder_config"] = dict(_object(directory, f"{LABELS_FOLDER}/config.json"))
     _write(directory / file, config)
 
@@ -66,7 +83,9 @@ def _file_of(directory: Path) -> str:
 
 
 def _from_base_model(directory: Path, file: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the tokenizer if it is missing, and return the configuration's keys that the base model decides."""
+    """Write the tokenizer if it is missing, and return the configuration's keys that the base model
+    decides.
+    """
     base, rows = _object(directory, f"{BASE_FOLDER}/config.json"), _rows(directory)
     ids: dict[str, int] = {}
     if not (directory / TOKENIZER).is_file():
@@ -83,8 +102,11 @@ def _from_base_model(directory: Path, file: str, config: Mapping[str, Any]) -> d
     return {"encoder_config": encoder, "class_token_index": marker, "vocab_size": rows}
 
 
-def _add_markers(tokenizer: dict[str, Any], file: str, config: Mapping[str, Any], rows: int) -> dict[str, int]:
-    """Add the package's markers, and return their ids. The rows of the embedding tell which of them the weights have.
+def _add_markers(
+    tokenizer: dict[str, Any], file: str, config: Mapping[str, Any], rows: int
+) -> dict[str, int]:
+    """Add the package's markers, and return their ids. The rows of the embedding tell which of them
+    the weights have.
 
     Raises ModelBroken if no version of the package adds as many tokens.
     """
@@ -106,19 +128,38 @@ def _add_markers(tokenizer: dict[str, Any], file: str, config: Mapping[str, Any]
 
 def _gliner_versions(config: Mapping[str, Any]) -> Sequence[Sequence[_Marker]]:
     """The tokens that versions of gliner add, newest last."""
-    ent, sep = _Marker(str(config.get("ent_token", "<<ENT>>"))), _Marker(str(config.get("sep_token", "<<SEP>>")))
+    ent, sep = (
+        _Marker(str(config.get("ent_token", "<<ENT>>"))),
+        _Marker(str(config.get("sep_token", "<<SEP>>"))),
+    )
     if config.get("relations_layer"):
         return ((ent, sep, _Marker(str(config.get("rel_token", "<<REL>>")))), (ent, sep))
     return ((_Marker(_SEPARATOR), ent, sep), (ent, sep))
 
 
 def _glirel_versions(vocab: object, known: Mapping[str, int]) -> Sequence[Sequence[_Marker]]:
-    """The tokens that versions of glirel add; the separator of most base models is in their vocabulary already."""
-    words = vocab.keys() if isinstance(vocab, dict) else {entry[0] for entry in vocab} if isinstance(vocab, list) else ()
-    added = [_Marker(_SEPARATOR), *(_Marker(token, is_special=False) for token in (glirel.LABEL_MARKER, glirel.TEXT_MARKER))]
+    """The tokens that versions of glirel add; the separator of most base models is in their
+    vocabulary already.
+    """
+    words = (
+        vocab.keys()
+        if isinstance(vocab, dict)
+        else {entry[0] for entry in vocab}
+        if isinstance(vocab, list)
+        else ()
+    )
+    added = [
+        _Marker(_SEPARATOR),
+        *(_Marker(token, is_special=False) for token in (glirel.LABEL_MARKER, glirel.TEXT_MARKER)),
+    ]
     newer = [*added, _Marker("[E]", is_special=False), _Marker("[/E]", is_special=False)]
     return [
-        [marker for marker in version if marker.content not in known and marker.content not in words] for version in (newer, added)
+        [
+            marker
+            for marker in version
+            if marker.content not in known and marker.content not in words
+        ]
+        for version in (newer, added)
     ]
 
 
@@ -135,7 +176,9 @@ def _rows(directory: Path) -> int:
         for name in _EMBEDDINGS:
             if name in entries:
                 return int(entries[name].shape[0])
-    raise ModelBroken(f"model.safetensors: has no tensor {_EMBEDDINGS[0]!r}, so its base model's tokenizer cannot be completed")
+    raise ModelBroken(
+        f"model.safetensors: has no tensor {_EMBEDDINGS[0]!r}, so its base model's tokenizer cannot be completed"
+    )
 
 
 def _object(directory: Path, name: str) -> Mapping[str, Any]:

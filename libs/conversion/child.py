@@ -1,12 +1,15 @@
-"""The program of a process that converts one file, from one open descriptor to another: `python -I -S child.py PATHS KIND IN OUT`.
+"""The program of a process that converts one file, from one open descriptor to another: `python -I
+-S child.py PATHS KIND IN OUT`.
 
-`PATHS`: `sys.path` of the parent, as JSON. `IN`, `OUT`: descriptors of the source and of an empty file, opened by the parent. Once
-its libraries are imported, and before it reads a byte of the source, the process gives up what it does not need: it opens no file
-and no socket (there are no descriptors left), starts no process, writes no more than the source has and 32 MiB, and its address
-space and processor time are limited. It ends when its parent does. What it writes is read as an untrusted file.
+`PATHS`: `sys.path` of the parent, as JSON. `IN`, `OUT`: descriptors of the source and of an empty
+file, opened by the parent. Once its libraries are imported, and before it reads a byte of the
+source, the process gives up what it does not need: it opens no file and no socket (there are no
+descriptors left), starts no process, writes no more than the source has and 32 MiB, and its address
+space and processor time are limited. It ends when its parent does. What it writes is read as an
+untrusted file.
 
-Each line on standard output is a JSON object: `{"done": .., "total": ..}` while it works; at the end `{"report": ..}`, or
-`{"refused": ..}` with what is at fault.
+Each line on standard output is a JSON object: `{"done": .., "total": ..}` while it works; at the
+end `{"report": ..}`, or `{"refused": ..}` with what is at fault.
 """
 
 from __future__ import annotations
@@ -23,16 +26,26 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, BinaryIO, Final
 
-MEMORY_BYTES: Final = {"torch": 256 << 20, "tokenizer": 1 << 30, "gguf": 1 << 30, "gguf_settings": 2 << 30, "onnx": 512 << 20}
+MEMORY_BYTES: Final = {
+    "torch": 256 << 20,
+    "tokenizer": 1 << 30,
+    "gguf": 1 << 30,
+    "gguf_settings": 2 << 30,
+    "onnx": 512 << 20,
+}
 """Of address space, beyond the libraries and the mapping of the source."""
 
 EXTRA_BYTES: Final = 32 << 20
 EXPANSION: Final = {"gguf": 13, "onnx": 4}
-"""How many times the source's bytes a dequantised output may have: 32 bits of each number for 2.6 (Q2_K), or for 8."""
+"""How many times the source's bytes a dequantised output may have: 32 bits of each number for 2.6
+(Q2_K), or for 8.
+"""
 
 CPU_SECONDS: Final = 60
 BYTES_A_SECOND: Final = 16 << 20
-"""Processor time for large files, in addition to CPU_SECONDS. A core copies and digests several hundred MiB in a second."""
+"""Processor time for large files, in addition to CPU_SECONDS. A core copies and digests several
+hundred MiB in a second.
+"""
 
 _PROGRESS_SECONDS: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
@@ -65,7 +78,9 @@ def main() -> None:
 
 
 def _work(kind: str) -> Work:
-    """The function of a kind of conversion, with its libraries imported and used once: later they could not open their files."""
+    """The function of a kind of conversion, with its libraries imported and used once: later they
+    could not open their files.
+    """
     if kind == "torch":
         from libs.conversion import tensors
 
@@ -95,7 +110,9 @@ def highest_descriptor() -> int:
 
 
 def confine(size: int, memory_bytes: int, highest: int, output_bytes: int) -> None:
-    """Lowers the limits of this process for a source of `size` bytes; `highest`: the highest descriptor in use."""
+    """Lowers the limits of this process for a source of `size` bytes; `highest`: the highest
+    descriptor in use.
+    """
     with open("/proc/self/statm", encoding="ascii") as statm:
         pages = int(statm.read().split()[0])
     memory = pages * resource.getpagesize() + memory_bytes

@@ -1,7 +1,9 @@
-"""Converts the files of a checkpoint directory, verifies the results, and records them. Blocks; the caller holds the model's lock.
+"""Converts the files of a checkpoint directory, verifies the results, and records them. Blocks; the
+caller holds the model's lock.
 
-A result is written as `<name>.part`, read again and compared with the child's report, and renamed. `.shoal.conversion.json`
-beside the results lists what is done, so that a conversion that was ended goes on with the next file.
+A result is written as `<name>.part`, read again and compared with the child's report, and renamed.
+`.shoal.conversion.json` beside the results lists what is done, so that a conversion that was ended
+goes on with the next file.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from libs.errors import ModelBroken, NoCapacity
 
 RECORD: Final = ".shoal.conversion.json"
 MAX_VOCABULARY_BYTES: Final = 64 << 20
-"""Of the vocabulary of a folder with the files that describe it; the largest published one has 17 MB."""
+"""Of the vocabulary of a folder with the files that describe it; the largest published one has 17
+MB.
+"""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the file that is converted, the bytes written, and those of its whole output."""
@@ -32,8 +36,8 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The record of one conversion. `left_out`: entries that are no tensors. `tied`: names that are not written, each with its
-    equal. `converter`: version of our rules and of the library."""
+    """The record of one conversion. `left_out`: entries that are no tensors. `tied`: names that are
+    not written, each with its equal. `converter`: version of our rules and of the library."""
 
     source: str
     source_bytes: int
@@ -47,8 +51,11 @@ class Converted:
     converter: str
 
 
-def convert(root: Path, into: Path, steps: Sequence[Step], on_progress: OnProgress) -> tuple[Converted, ...]:
-    """Writes the outputs of all steps to the directory `into`; sources are files of the checkpoint `root`, which may be `into`.
+def convert(
+    root: Path, into: Path, steps: Sequence[Step], on_progress: OnProgress
+) -> tuple[Converted, ...]:
+    """Writes the outputs of all steps to the directory `into`; sources are files of the checkpoint
+    `root`, which may be `into`.
 
     Raises ModelBroken naming the file that is refused, and NoCapacity where a retry may help.
     """
@@ -67,7 +74,9 @@ def convert(root: Path, into: Path, steps: Sequence[Step], on_progress: OnProgre
 
 
 def read_record(directory: Path) -> tuple[Converted, ...]:
-    """The conversions whose results are in a directory; empty if there are none, or if a crash cut the record short."""
+    """The conversions whose results are in a directory; empty if there are none, or if a crash cut
+    the record short.
+    """
     try:
         entries = json.loads((directory / RECORD).read_text(encoding="utf-8"))
         return tuple(Converted(**entry) for entry in entries)
@@ -82,9 +91,15 @@ def file_sha256(path: Path) -> str:
 
 
 def _is_same(before: Converted, source: Path, into: Path) -> bool:
-    """Whether a result is there already, of a source of the same size; the caller's listing stands for the same content."""
+    """Whether a result is there already, of a source of the same size; the caller's listing stands
+    for the same content.
+    """
     output = into / before.output
-    return output.is_file() and output.stat().st_size == before.output_bytes and source.stat().st_size == before.source_bytes
+    return (
+        output.is_file()
+        and output.stat().st_size == before.output_bytes
+        and source.stat().st_size == before.source_bytes
+    )
 
 
 def _convert(step: Step, path: Path, into: Path, on_progress: OnProgress) -> Converted:
@@ -94,11 +109,19 @@ def _convert(step: Step, path: Path, into: Path, on_progress: OnProgress) -> Con
     part.unlink(missing_ok=True)
     try:
         with _opened(step, path) as source, part.open("xb") as file:
-            report = run(step.kind, step.source, source, file, lambda done, total: on_progress(step.source, done, total))
+            report = run(
+                step.kind,
+                step.source,
+                source,
+                file,
+                lambda done, total: on_progress(step.source, done, total),
+            )
         converted = _verified(step, path, into, part, report)
         part.rename(output)
     except OSError as error:
-        raise NoCapacity(f"{step.source}: cannot be converted on this machine's disk: {error.strerror}") from error
+        raise NoCapacity(
+            f"{step.source}: cannot be converted on this machine's disk: {error.strerror}"
+        ) from error
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -108,25 +131,37 @@ def _convert(step: Step, path: Path, into: Path, on_progress: OnProgress) -> Con
 
 @contextmanager
 def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
-    """The file that the child reads: the source, or a bundle of all files that decide about a tokenizer, as JSON of base64."""
+    """The file that the child reads: the source, or a bundle of all files that decide about a
+    tokenizer, as JSON of base64.
+    """
     if step.kind != "tokenizer":
         with path.open("rb") as source:
             yield source
         return
-    files = {name: path.with_name(name) for name in VOCABULARY_FILES if path.with_name(name).is_file()}
+    files = {
+        name: path.with_name(name) for name in VOCABULARY_FILES if path.with_name(name).is_file()
+    }
     total = sum(file.stat().st_size for file in files.values())
     if total > MAX_VOCABULARY_BYTES:
         raise ModelBroken(
             f"{step.source}: with the files beside it {total:,} bytes; at most {MAX_VOCABULARY_BYTES:,} are converted"
         )
     with TemporaryFile() as bundle:
-        bundle.write(json.dumps({name: b64encode(file.read_bytes()).decode() for name, file in files.items()}).encode())
+        bundle.write(
+            json.dumps(
+                {name: b64encode(file.read_bytes()).decode() for name, file in files.items()}
+            ).encode()
+        )
         bundle.seek(0)
         yield bundle
 
 
-def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[str, object]) -> Converted:
-    """The record of a result that was read again: its digest, and its header with every tensor in place. Raises ModelBroken."""
+def _verified(
+    step: Step, source: Path, into: Path, part: Path, report: Mapping[str, object]
+) -> Converted:
+    """The record of a result that was read again: its digest, and its header with every tensor in
+    place. Raises ModelBroken.
+    """
     match report:
         case {
             "tensors": int(tensors),
@@ -138,7 +173,9 @@ def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[
             found = file_sha256(part)
             entries = tensor_entries(into, str(part.relative_to(into)))
             if found != digest or len(entries) != tensors:
-                raise ModelBroken(f"{step.source}: its conversion was not written as it was computed: the disk may be faulty")
+                raise ModelBroken(
+                    f"{step.source}: its conversion was not written as it was computed: the disk may be faulty"
+                )
             return Converted(
                 source=step.source,
                 source_bytes=source.stat().st_size,
@@ -153,7 +190,9 @@ def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[
             )
         case {"sha256": str(digest), "tokenizers": str(library), **counts}:
             if file_sha256(part) != digest:
-                raise ModelBroken(f"{step.source}: its conversion was not written as it was computed: the disk may be faulty")
+                raise ModelBroken(
+                    f"{step.source}: its conversion was not written as it was computed: the disk may be faulty"
+                )
             return Converted(
                 source=step.source,
                 source_bytes=source.stat().st_size,
@@ -171,7 +210,9 @@ def _verified(step: Step, source: Path, into: Path, part: Path, report: Mapping[
 
 
 def _write_indexes(into: Path, steps: Sequence[Step]) -> None:
-    """Writes model.safetensors.index.json for each folder whose weights are in shards. Raises ModelBroken for a tensor in two."""
+    """Writes model.safetensors.index.json for each folder whose weights are in shards. Raises
+    ModelBroken for a tensor in two.
+    """
     maps: dict[str, dict[str, str]] = {}
     for step in steps:
         index = index_of(step)
@@ -180,7 +221,9 @@ def _write_indexes(into: Path, steps: Sequence[Step]) -> None:
         places = maps.setdefault(index, {})
         for tensor in tensor_entries(into, step.output):
             if tensor in places:
-                raise ModelBroken(f"{step.source}: has the tensor {tensor[:200]!r}, which is in another shard too")
+                raise ModelBroken(
+                    f"{step.source}: has the tensor {tensor[:200]!r}, which is in another shard too"
+                )
             places[tensor] = Path(step.output).name
     for index, places in maps.items():
         _write(into / index, json.dumps({"metadata": {}, "weight_map": places}, indent=1))

@@ -1,4 +1,6 @@
-"""Decides which files of a checkpoint are converted, and into which files. Pure: names of files in, steps out."""
+"""Decides which files of a checkpoint are converted, and into which files. Pure: names of files in,
+steps out.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,22 @@ from typing import Final, Literal
 from libs.errors import ModelBroken
 
 TorchCheckpoints = Literal["convert", "refuse"]
-"""SHOAL_TORCH_CHECKPOINTS: what is done about weights that are published in torch's own formats alone."""
+"""SHOAL_TORCH_CHECKPOINTS: what is done about weights that are published in torch's own formats
+alone.
+"""
 
 Kind = Literal["torch", "tokenizer", "gguf", "gguf_settings", "onnx"]
 """A sort of conversion; `child.py` has a function for each."""
 
 WORDPIECE_FILE: Final = "vocab.txt"
 BPE_FILES: Final = ("vocab.json", "merges.txt")
-SENTENCEPIECE_FILES: Final = ("spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "sentencepiece.model")
+SENTENCEPIECE_FILES: Final = (
+    "spm.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.model",
+)
 MARIAN_FILES: Final = ("source.spm", "vocab.json")
 """The pieces of the source language, and the ids of those of both languages."""
 
@@ -30,10 +40,14 @@ VOCABULARY_FILES: Final = (
 """All files of a folder that decide about its tokenizer."""
 
 FOREIGN: Final = (".gguf", ".onnx")
-"""Endings of weights that `shoal models convert` converts, and that are not converted when a model is fetched."""
+"""Endings of weights that `shoal models convert` converts, and that are not converted when a model
+is fetched.
+"""
 
 GGUF_SETTINGS: Final = "gguf_settings.json"
-"""The files that a GGUF file says the settings of, as one JSON object by name; unpacked and deleted."""
+"""The files that a GGUF file says the settings of, as one JSON object by name; unpacked and
+deleted.
+"""
 
 BASE_FOLDER: Final = "base_model"
 """The files of the base model that a GLiNER or GLiREL directory needs."""
@@ -45,7 +59,9 @@ SINGLE: Final = "pytorch_model.bin"
 INDEX: Final = "pytorch_model.bin.index.json"
 _SHARD: Final = re.compile(r"pytorch_model-(\d{5})-of-(\d{5})\.bin")
 _ENDINGS: Final = (".bin", ".pt", ".pth", ".ckpt")
-_TRAINING: Final = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.\w+")
+_TRAINING: Final = re.compile(
+    r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.\w+"
+)
 """Files left behind by training; they are not weights."""
 
 _OUTPUTS: Final = {
@@ -56,14 +72,18 @@ _OUTPUTS: Final = {
     "colbert_linear.pt": "colbert_linear.safetensors",
 }
 _BESIDE: Final = ("adapter_model.bin", "sparse_linear.pt", "colbert_linear.pt")
-"""Files that are not a folder's own weights: an adapter, and the layers of bge-m3 in addition to its encoder."""
+"""Files that are not a folder's own weights: an adapter, and the layers of bge-m3 in addition to
+its encoder.
+"""
 
 _OPEN_CLIP: Final = "open_clip_pytorch_model.bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A file to convert. `source` and `output` are paths from the checkpoint's root, with slashes."""
+    """A file to convert. `source` and `output` are paths from the checkpoint's root, with
+    slashes.
+    """
 
     kind: Kind
     source: str
@@ -77,7 +97,8 @@ def is_torch(path: str) -> bool:
 
 
 def torch_weights(names: Collection[str], *, is_open_clip: bool = False) -> tuple[str, ...]:
-    """The torch checkpoints that hold the weights of a folder without safetensors, of the names of its files; empty if none does.
+    """The torch checkpoints that hold the weights of a folder without safetensors, of the names of
+    its files; empty if none does.
 
     Raises ModelBroken where shards are missing, or where several files could be the weights.
     """
@@ -91,16 +112,23 @@ def torch_weights(names: Collection[str], *, is_open_clip: bool = False) -> tupl
         return (SINGLE,)
     found = [name for name in found if name != _OPEN_CLIP]
     if len(found) > 1:
-        raise ModelBroken(f"{found[0]}: one of {len(found)} torch files ({', '.join(found[:5])}), and none is named {SINGLE}")
+        raise ModelBroken(
+            f"{found[0]}: one of {len(found)} torch files ({', '.join(found[:5])}), and none is named {SINGLE}"
+        )
     return tuple(found)
 
 
 def _all_shards(shards: dict[str, re.Match[str]]) -> tuple[str, ...]:
     counts = {match[2] for match in shards.values()}
     if len(counts) > 1:
-        raise ModelBroken(f"{min(shards)}: shards of {len(counts)} different numbers of files: {', '.join(sorted(counts))}")
+        raise ModelBroken(
+            f"{min(shards)}: shards of {len(counts)} different numbers of files: {', '.join(sorted(counts))}"
+        )
     count = counts.pop()
-    wanted = [f"pytorch_model-{number:05}-of-{count}.bin" for number in range(1, min(int(count), 10_000) + 1)]
+    wanted = [
+        f"pytorch_model-{number:05}-of-{count}.bin"
+        for number in range(1, min(int(count), 10_000) + 1)
+    ]
     missing = next((name for name in wanted if name not in shards), None)
     if missing is not None or len(wanted) < len(shards):
         raise ModelBroken(f"{missing or min(shards)}: missing, or not one of {int(count)} shards")
@@ -119,8 +147,8 @@ def is_beside(name: str) -> bool:
 
 
 def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
-    """The conversion of each torch checkpoint among the selected files, in the order of their paths, then that of each folder's
-    vocabulary."""
+    """The conversion of each torch checkpoint among the selected files, in the order of their
+    paths, then that of each folder's vocabulary."""
     found = sorted(paths)
     folders: dict[str, list[str]] = {}
     for path in found:
@@ -135,23 +163,36 @@ def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
 
 
 def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
-    """The conversion of the GGUF or ONNX file of a directory, of the paths of its files; empty if it has neither.
+    """The conversion of the GGUF or ONNX file of a directory, of the paths of its files; empty if
+    it has neither.
 
-    Raises ModelBroken if there are several, because they are most likely the same weights in other types.
+    Raises ModelBroken if there are several, because they are most likely the same weights in other
+    types.
     """
     for ending in FOREIGN:
-        found = sorted(path for path in paths if path.endswith(ending) and path.count("/") <= path.startswith("onnx/"))
+        found = sorted(
+            path
+            for path in paths
+            if path.endswith(ending) and path.count("/") <= path.startswith("onnx/")
+        )
         if len(found) > 1:
-            raise ModelBroken(f"{found[0]}: one of {len(found)} {ending} files; leave one of them in the directory")
+            raise ModelBroken(
+                f"{found[0]}: one of {len(found)} {ending} files; leave one of them in the directory"
+            )
         if found and ending == ".gguf":
-            return (Step("gguf", found[0], "model.safetensors"), Step("gguf_settings", found[0], GGUF_SETTINGS))
+            return (
+                Step("gguf", found[0], "model.safetensors"),
+                Step("gguf_settings", found[0], GGUF_SETTINGS),
+            )
         if found:
             return (Step("onnx", found[0], "model.safetensors"),)
     return ()
 
 
 def vocabulary_of(names: Collection[str]) -> str:
-    """The file with the vocabulary of a folder that has no fast tokenizer, of the names of its files; empty if none is needed."""
+    """The file with the vocabulary of a folder that has no fast tokenizer, of the names of its
+    files; empty if none is needed.
+    """
     if TOKENIZER in names:
         return ""
     whole = next((name for name in (*SENTENCEPIECE_FILES, WORDPIECE_FILE) if name in names), "")
@@ -162,11 +203,19 @@ def vocabulary_of(names: Collection[str]) -> str:
 def _output(path: str) -> str:
     place = PurePosixPath(path)
     shard = _SHARD.fullmatch(place.name)
-    name = f"model-{shard[1]}-of-{shard[2]}.safetensors" if shard else _OUTPUTS.get(place.name, "model.safetensors")
+    name = (
+        f"model-{shard[1]}-of-{shard[2]}.safetensors"
+        if shard
+        else _OUTPUTS.get(place.name, "model.safetensors")
+    )
     return str(place.with_name(name))
 
 
 def index_of(step: Step) -> str:
-    """The path of the index that lists the shard's tensors with those of the others; empty if the output is not a shard."""
+    """The path of the index that lists the shard's tensors with those of the others; empty if the
+    output is not a shard.
+    """
     place = PurePosixPath(step.source)
-    return str(place.with_name("model.safetensors.index.json")) if _SHARD.fullmatch(place.name) else ""
+    return (
+        str(place.with_name("model.safetensors.index.json")) if _SHARD.fullmatch(place.name) else ""
+    )

@@ -1,4 +1,6 @@
-"""Runs a conversion in a child process, from one file to another, and reads its report. See `child.py` for its limits."""
+"""Runs a conversion in a child process, from one file to another, and reads its report. See
+`child.py` for its limits.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from libs.errors import ModelBroken, NoCapacity
 _CHILD: Final = Path(__file__).with_name("child.py")
 _MAX_ANSWER_BYTES: Final = 16 << 20
 _SILENT_SECONDS: Final = 300.0
-"""By the clock: a child that says nothing for this long is ended. It reports twice a second, on a machine that is busy less
-often."""
+"""By the clock: a child that says nothing for this long is ended. It reports twice a second, on a
+machine that is busy less often."""
 
 _END_SECONDS: Final = 10.0
 """By the clock, from a child's last word to its end."""
@@ -32,14 +34,26 @@ OnProgress = Callable[[int, int], None]
 """Called with the bytes written and those of the whole output."""
 
 
-def run(kind: Kind, name: str, source: BinaryIO, output: BinaryIO, on_progress: OnProgress) -> Mapping[str, object]:
-    """The report of the conversion of `source`, the file `name` of a checkpoint, into the empty file `output`.
+def run(
+    kind: Kind, name: str, source: BinaryIO, output: BinaryIO, on_progress: OnProgress
+) -> Mapping[str, object]:
+    """The report of the conversion of `source`, the file `name` of a checkpoint, into the empty
+    file `output`.
 
-    Raises ModelBroken naming the file where it is refused or goes beyond a limit, NoCapacity where the child was ended from
-    outside.
+    Raises ModelBroken naming the file where it is refused or goes beyond a limit, NoCapacity where
+    the child was ended from outside.
     """
     child = subprocess.Popen(  # noqa: S603 # a program of ours
-        [sys.executable, "-I", "-S", str(_CHILD), _paths(), kind, str(source.fileno()), str(output.fileno())],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            str(_CHILD),
+            _paths(),
+            kind,
+            str(source.fileno()),
+            str(output.fileno()),
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -67,15 +81,21 @@ def _paths() -> str:
     return json.dumps([str(Path(entry).resolve()) for entry in sys.path if entry])
 
 
-def _listen(child: subprocess.Popen[bytes], name: str, on_progress: OnProgress) -> Mapping[str, object]:
-    """The last line that the child says; its lines of progress are passed on. Empty where it ends without one."""
+def _listen(
+    child: subprocess.Popen[bytes], name: str, on_progress: OnProgress
+) -> Mapping[str, object]:
+    """The last line that the child says; its lines of progress are passed on. Empty where it ends
+    without one.
+    """
     if child.stdout is None:
         raise RuntimeError("a process was started without a pipe")
     buffer, pipe = b"", child.stdout.fileno()
     silent_until = time.monotonic() + _SILENT_SECONDS
     while True:
         if not select.select([pipe], [], [], max(0.0, silent_until - time.monotonic()))[0]:
-            raise ModelBroken(f"{name}: its conversion made no progress for {_SILENT_SECONDS:.0f} s")
+            raise ModelBroken(
+                f"{name}: its conversion made no progress for {_SILENT_SECONDS:.0f} s"
+            )
         part = os.read(pipe, 1 << 16)
         silent_until = time.monotonic() + _SILENT_SECONDS
         buffer += part
@@ -105,6 +125,8 @@ def _ended(name: str, code: int) -> ModelBroken | NoCapacity:
     if code == -signal.SIGXFSZ:
         return ModelBroken(f"{name}: its conversion wrote more than the file has")
     if code == -signal.SIGKILL:
-        return NoCapacity(f"{name}: its conversion was ended by the system, which may be out of memory")
+        return NoCapacity(
+            f"{name}: its conversion was ended by the system, which may be out of memory"
+        )
     how = signal.Signals(-code).name if code < 0 else f"status {code}"
     return ModelBroken(f"{name}: the process that converted it ended ({how})")

@@ -1,4 +1,6 @@
-"""Reads a SentencePiece model: a message of google/sentencepiece's sentencepiece_model.proto, of which few fields matter."""
+"""Reads a SentencePiece model: a message of google/sentencepiece's sentencepiece_model.proto, of
+which few fields matter.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def read_pieces(data: bytes) -> Pieces:
     if not model.pieces:
         raise Refused("is not a SentencePiece model: it has no pieces")
     if len(charsmap := model.normalizer.precompiled_charsmap) > _MAX_CHARSMAP_BYTES:
-        raise Refused(f"has normalization rules of {len(charsmap):,} bytes; at most {_MAX_CHARSMAP_BYTES:,} are converted")
+        raise Refused(
+            f"has normalization rules of {len(charsmap):,} bytes; at most {_MAX_CHARSMAP_BYTES:,} are converted"
+        )
     pieces = [Piece(piece.piece, piece.score, piece.type) for piece in model.pieces]
     trainer = model.trainer
     return Pieces(pieces, trainer.model_type, trainer.unk_id, trainer.unk_piece, charsmap)
@@ -78,14 +82,35 @@ def _model() -> Any:
         for number, field, kind, default in columns:
             _add(made, number, field, getattr(_FIELD, f"TYPE_{kind}"), default)
     made = file.message_type.add(name="Model")
-    for number, field, kind in ((1, "pieces", "Piece"), (2, "trainer", "Trainer"), (3, "normalizer", "Normalizer")):
-        _add(made, number, field, _FIELD.TYPE_MESSAGE, "", f".shoal.conversion.{kind}", is_list=number == 1)
+    for number, field, kind in (
+        (1, "pieces", "Piece"),
+        (2, "trainer", "Trainer"),
+        (3, "normalizer", "Normalizer"),
+    ):
+        _add(
+            made,
+            number,
+            field,
+            _FIELD.TYPE_MESSAGE,
+            "",
+            f".shoal.conversion.{kind}",
+            is_list=number == 1,
+        )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("shoal.conversion.Model"))
 
 
-def _add(made: Any, number: int, name: str, kind: int, default: str, type_name: str = "", *, is_list: bool = False) -> None:
+def _add(
+    made: Any,
+    number: int,
+    name: str,
+    kind: int,
+    default: str,
+    type_name: str = "",
+    *,
+    is_list: bool = False,
+) -> None:
     label = _FIELD.LABEL_REPEATED if is_list else _FIELD.LABEL_OPTIONAL
     field = made.field.add(name=name, number=number, type=kind, label=label)
     if default:

@@ -1,9 +1,11 @@
-"""Converts a torch checkpoint to a safetensors file: torch's weights-only machine names the tensors, their bytes are copied from
-file to file. Runs in the child, the only module of this package that imports torch.
+"""Converts a torch checkpoint to a safetensors file: torch's weights-only machine names the
+tensors, their bytes are copied from file to file. Runs in the child, the only module of this
+package that imports torch.
 
-The machine (`torch._weights_only_unpickler`, that of `torch.load(weights_only=True)`) knows some 35 opcodes and a list of
-constructors; nothing is imported or called that is not on the list. Storages are made on the meta device, so torch holds no data:
-each tensor is copied from the bytes of its storage, in blocks, and the whole conversion holds one block at a time.
+The machine (`torch._weights_only_unpickler`, that of `torch.load(weights_only=True)`) knows some 35
+opcodes and a list of constructors; nothing is imported or called that is not on the list. Storages
+are made on the meta device, so torch holds no data: each tensor is copied from the bytes of its
+storage, in blocks, and the whole conversion holds one block at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from typing import Any, BinaryIO, Final
 import torch
 from torch import _weights_only_unpickler as machine
 
-from libs.conversion.archive import BoundedReader, Refused, Span, format_of, legacy_storages, read_archive
+from libs.conversion.archive import (
+    BoundedReader,
+    Refused,
+    Span,
+    format_of,
+    legacy_storages,
+    read_archive,
+)
 from libs.conversion.writing import Progress, Report
 
 MAX_TENSORS: Final = 20_000
@@ -35,8 +44,8 @@ MAX_NAME: Final = 512
 
 MAX_WRAPPERS: Final = 4
 MAX_EXTRA_BYTES: Final = 16 << 20
-"""How many bytes more than the checkpoint its tensors may have: views of one storage are copied whole, and a file of a few bytes
-must not become one of gigabytes."""
+"""How many bytes more than the checkpoint its tensors may have: views of one storage are copied
+whole, and a file of a few bytes must not become one of gigabytes."""
 
 BLOCK_BYTES: Final = 8 << 20
 GATHER_BYTES: Final = 1 << 20
@@ -53,8 +62,12 @@ _DTYPES: Final = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _GLOBAL: Final = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
-_EMBEDDING: Final = re.compile(r"(^|\.)(shared|word_embeddings|embed_tokens|tok_embeddings|wte|word_embedding)\.")
-_TIED: Final = re.compile(r"(^|\.)((encoder|decoder)\.embed_tokens|lm_head|decoder|proj_out|embed_out|output_projection)\.")
+_EMBEDDING: Final = re.compile(
+    r"(^|\.)(shared|word_embeddings|embed_tokens|tok_embeddings|wte|word_embedding)\."
+)
+_TIED: Final = re.compile(
+    r"(^|\.)((encoder|decoder)\.embed_tokens|lm_head|decoder|proj_out|embed_out|output_projection)\."
+)
 
 
 def _without_data(count: int, dtype: torch.dtype) -> Any:
@@ -65,7 +78,9 @@ def _without_data(count: int, dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor to write: `meta` has its type, shape and strides; `span`: the bytes of its storage in the file."""
+    """A tensor to write: `meta` has its type, shape and strides; `span`: the bytes of its storage
+    in the file.
+    """
 
     meta: torch.Tensor
     span: Span
@@ -77,24 +92,41 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _Storages:
-    """The storages that the pickle names, on the meta device, by key; with the count of numbers and the bytes of one."""
+    """The storages that the pickle names, on the meta device, by key; with the count of numbers and
+    the bytes of one.
+    """
 
     made: dict[str, Any] = field(default_factory=dict)
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     keys: dict[int, str] = field(default_factory=dict)
 
     def load(self, saved: object) -> Any:
-        """torch's `persistent_load`: of ("storage", class, key, location, count[, view]). Raises Refused."""
-        if not isinstance(saved, tuple) or len(saved) not in (5, 6) or saved[0] not in ("storage", b"storage"):
+        """torch's `persistent_load`: of ("storage", class, key, location, count[, view]). Raises
+        Refused.
+        """
+        if (
+            not isinstance(saved, tuple)
+            or len(saved) not in (5, 6)
+            or saved[0] not in ("storage", b"storage")
+        ):
             raise Refused(f"has a reference that is not to a storage: {str(saved)[:100]}")
         _, kind, key, _, count = saved[:5]
         if len(saved) == 6 and saved[5] is not None:
-            raise Refused(f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 wrote: save it again")
-        if not isinstance(key, str) or isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 1 << 48:
+            raise Refused(
+                f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 wrote: save it again"
+            )
+        if (
+            not isinstance(key, str)
+            or isinstance(count, bool)
+            or not isinstance(count, int)
+            or not 0 <= count < 1 << 48
+        ):
             raise Refused(f"has the storage {str(key)[:100]!r} of {str(count)[:40]} numbers")
         dtype = torch.uint8 if kind is torch.UntypedStorage else getattr(kind, "dtype", None)
         if not isinstance(dtype, torch.dtype):
-            raise Refused(f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not one of numbers")
+            raise Refused(
+                f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not one of numbers"
+            )
         size = (count, dtype.itemsize)
         if key in self.made:
             if self.sizes[key] != size:
@@ -109,27 +141,39 @@ class _Storages:
 
 
 def warm() -> None:
-    """Load everything that opens files or starts threads on first use, before the limits are set."""
-    codecs.lookup("cp437")  # zipfile's codec for older names; decoding an empty string would not load it
+    """Load everything that opens files or starts threads on first use, before the limits are
+    set.
+    """
+    codecs.lookup(
+        "cp437"
+    )  # zipfile's codec for older names; decoding an empty string would not load it
     torch.set_num_threads(1)
     torch._utils._rebuild_tensor_v2(_without_data(4, torch.float32), 0, (2, 2), (2, 1), False, {})  # type: ignore[no-untyped-call]
     with mmap.mmap(-1, 16) as memory:
-        view = torch.frombuffer(memory, dtype=torch.uint8, count=16).as_strided((2, 2, 4), (4, 8, 1), 0)
+        view = torch.frombuffer(memory, dtype=torch.uint8, count=16).as_strided(
+            (2, 2, 4), (4, 8, 1), 0
+        )
         bytes(view.contiguous().flatten().numpy())
         del view
 
 
 def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Writes the tensors of a checkpoint to an empty file; `mapping`: the source in memory, for tensors whose numbers do not
-    stand in order. Raises Refused, naming what is at fault."""
+    """Writes the tensors of a checkpoint to an empty file; `mapping`: the source in memory, for
+    tensors whose numbers do not stand in order. Raises Refused, naming what is at fault."""
     storages = _Storages()
-    loaded, spans = _load_zip(source, storages) if format_of(source) == "zip" else _load_legacy(source, storages)
+    loaded, spans = (
+        _load_zip(source, storages)
+        if format_of(source) == "zip"
+        else _load_legacy(source, storages)
+    )
     found, left_out = _tensors(loaded, storages, spans)
     kept, tied = _without_ties(found)
     limit = os.fstat(source.fileno()).st_size + MAX_EXTRA_BYTES
     total = sum(tensor.bytes for tensor in kept.values())
     if total > limit:
-        raise Refused(f"has tensors of {total:,} bytes in all, which overlap: the file has {limit - MAX_EXTRA_BYTES:,}")
+        raise Refused(
+            f"has tensors of {total:,} bytes in all, which overlap: the file has {limit - MAX_EXTRA_BYTES:,}"
+        )
     digest = _write(kept, _Source(source, mapping), output, progress)
     return Report(len(kept), digest, f"torch {torch.__version__}", left_out, tied)
 
@@ -143,17 +187,23 @@ def _load_zip(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[st
         if span is None:
             raise Refused(f"is truncated: the storage {key[:100]!r} is missing")
         if span.size != count * item:
-            raise Refused(f"has two sizes for the storage {key[:100]!r}: {span.size:,} and {count * item:,} bytes")
+            raise Refused(
+                f"has two sizes for the storage {key[:100]!r}: {span.size:,} and {count * item:,} bytes"
+            )
     return loaded, archive.storages
 
 
 def _load_legacy(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[str, Span]]:
-    """Five pickles one after another: magic number, version, a description of the machine, the object, the keys of its storages."""
+    """Five pickles one after another: magic number, version, a description of the machine, the
+    object, the keys of its storages.
+    """
     source.seek(0)
     reader = BoundedReader(source)
     _unpickled(reader, storages)
     if (version := _unpickled(reader, storages)) != _PROTOCOL:
-        raise Refused(f"has the version {str(version)[:40]} of torch's older format; {_PROTOCOL} is read")
+        raise Refused(
+            f"has the version {str(version)[:40]} of torch's older format; {_PROTOCOL} is read"
+        )
     host = _unpickled(reader, storages)
     if not isinstance(host, dict) or host.get("little_endian") is not True:
         raise Refused("has numbers in another byte order than little-endian")
@@ -170,7 +220,9 @@ def _unpickled(reader: Any, storages: _Storages) -> object:
     unpickler.persistent_load = storages.load
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickle protocols; what the machine does not know it refuses
+            warnings.simplefilter(
+                "ignore"
+            )  # of pickle protocols; what the machine does not know it refuses
             return unpickler.load()
     except Refused:
         raise
@@ -179,13 +231,19 @@ def _unpickled(reader: Any, storages: _Storages) -> object:
     except pickle.UnpicklingError as error:
         asked = _GLOBAL.search(str(error))
         if asked:
-            raise Refused(f"asks for {asked[1][:200]!r}, which weights do not need and which could run code") from None
+            raise Refused(
+                f"asks for {asked[1][:200]!r}, which weights do not need and which could run code"
+            ) from None
         raise Refused(f"is not a pickle of tensors alone: {str(error)[:200]}") from None
-    except Exception as error:  # the machine raises what its opcodes raise: IndexError, KeyError, struct.error ...
+    except (
+        Exception
+    ) as error:  # the machine raises what its opcodes raise: IndexError, KeyError, struct.error ...
         raise Refused(f"is a damaged pickle: {type(error).__name__}: {str(error)[:200]}") from None
 
 
-def _tensors(loaded: object, storages: _Storages, spans: Mapping[str, Span]) -> tuple[dict[str, _Tensor], tuple[str, ...]]:
+def _tensors(
+    loaded: object, storages: _Storages, spans: Mapping[str, Span]
+) -> tuple[dict[str, _Tensor], tuple[str, ...]]:
     """The tensors by name, and the names of entries that are none."""
     state = _unwrapped(loaded)
     found: dict[str, _Tensor] = {}
@@ -195,7 +253,9 @@ def _tensors(loaded: object, storages: _Storages, spans: Mapping[str, Span]) -> 
             left_out.append(name[:100])
             continue
         if len(name) > MAX_NAME or not name.isprintable():
-            raise Refused(f"has a tensor with the name {name[:100]!r}: a name has 1 to {MAX_NAME} printable characters")
+            raise Refused(
+                f"has a tensor with the name {name[:100]!r}: a name has 1 to {MAX_NAME} printable characters"
+            )
         found[name] = _checked(name, value, storages, spans)
     if not found:
         raise Refused("has no tensors")
@@ -205,7 +265,9 @@ def _tensors(loaded: object, storages: _Storages, spans: Mapping[str, Span]) -> 
 
 
 def _unwrapped(loaded: object) -> Mapping[str, object]:
-    """The mapping of names to tensors, in the wrappers that trainers put around it. Raises Refused."""
+    """The mapping of names to tensors, in the wrappers that trainers put around it. Raises
+    Refused.
+    """
     for _ in range(MAX_WRAPPERS):
         if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
             raise Refused(f"holds a {type(loaded).__name__}, not tensors by name")
@@ -216,14 +278,26 @@ def _unwrapped(loaded: object) -> Mapping[str, object]:
         if not inner:
             break
         loaded = inner[0]
-    raise Refused("has no tensors by name, nor in what trainers put around them (state_dict, model)")
+    raise Refused(
+        "has no tensors by name, nor in what trainers put around them (state_dict, model)"
+    )
 
 
-def _checked(name: str, value: torch.Tensor, storages: _Storages, spans: Mapping[str, Span]) -> _Tensor:
-    """The tensor with the bytes of its storage. Raises Refused for what is not plain numbers within the storage."""
+def _checked(
+    name: str, value: torch.Tensor, storages: _Storages, spans: Mapping[str, Span]
+) -> _Tensor:
+    """The tensor with the bytes of its storage. Raises Refused for what is not plain numbers within
+    the storage.
+    """
     quoted = f"the tensor {name!r}"
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_quantized:
-        raise Refused(f"has {quoted} as {type(value).__name__} of layout {value.layout}; only plain tensors are converted")
+    if (
+        type(value) not in (torch.Tensor, torch.nn.Parameter)
+        or value.layout != torch.strided
+        or value.is_quantized
+    ):
+        raise Refused(
+            f"has {quoted} as {type(value).__name__} of layout {value.layout}; only plain tensors are converted"
+        )
     if value.dtype not in _DTYPES:
         raise Refused(f"has {quoted} of {value.dtype}; {', '.join(_DTYPES.values())} are converted")
     key = storages.keys.get(value.untyped_storage()._cdata)
@@ -234,8 +308,12 @@ def _checked(name: str, value: torch.Tensor, storages: _Storages, spans: Mapping
     if value.is_conj() or value.is_neg():
         raise Refused(f"has {quoted} as a view that negates")
     span, item = spans[key], value.element_size()
-    last = value.storage_offset() + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
-    if value.numel() and (any(step < 0 for step in value.stride()) or (last + 1) * item > span.size):
+    last = value.storage_offset() + sum(
+        (size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True)
+    )
+    if value.numel() and (
+        any(step < 0 for step in value.stride()) or (last + 1) * item > span.size
+    ):
         raise Refused(f"has {quoted} beyond the {span.size:,} bytes of its storage")
     return _Tensor(value.detach(), span)
 
@@ -248,37 +326,60 @@ def _without_prefix(found: dict[str, _Tensor]) -> dict[str, _Tensor]:
 
 
 def _without_ties(found: Mapping[str, _Tensor]) -> tuple[dict[str, _Tensor], dict[str, str]]:
-    """The tensors to write, and the names left out, each with its equal: of the names of one tensor that of the embeddings is kept,
-    as transformers' save_pretrained does. Views that only overlap are all kept."""
+    """The tensors to write, and the names left out, each with its equal: of the names of one tensor
+    that of the embeddings is kept, as transformers' save_pretrained does. Views that only overlap
+    are all kept."""
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in found.items():
         meta = tensor.meta
-        place = (tensor.span.begin, meta.storage_offset(), tuple(meta.shape), meta.stride(), meta.dtype)
+        place = (
+            tensor.span.begin,
+            meta.storage_offset(),
+            tuple(meta.shape),
+            meta.stride(),
+            meta.dtype,
+        )
         groups.setdefault(place if meta.numel() else (name,), []).append(name)
     tied: dict[str, str] = {}
     for names in groups.values():
-        kept = min(names, key=lambda name: (bool(_TIED.search(name)), not _EMBEDDING.search(name), len(name), name))
+        kept = min(
+            names,
+            key=lambda name: (
+                bool(_TIED.search(name)),
+                not _EMBEDDING.search(name),
+                len(name),
+                name,
+            ),
+        )
         tied.update({name: kept for name in names if name != kept})
     return {name: tensor for name, tensor in found.items() if name not in tied}, tied
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The checkpoint as a file and in memory. Copying from the file leaves no pages of it in this process."""
+    """The checkpoint as a file and in memory. Copying from the file leaves no pages of it in this
+    process.
+    """
 
     file: BinaryIO
     mapping: mmap.mmap
 
 
-def _write(tensors: Mapping[str, _Tensor], source: _Source, output: BinaryIO, progress: Progress) -> str:
-    """Writes header and tensors, and returns the file's SHA-256. Larger items first, as safetensors does, so that all are
-    aligned."""
+def _write(
+    tensors: Mapping[str, _Tensor], source: _Source, output: BinaryIO, progress: Progress
+) -> str:
+    """Writes header and tensors, and returns the file's SHA-256. Larger items first, as safetensors
+    does, so that all are aligned."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].meta.element_size(), item[0]))
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in ordered:
         shape = list(tensor.meta.shape)
-        entries[name] = {"dtype": _DTYPES[tensor.meta.dtype], "shape": shape, "data_offsets": [end, end + tensor.bytes]}
+        entries[name] = {
+            "dtype": _DTYPES[tensor.meta.dtype],
+            "shape": shape,
+            "data_offsets": [end, end + tensor.bytes],
+        }
         end += tensor.bytes
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % _ALIGN)
@@ -299,7 +400,11 @@ def _blocks(header: bytes, ordered: list[tuple[str, _Tensor]], source: _Source) 
     yield header
     for _, tensor in ordered:
         if tensor.meta.numel():
-            yield from _copied(tensor, source.file) if tensor.meta.is_contiguous() else _gathered(tensor, source.mapping)
+            yield from (
+                _copied(tensor, source.file)
+                if tensor.meta.is_contiguous()
+                else _gathered(tensor, source.mapping)
+            )
 
 
 def _copied(tensor: _Tensor, source: BinaryIO) -> Iterator[bytes]:
@@ -314,11 +419,17 @@ def _copied(tensor: _Tensor, source: BinaryIO) -> Iterator[bytes]:
 
 
 def _gathered(tensor: _Tensor, mapping: mmap.mmap) -> Iterator[bytes]:
-    """The numbers of a tensor with other strides, in its order, from the file in memory. As bytes, with an axis more for those of a
-    number: the older format does not align storages."""
+    """The numbers of a tensor with other strides, in its order, from the file in memory. As bytes,
+    with an axis more for those of a number: the older format does not align storages."""
     meta, item = tensor.meta, tensor.meta.element_size()
-    numbers = torch.frombuffer(mapping, dtype=torch.uint8, count=tensor.span.size, offset=tensor.span.begin)
-    view = numbers.as_strided((*meta.shape, item), (*(step * item for step in meta.stride()), 1), meta.storage_offset() * item)
+    numbers = torch.frombuffer(
+        mapping, dtype=torch.uint8, count=tensor.span.size, offset=tensor.span.begin
+    )
+    view = numbers.as_strided(
+        (*meta.shape, item),
+        (*(step * item for step in meta.stride()), 1),
+        meta.storage_offset() * item,
+    )
     for part in _parts(view):
         yield bytes(part.contiguous().flatten().numpy())
 

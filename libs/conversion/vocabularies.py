@@ -1,7 +1,9 @@
-"""Builds a fast tokenizer from the vocabulary files of a slow one, with the token ids that transformers gives.
+"""Builds a fast tokenizer from the vocabulary files of a slow one, with the token ids that
+transformers gives.
 
-The rules are those of `transformers.convert_slow_tokenizer` (4.x and 5), by which the hub's tokenizer.json files were made:
-WordPiece of vocab.txt, byte-level BPE of vocab.json with merges.txt, and Unigram or BPE of a SentencePiece model.
+The rules are those of `transformers.convert_slow_tokenizer` (4.x and 5), by which the hub's
+tokenizer.json files were made: WordPiece of vocab.txt, byte-level BPE of vocab.json with
+merges.txt, and Unigram or BPE of a SentencePiece model.
 """
 
 from __future__ import annotations
@@ -15,30 +17,60 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
 import tokenizers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from libs.conversion.archive import Refused
 from libs.conversion.plan import BPE_FILES, MARIAN_FILES, SENTENCEPIECE_FILES, WORDPIECE_FILE
 from libs.conversion.sentencepiece import BPE, CONTROL, UNIGRAM, USER_DEFINED, Pieces, read_pieces
 
-_SETTINGS_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+_SETTINGS_FILES: Final = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "config.json",
+)
 _SPACE: Final = "▁"
-_SLOTS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SLOTS: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _MAX_TOKENS: Final = 1 << 20
 _MAX_UNUSED: Final = 1_000
 """Ids that no token has, between two that the files name."""
 
 _OTHER_LANGUAGE_PENALTY: Final = 1_000.0
-QWEN2_SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN2_SPLIT: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-_BERT: Final = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+_BERT: Final = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
 _ROBERTA: Final = {
     "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>",
     "mask_token": "<mask>",
 }  # fmt: skip
-_GPT2: Final = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+_GPT2: Final = {
+    "bos_token": "<|endoftext|>",
+    "eos_token": "<|endoftext|>",
+    "unk_token": "<|endoftext|>",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +101,77 @@ _SINGLE: Final = "{cls}:0 $A:0 {sep}:0"
 _PAIR: Final = "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
 _TWO_SEPARATORS: Final = "{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0"
 _FAIRSEQ: Final = (("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0))
-_CAMEMBERT: Final = (("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0))
+_CAMEMBERT: Final = (
+    ("<s>NOTUSED", 0.0),
+    ("<pad>", 0.0),
+    ("</s>NOTUSED", 0.0),
+    ("<unk>", 0.0),
+    ("<unk>NOTUSED", -100.0),
+)
 
 _CLASSES: Final[Mapping[str, _Class]] = {
     "Bert": _Class(_BERT, _SINGLE, _PAIR, lowercase=True),
-    "MPNet": _Class({**_ROBERTA, "unk_token": "[UNK]"}, _SINGLE, "{cls}:0 $A:0 {sep}:0 {sep}:0 $B:1 {sep}:1", lowercase=True),
+    "MPNet": _Class(
+        {**_ROBERTA, "unk_token": "[UNK]"},
+        _SINGLE,
+        "{cls}:0 $A:0 {sep}:0 {sep}:0 $B:1 {sep}:1",
+        lowercase=True,
+    ),
     "GPT2": _Class(_GPT2),
-    "Qwen2": _Class({"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}),
+    "Qwen2": _Class(
+        {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+    ),
     "Roberta": _Class(_ROBERTA),
     "Deberta": _Class({**_BERT, "bos_token": "[CLS]", "eos_token": "[SEP]"}, _SINGLE, _PAIR),
-    "XLMRoberta": _Class(_ROBERTA, _SINGLE, _TWO_SEPARATORS, head=_FAIRSEQ, skipped=3, tail=("<mask>",), unk_id=3),
-    "Camembert": _Class(_ROBERTA, _SINGLE, _TWO_SEPARATORS, head=_CAMEMBERT, skipped=1, tail=("<mask>",), unk_id=3),
+    "XLMRoberta": _Class(
+        _ROBERTA, _SINGLE, _TWO_SEPARATORS, head=_FAIRSEQ, skipped=3, tail=("<mask>",), unk_id=3
+    ),
+    "Camembert": _Class(
+        _ROBERTA, _SINGLE, _TWO_SEPARATORS, head=_CAMEMBERT, skipped=1, tail=("<mask>",), unk_id=3
+    ),
     "DebertaV2": _Class({**_BERT, "bos_token": "[CLS]", "eos_token": "[SEP]"}, _SINGLE, _PAIR),
     "Albert": _Class(
-        {**_BERT, "bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"},
+        {
+            **_BERT,
+            "bos_token": "[CLS]",
+            "eos_token": "[SEP]",
+            "unk_token": "<unk>",
+            "pad_token": "<pad>",
+        },
         _SINGLE,
         _PAIR,
         lowercase=True,
     ),
-    "Marian": _Class({"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, "$A:0 {eos}:0", "$A:0 $B:0 {eos}:0"),
-    "T5": _Class({"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, "$A:0 {eos}:0", "$A:0 {eos}:0 $B:0 {eos}:0"),
+    "Marian": _Class(
+        {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        "$A:0 {eos}:0",
+        "$A:0 $B:0 {eos}:0",
+    ),
+    "T5": _Class(
+        {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        "$A:0 {eos}:0",
+        "$A:0 {eos}:0 $B:0 {eos}:0",
+    ),
     "Llama": _Class({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}, unk_id=0),
-    "Gemma": _Class({"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}, unk_id=3),
+    "Gemma": _Class(
+        {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        unk_id=3,
+    ),
 }
 _ALIASES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("DistilBert", "Electra", "MobileBert", "ConvBert", "LayoutLM", "SqueezeBert", "RetriBert", "DPR"), "Bert"),
+    **dict.fromkeys(
+        (
+            "DistilBert",
+            "Electra",
+            "MobileBert",
+            "ConvBert",
+            "LayoutLM",
+            "SqueezeBert",
+            "RetriBert",
+            "DPR",
+        ),
+        "Bert",
+    ),
     **dict.fromkeys(("Bart", "Longformer", "LED"), "Roberta"),
     "CodeGen": "GPT2",
 }
@@ -108,27 +186,38 @@ _MODEL_TYPES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The report of a conversion: the output's digest, its number of tokens, and the version of the library that wrote it."""
+    """The report of a conversion: the output's digest, its number of tokens, and the version of the
+    library that wrote it.
+    """
 
     sha256: str
     tokens: int
     tokenizers: str
 
 
-def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, on_progress: Callable[[int, int], None]) -> Made:
-    """Write the tokenizer.json of a bundle (`bundle_of`) to `output`. Raises Refused as `tokenizer_json`."""
+def convert(
+    source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, on_progress: Callable[[int, int], None]
+) -> Made:
+    """Write the tokenizer.json of a bundle (`bundle_of`) to `output`. Raises Refused as
+    `tokenizer_json`.
+    """
     files = {str(name): base64.b64decode(content) for name, content in json.load(source).items()}
     made = tokenizer_json(files).encode()
     on_progress(len(made), len(made))
     output.write(made)
-    return Made(hashlib.sha256(made).hexdigest(), Tokenizer.from_buffer(made).get_vocab_size(), tokenizers.__version__)
+    return Made(
+        hashlib.sha256(made).hexdigest(),
+        Tokenizer.from_buffer(made).get_vocab_size(),
+        tokenizers.__version__,
+    )
 
 
 def tokenizer_json(files: Mapping[str, bytes]) -> str:
     """Return the tokenizer.json of a folder's vocabulary files.
 
     Args:
-        files: the contents of the folder's files by name; those that are not in VOCABULARY_FILES are not read.
+        files: the contents of the folder's files by name; those that are not in VOCABULARY_FILES
+        are not read.
 
     Raises:
         Refused: for files that cannot be read, and for a tokenizer class without rules here.
@@ -136,20 +225,26 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
     settings = _Settings.read(files)
     if WORDPIECE_FILE in files and not any(name in files for name in SENTENCEPIECE_FILES):
         tokenizer = _wordpiece(settings, files[WORDPIECE_FILE])
-    elif all(name in files for name in BPE_FILES) and not any(name in files for name in SENTENCEPIECE_FILES):
+    elif all(name in files for name in BPE_FILES) and not any(
+        name in files for name in SENTENCEPIECE_FILES
+    ):
         tokenizer = _byte_level(settings, *(files[name] for name in BPE_FILES))
     elif all(name in files for name in MARIAN_FILES):
         tokenizer = _marian(settings, *(files[name] for name in MARIAN_FILES))
     else:
         name = next((name for name in SENTENCEPIECE_FILES if name in files), "")
         if not name:
-            raise Refused(f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, nor a SentencePiece model")
+            raise Refused(
+                f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, nor a SentencePiece model"
+            )
         tokenizer = _sentencepiece(settings, read_pieces(files[name]))
     return _finished(tokenizer, settings)
 
 
 def from_pieces(values: Mapping[str, Any], pieces: Pieces) -> str:
-    """Return the tokenizer.json of a SentencePiece vocabulary; `values`: what tokenizer_config.json says. Raises Refused."""
+    """Return the tokenizer.json of a SentencePiece vocabulary; `values`: what tokenizer_config.json
+    says. Raises Refused.
+    """
     settings = _Settings.read({"tokenizer_config.json": json.dumps(values).encode()})
     return _finished(_sentencepiece(settings, pieces), settings)
 
@@ -163,7 +258,9 @@ def _finished(tokenizer: Tokenizer, settings: _Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What the JSON files of a folder say: the class, its values, special tokens by slot, and added tokens by id."""
+    """What the JSON files of a folder say: the class, its values, special tokens by slot, and added
+    tokens by id.
+    """
 
     name: str
     values: Mapping[str, Any]
@@ -183,11 +280,17 @@ class _Settings:
         parsed = {name: _object(name, files[name]) for name in _SETTINGS_FILES if name in files}
         values, config = parsed.get("tokenizer_config.json", {}), parsed.get("config.json", {})
         name = _class_name(values, config)
-        specials = {slot: _token(text, special=True) for slot, text in _CLASSES[name].specials.items()}
+        specials = {
+            slot: _token(text, special=True) for slot, text in _CLASSES[name].specials.items()
+        }
         if "mask_token" in specials and name not in ("Bert", "DebertaV2"):
-            specials["mask_token"] = AddedToken(specials["mask_token"].content, lstrip=True, special=True, normalized=False)
+            specials["mask_token"] = AddedToken(
+                specials["mask_token"].content, lstrip=True, special=True, normalized=False
+            )
         for said in (values, parsed.get("special_tokens_map.json", {})):
-            specials |= {slot: _token(said[slot], special=True) for slot in _SLOTS if said.get(slot)}
+            specials |= {
+                slot: _token(said[slot], special=True) for slot in _SLOTS if said.get(slot)
+            }
         added = {
             _id(key): _token(value, special=bool(isinstance(value, dict) and value.get("special")))
             for key, value in _mapping(values.get("added_tokens_decoder")).items()
@@ -208,12 +311,16 @@ def _class_name(values: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     if not said and kind in _MODEL_TYPES:
         return _MODEL_TYPES[kind]
     what = f"tokenizer_class {said!r}" if said else f"model_type {kind!r} without a tokenizer_class"
-    raise Refused(f"{what} has no conversion to tokenizer.json; known are {', '.join(sorted(_CLASSES))}")
+    raise Refused(
+        f"{what} has no conversion to tokenizer.json; known are {', '.join(sorted(_CLASSES))}"
+    )
 
 
 def _wordpiece(settings: _Settings, data: bytes) -> Tokenizer:
     words = _text(WORDPIECE_FILE, data).split("\n")
-    vocab = {word.rstrip("\r"): number for number, word in enumerate(words if words[-1] else words[:-1])}
+    vocab = {
+        word.rstrip("\r"): number for number, word in enumerate(words if words[-1] else words[:-1])
+    }
     _bound(len(words))
     unknown = settings.specials["unk_token"].content
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=unknown))
@@ -234,12 +341,16 @@ def _byte_level(settings: _Settings, vocabulary: bytes, merges: bytes) -> Tokeni
     lines = _text(BPE_FILES[1], merges).split("\n")
     pairs = [_pair(line) for line in lines if line.strip() and not line.startswith("#version")]
     _bound(max(len(vocab), len(pairs)))
-    tokenizer = Tokenizer(bpe_model(vocab, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False))
+    tokenizer = Tokenizer(
+        bpe_model(vocab, pairs, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+    )
     has_space = settings.flag("add_prefix_space", False)
     if settings.name == "Qwen2":
         tokenizer.normalizer = normalizers.NFC()
         split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(has_space, use_regex=False)])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(has_space, use_regex=False)]
+        )
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_space)
     tokenizer.decoder = decoders.ByteLevel()
@@ -247,7 +358,9 @@ def _byte_level(settings: _Settings, vocabulary: bytes, merges: bytes) -> Tokeni
 
 
 def bpe_model(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Any:
-    """Return a model of byte-pair encoding. Raises Refused for merges of pieces that the vocabulary does not have."""
+    """Return a model of byte-pair encoding. Raises Refused for merges of pieces that the vocabulary
+    does not have.
+    """
     try:
         return models.BPE(vocab, merges, **options)
     except Exception as error:  # the library raises no narrower class
@@ -270,29 +383,47 @@ def _sentencepiece(settings: _Settings, found: Pieces) -> Tokenizer:
         number = extra if isinstance(extra, int) and 0 <= extra <= 10_000 else 100
         pieces += [(f"<extra_id_{index}>", 0.0) for index in reversed(range(number))]
     elif name == "Albert":
-        pieces = [(text, score if _has_number_comma(text) else score - 100) for text, score in pieces]
+        pieces = [
+            (text, score if _has_number_comma(text) else score - 100) for text, score in pieces
+        ]
     elif name in ("Llama", "Gemma"):
-        slots = ("unk_token", "bos_token", "eos_token") if name == "Llama" else ("pad_token", "eos_token", "bos_token")
+        slots = (
+            ("unk_token", "bos_token", "eos_token")
+            if name == "Llama"
+            else ("pad_token", "eos_token", "bos_token")
+        )
         pieces[:3] = [(settings.specials[slot].content, 0.0) for slot in slots]
     _bound(len(pieces))
-    tokenizer = Tokenizer(_piece_model(pieces, found, rules.unk_id, byte_fallback=name in ("Llama", "Gemma")))
+    tokenizer = Tokenizer(
+        _piece_model(pieces, found, rules.unk_id, byte_fallback=name in ("Llama", "Gemma"))
+    )
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = _around(settings, found)
     own = [piece for piece in found.pieces if piece.kind in (CONTROL, USER_DEFINED)]
-    tokenizer.add_tokens([AddedToken(piece.text, normalized=False, special=piece.kind == CONTROL) for piece in own])
+    tokenizer.add_tokens(
+        [AddedToken(piece.text, normalized=False, special=piece.kind == CONTROL) for piece in own]
+    )
     return tokenizer
 
 
 def _marian(settings: _Settings, source: bytes, vocabulary: bytes) -> Tokenizer:
-    """Pieces of the source language under the ids of vocab.json, which has those of the target language too.
+    """Pieces of the source language under the ids of vocab.json, which has those of the target
+    language too.
 
-    Pieces of the target language alone have so low a score that they stand for nothing but characters that the source lacks.
+    Pieces of the target language alone have so low a score that they stand for nothing but
+    characters that the source lacks.
     """
     if settings.flag("separate_vocabs", False):
-        raise Refused("`separate_vocabs`: models with a vocabulary for each language are not converted")
+        raise Refused(
+            "`separate_vocabs`: models with a vocabulary for each language are not converted"
+        )
     found = read_pieces(source)
     if found.model_type != UNIGRAM:
-        raise Refused(f"{MARIAN_FILES[0]}: a SentencePiece model of type {found.model_type}; Unigram (1) is converted")
-    ids = {str(piece): _id(number) for piece, number in _object(MARIAN_FILES[1], vocabulary).items()}
+        raise Refused(
+            f"{MARIAN_FILES[0]}: a SentencePiece model of type {found.model_type}; Unigram (1) is converted"
+        )
+    ids = {
+        str(piece): _id(number) for piece, number in _object(MARIAN_FILES[1], vocabulary).items()
+    }
     _bound(len(ids))
     if sorted(ids.values()) != list(range(len(ids))):
         raise Refused(f"{MARIAN_FILES[1]}: its ids are not 0 to {len(ids) - 1}")
@@ -302,28 +433,51 @@ def _marian(settings: _Settings, source: bytes, vocabulary: bytes) -> Tokenizer:
     scores = {piece.text: piece.score for piece in found.pieces}
     other = min(scores.values()) - _OTHER_LANGUAGE_PENALTY
     ordered = sorted(ids, key=ids.__getitem__)
-    tokenizer = Tokenizer(models.Unigram([(piece, scores.get(piece, other)) for piece in ordered], unk_id=unknown))
+    tokenizer = Tokenizer(
+        models.Unigram([(piece, scores.get(piece, other)) for piece in ordered], unk_id=unknown)
+    )
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = _around(settings, found)
     codes = [piece for piece in ordered if piece.startswith(">>") and piece.endswith("<<")]
     tokenizer.add_tokens([AddedToken(code, normalized=False) for code in codes])
     return tokenizer
 
 
-def _piece_model(pieces: list[tuple[str, float]], found: Pieces, unk_id: int | None, *, byte_fallback: bool) -> Any:
+def _piece_model(
+    pieces: list[tuple[str, float]], found: Pieces, unk_id: int | None, *, byte_fallback: bool
+) -> Any:
     if found.model_type == UNIGRAM:
-        return models.Unigram(pieces, unk_id=found.unk_id if unk_id is None else unk_id, byte_fallback=byte_fallback)
+        return models.Unigram(
+            pieces, unk_id=found.unk_id if unk_id is None else unk_id, byte_fallback=byte_fallback
+        )
     if found.model_type != BPE:
-        raise Refused(f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are converted")
+        raise Refused(
+            f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are converted"
+        )
     vocab = {text: number for number, (text, _) in enumerate(pieces)}
-    return bpe_model(vocab, _merges(pieces, vocab), unk_token=found.unk_piece, fuse_unk=True, byte_fallback=byte_fallback)
+    return bpe_model(
+        vocab,
+        _merges(pieces, vocab),
+        unk_token=found.unk_piece,
+        fuse_unk=True,
+        byte_fallback=byte_fallback,
+    )
 
 
 def _merges(pieces: Sequence[tuple[str, float]], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges that lead to each piece, by the score of the piece, best first; those of one piece by the ids of its halves."""
+    """The merges that lead to each piece, by the score of the piece, best first; those of one piece
+    by the ids of its halves.
+    """
     merges: list[tuple[float, str, str]] = []
     for text, score in pieces:
-        halves = [(text[:cut], text[cut:]) for cut in range(1, len(text)) if text[:cut] in vocab and text[cut:] in vocab]
-        merges += [(score, *pair) for pair in sorted(halves, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))]
+        halves = [
+            (text[:cut], text[cut:])
+            for cut in range(1, len(text))
+            if text[:cut] in vocab and text[cut:] in vocab
+        ]
+        merges += [
+            (score, *pair)
+            for pair in sorted(halves, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        ]
     return [(left, right) for _, left, right in sorted(merges, key=lambda merge: -merge[0])]
 
 
@@ -339,37 +493,73 @@ def _around(settings: _Settings, found: Pieces) -> tuple[Any, Any, Any]:
     match settings.name:
         case "DebertaV2":
             lower = [normalizers.Lowercase()] if settings.flag("do_lower_case", False) else []
-            steps = [*lower, normalizers.Strip(), *charsmap, normalizers.Replace(Regex(" {2,}"), " ")]
-            punctuation = [pre_tokenizers.Punctuation(behavior="isolated")] if settings.flag("split_by_punct", False) else []
+            steps = [
+                *lower,
+                normalizers.Strip(),
+                *charsmap,
+                normalizers.Replace(Regex(" {2,}"), " "),
+            ]
+            punctuation = (
+                [pre_tokenizers.Punctuation(behavior="isolated")]
+                if settings.flag("split_by_punct", False)
+                else []
+            )
             pre = pre_tokenizers.Sequence([*punctuation, space])
         case "Albert":
             steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
             if not settings.flag("keep_accents", False):
                 steps += [normalizers.NFKD(), normalizers.StripAccents()]
-            lower = [normalizers.Lowercase()] if settings.flag("do_lower_case", settings.rules.lowercase) else []
+            lower = (
+                [normalizers.Lowercase()]
+                if settings.flag("do_lower_case", settings.rules.lowercase)
+                else []
+            )
             steps = [*steps, *lower, *charsmap, normalizers.Replace(Regex(" {2,}"), " ")]
         case "Llama" | "Gemma":
             is_old = settings.name == "Llama" and settings.flag("legacy", True)
             steps = [normalizers.Prepend(_SPACE)] if is_old and has_prefix else []
             steps.append(normalizers.Replace(" ", _SPACE))
-            pre = pre_tokenizers.Split(" ", "merged_with_previous") if settings.name == "Gemma" else None
+            pre = (
+                pre_tokenizers.Split(" ", "merged_with_previous")
+                if settings.name == "Gemma"
+                else None
+            )
             if settings.name == "Llama" and not is_old:
-                steps, pre = [], pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
-            strip = [decoders.Strip(content=" ", left=1)] if settings.name == "Llama" and has_prefix else []
-            decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+                steps, pre = (
+                    [],
+                    pre_tokenizers.Metaspace(
+                        replacement=_SPACE, prepend_scheme=scheme, split=False
+                    ),
+                )
+            strip = (
+                [decoders.Strip(content=" ", left=1)]
+                if settings.name == "Llama" and has_prefix
+                else []
+            )
+            decoder = decoders.Sequence(
+                [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+            )
         case _:
-            steps = [*charsmap, normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), _SPACE)]
+            steps = [
+                *charsmap,
+                normalizers.Strip(left=False, right=True),
+                normalizers.Replace(Regex(" {2,}"), _SPACE),
+            ]
     return normalizers.Sequence(steps) if steps else None, pre, decoder
 
 
 def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
-    """Add the tokens that the files name, each under the id that they give it. Raises Refused where that is not possible."""
+    """Add the tokens that the files name, each under the id that they give it. Raises Refused where
+    that is not possible.
+    """
     for number, token in settings.added.items():
         if tokenizer.token_to_id(token.content) is None:
             _fill(tokenizer, token, number)
         _add(tokenizer, token)
         if tokenizer.token_to_id(token.content) != number:
-            raise Refused(f"the added token {token.content[:100]!r} has the id {number} in one file and another one in another")
+            raise Refused(
+                f"the added token {token.content[:100]!r} has the id {number} in one file and another one in another"
+            )
     known = {token.content for token in settings.added.values()}
     for token in settings.specials.values():
         if token.content not in known:
@@ -377,11 +567,20 @@ def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
 
 
 def _fill(tokenizer: Tokenizer, token: AddedToken, number: int) -> None:
-    """Add placeholders for the ids before `number` that no token has, as transformers' slow tokenizers leave them out."""
+    """Add placeholders for the ids before `number` that no token has, as transformers' slow
+    tokenizers leave them out.
+    """
     following = tokenizer.get_vocab_size()
     if not 0 <= number - following <= _MAX_UNUSED:
-        raise Refused(f"the added token {token.content[:100]!r} has the id {number}, but {following} is next")
-    tokenizer.add_tokens([AddedToken(f"<|unused id {unused}|>", normalized=False) for unused in range(following, number)])
+        raise Refused(
+            f"the added token {token.content[:100]!r} has the id {number}, but {following} is next"
+        )
+    tokenizer.add_tokens(
+        [
+            AddedToken(f"<|unused id {unused}|>", normalized=False)
+            for unused in range(following, number)
+        ]
+    )
 
 
 def _add(tokenizer: Tokenizer, token: AddedToken) -> None:
@@ -394,7 +593,9 @@ def _add(tokenizer: Tokenizer, token: AddedToken) -> None:
 def _post_processor(tokenizer: Tokenizer, settings: _Settings) -> Any:
     if settings.name == "Roberta":
         separator, first = (_slot(tokenizer, settings, slot) for slot in ("sep_token", "cls_token"))
-        return processors.RobertaProcessing(separator, first, True, settings.flag("add_prefix_space", False))
+        return processors.RobertaProcessing(
+            separator, first, True, settings.flag("add_prefix_space", False)
+        )
     if settings.name in ("GPT2", "Qwen2") and not settings.flag("add_bos_token", False):
         return processors.ByteLevel(trim_offsets=False)
     single, pair_template = settings.rules.single, settings.rules.pair
@@ -402,7 +603,9 @@ def _post_processor(tokenizer: Tokenizer, settings: _Settings) -> Any:
         single, pair_template = _with_ends(settings)
     if single == "$A:0":
         return None
-    slots = {slot.removesuffix("_token"): _slot(tokenizer, settings, slot) for slot in settings.specials}
+    slots = {
+        slot.removesuffix("_token"): _slot(tokenizer, settings, slot) for slot in settings.specials
+    }
     used = {name: token for name, token in slots.items() if f"{{{name}}}" in pair_template}
     texts = {name: token[0] for name, token in used.items()}
     return template_processor(
@@ -413,7 +616,9 @@ def _post_processor(tokenizer: Tokenizer, settings: _Settings) -> Any:
 
 
 def template_processor(single: list[str], pair: list[str], special: list[tuple[str, int]]) -> Any:
-    """Return what puts special tokens around texts. Raises Refused for tokens that cannot stand in a template."""
+    """Return what puts special tokens around texts. Raises Refused for tokens that cannot stand in
+    a template.
+    """
     try:
         return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
     except ValueError as error:
@@ -421,8 +626,12 @@ def template_processor(single: list[str], pair: list[str], special: list[tuple[s
 
 
 def _with_ends(settings: _Settings) -> tuple[str, str]:
-    """The templates of a class that puts its first and last token around a text where its files say so."""
-    first = "{bos}:0 " if settings.flag("add_bos_token", settings.name in ("Llama", "Gemma")) else ""
+    """The templates of a class that puts its first and last token around a text where its files say
+    so.
+    """
+    first = (
+        "{bos}:0 " if settings.flag("add_bos_token", settings.name in ("Llama", "Gemma")) else ""
+    )
     last = " {eos}:0" if settings.flag("add_eos_token", False) else ""
     second = f"{first}$B:1{last}".replace(":0", ":1")
     return f"{first}$A:0{last}", f"{first}$A:0{last} {second}"
@@ -453,7 +662,9 @@ def _id(value: object) -> int:
     except ValueError:
         number = -1
     if not 0 <= number <= _MAX_TOKENS * 4:
-        raise Refused(f"a token has the id {str(value)[:40]!r}; ids are numbers from 0 to {_MAX_TOKENS * 4:,}")
+        raise Refused(
+            f"a token has the id {str(value)[:40]!r}; ids are numbers from 0 to {_MAX_TOKENS * 4:,}"
+        )
     return number
 
 
@@ -482,5 +693,7 @@ def _bound(tokens: int) -> None:
 
 
 def _has_number_comma(piece: str) -> bool:
-    """Whether a piece does not end in a digit and a comma, which ALBERT splits (transformers' check_number_comma)."""
+    """Whether a piece does not end in a digit and a comma, which ALBERT splits (transformers'
+    check_number_comma).
+    """
     return len(piece) < 2 or piece[-1] != "," or not piece[-2].isdigit()

@@ -1,4 +1,6 @@
-"""Writes a safetensors file block by block, and defines the report of a conversion. Imports no framework."""
+"""Writes a safetensors file block by block, and defines the report of a conversion. Imports no
+framework.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor to write. `blocks` returns its bytes in order, in parts that are made one at a time."""
+    """A tensor to write. `blocks` returns its bytes in order, in parts that are made one at a
+    time.
+    """
 
     name: str
     dtype: str
@@ -51,13 +55,19 @@ class Output:
 
 
 def write(tensors: Sequence[Output], output: BinaryIO, progress: Progress) -> str:
-    """Write a header and the tensors, and return the file's SHA-256. Larger items go first, so that all are aligned."""
+    """Write a header and the tensors, and return the file's SHA-256. Larger items go first, so that
+    all are aligned.
+    """
     ordered = sorted(tensors, key=lambda tensor: (-ITEM_BYTES[tensor.dtype], tensor.name))
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in ordered:
         offsets = [end, end + tensor.bytes]
-        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": offsets,
+        }
         end += tensor.bytes
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % _ALIGN)

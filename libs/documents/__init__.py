@@ -1,6 +1,8 @@
-"""PDF files: their pages as pixels, and the text layer. PDFium reads them, in processes of their own (decision 0043).
+"""PDF files: their pages as pixels, and the text layer. PDFium reads them, in processes of their
+own (decision 0043).
 
-`limits.py` says how much is read, `child.py` is the program of the processes, `reader.py` starts and ends them.
+`limits.py` says how much is read, `child.py` is the program of the processes, `reader.py` starts
+and ends them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""The program of a process that reads one document: answers requests on its standard input until that ends, or nobody asks.
+"""The program of a process that reads one document: answers requests on its standard input until
+that ends, or nobody asks.
 
-It is run by path, in Python's isolated mode, and imports nothing of ours: `python -I -S child.py SITE MEMORY SECONDS IDLE`. `SITE`:
-the directory of pypdfium2. Before it reads a byte of a document it gives up what it does not need: no files can be opened and no
-sockets (there are no descriptors for them), no processes started, address space is limited, and processor seconds of each request.
-What PDFium is made to do by a hostile file ends here; whoever asked reads the answers as untrusted bytes.
+It is run by path, in Python's isolated mode, and imports nothing of ours: `python -I -S child.py
+SITE MEMORY SECONDS IDLE`. `SITE`: the directory of pypdfium2. Before it reads a byte of a document
+it gives up what it does not need: no files can be opened and no sockets (there are no descriptors
+for them), no processes started, address space is limited, and processor seconds of each request.
+What PDFium is made to do by a hostile file ends here; whoever asked reads the answers as untrusted
+bytes.
 
-A request and an answer are a frame each: the length of a JSON object (4 bytes, little-endian), the length of the payload (4 bytes),
-the object, the payload. Requests: `open` (payload: the file), `pages`, `sizes`, `draw`, `text`. Answers have `error`, or what was
-asked for.
+A request and an answer are a frame each: the length of a JSON object (4 bytes, little-endian), the
+length of the payload (4 bytes), the object, the payload. Requests: `open` (payload: the file),
+`pages`, `sizes`, `draw`, `text`. Answers have `error`, or what was asked for.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ Answer = tuple[dict[str, Any], bytes]
 _HEAD: Final = struct.Struct("<II")
 _POINTS: Final = 72  # an inch
 _NICE: Final = 2
-"""The process gets 40 % of a core that the worker wants too, so that a document that computes for long slows it down less. With a
-higher number honest documents would exceed their time by the clock on a busy machine."""
+"""The process gets 40 % of a core that the worker wants too, so that a document that computes for
+long slows it down less. With a higher number honest documents would exceed their time by the clock
+on a busy machine."""
 
 
 class Refused(Exception):
@@ -57,7 +61,10 @@ def main() -> None:
         except Refused as error:
             answer, payload = {"error": str(error)}, b""
         except Exception as error:
-            answer, payload = {"error": f"the document is damaged: {type(error).__name__} {str(error)[:200]}"}, b""
+            answer, payload = (
+                {"error": f"the document is damaged: {type(error).__name__} {str(error)[:200]}"},
+                b"",
+            )
         _write_frame(out, answer, payload)
 
 
@@ -96,7 +103,9 @@ class Document:
         return self._pdf is not None
 
     def warm(self) -> None:
-        """Loads what is loaded when it is first used, while files can still be opened: codecs, and PDFium's fonts."""
+        """Loads what is loaded when it is first used, while files can still be opened: codecs, and
+        PDFium's fonts.
+        """
         pdf = self._pdfium.PdfDocument.new()
         page = pdf.new_page(10, 10)
         page.render()
@@ -121,13 +130,17 @@ class Document:
                 self._pdf.init_forms()
         except self._pdfium.PdfiumError as error:
             if "assword" in str(error):
-                raise Refused("the document is encrypted with a password: send a copy without one") from None
+                raise Refused(
+                    "the document is encrypted with a password: send a copy without one"
+                ) from None
             raise Refused(f"the bytes are no PDF that can be read: {str(error)[:200]}") from None
         return {"pages": len(self._pdf)}, b""
 
     def _sizes(self, first: int, last: int) -> Answer:
         """Width and height of pages in points; pages count from 1."""
-        return {"sizes": [self._pdf.get_page_size(number - 1) for number in range(first, last + 1)]}, b""
+        return {
+            "sizes": [self._pdf.get_page_size(number - 1) for number in range(first, last + 1)]
+        }, b""
 
     def _page(self, number: int) -> Any:
         try:
@@ -143,7 +156,10 @@ class Document:
                 raise Refused(f"page {number} has another size than the document says")
             bitmap = page.render(scale=dpi / _POINTS, rev_byteorder=True)
             row, view = bitmap.width * 3, memoryview(bitmap.buffer).cast("B")
-            lines = (view[start : start + row] for start in range(0, bitmap.height * bitmap.stride, bitmap.stride))
+            lines = (
+                view[start : start + row]
+                for start in range(0, bitmap.height * bitmap.stride, bitmap.stride)
+            )
             pixels = bytes(view[: row * bitmap.height]) if bitmap.stride == row else b"".join(lines)
             return {"width": bitmap.width, "height": bitmap.height}, pixels
         finally:
@@ -156,7 +172,9 @@ class Document:
         finally:
             page.close()
         if len(text) > most:
-            raise Refused(f"page {number} has {len(text):,} bytes of text; at most {most:,} are read")
+            raise Refused(
+                f"page {number} has {len(text):,} bytes of text; at most {most:,} are read"
+            )
         return {}, text
 
 

@@ -11,10 +11,12 @@ LENGTH: Final = 10_000
 PAGES: Final = 64
 """Pages of one item, as many as it may have parts."""
 UNKNOWN_PAGES: Final = 16
-"""Pages of a document part that names no last page, for which it is priced: nobody knows how many there are before it is parsed."""
+"""Pages of a document part that names no last page, for which it is priced: nobody knows how many
+there are before it is parsed.
+"""
 DPI: Final = 144
 """Dots per inch of a page, where a request names none: 1,191 x 1,684 pixels of A4."""
-MOST_DPI: Final = 600
+MAX_DPI: Final = 600
 PIXELS: Final = 16_000_000
 """Of one page, at the dots per inch asked for: A4 at 400."""
 ITEM_PIXELS: Final = 256_000_000

@@ -1,8 +1,10 @@
-"""Reads documents in processes of their own: one process for each document, at most a few at a time, ended when nobody asks.
+"""Reads documents in processes of their own: one process for each document, at most a few at a
+time, ended when nobody asks.
 
-PDFium is not thread-safe and parses files of strangers. A process that crashes, hangs or grows takes one document with it: the call
-raises InvalidInput, and the next one gets another process. No process reads two documents, so that one tenant's file cannot reach
-another's. One process is started ahead, since a start takes 80 ms. Thread-safe.
+PDFium is not thread-safe and parses files of strangers. A process that crashes, hangs or grows
+takes one document with it: the call raises InvalidInput, and the next one gets another process. No
+process reads two documents, so that one tenant's file cannot reach another's. One process is
+started ahead, since a start takes 80 ms. Thread-safe.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ IDLE_SECONDS: Final = 30
 """After so long without a question a process ends, and frees its document."""
 _SLACK: Final = 6
 """Seconds of the clock for a second of processor time, on a busy machine."""
-_LEAST_SECONDS: Final = 60
+_MIN_SECONDS: Final = 60
 """By the clock, for an answer: a machine may be busy with other things."""
 _CHECK_SECONDS: Final = 0.1
 """How often a caller that waits for an answer may end that."""
@@ -46,12 +48,14 @@ _WAIT_SECONDS: Final = 60.0
 """For a process to become free."""
 _CHILD: Final = Path(__file__).with_name("child.py")
 _HEAD: Final = struct.Struct("<II")
-_MOST_TOLD: Final = 64 << 10
+_MAX_TOLD: Final = 64 << 10
 _POINTS: Final = 72
 
 
 Meter = Callable[[float, float], None]
-"""Called with the seconds of processor time that a process used, and the seconds of the clock that the caller waited for it."""
+"""Called with the seconds of processor time that a process used, and the seconds of the clock that
+the caller waited for it.
+"""
 
 
 def _not_metered(processor: float, waited: float) -> None:
@@ -72,7 +76,9 @@ class Bounds:
 
 
 class _Lost(Exception):
-    """The process ended or was ended. The message is for the caller. `from_outside`: whatever it was reading."""
+    """The process ended or was ended. The message is for the caller. `from_outside`: whatever it
+    was reading.
+    """
 
     def __init__(self, message: str, *, from_outside: bool = False) -> None:
         super().__init__(message)
@@ -85,7 +91,10 @@ class _Process:
     def __init__(self, bounds: Bounds) -> None:
         self.key = b""
         self.check: Callable[[], None] = _nothing
-        self._processor_seconds, self._seconds = bounds.seconds, max(bounds.seconds * _SLACK, _LEAST_SECONDS)
+        self._processor_seconds, self._seconds = (
+            bounds.seconds,
+            max(bounds.seconds * _SLACK, _MIN_SECONDS),
+        )
         arguments = (bounds.memory, bounds.seconds, IDLE_SECONDS)
         self._child = subprocess.Popen(  # noqa: S603 # a program of ours
             [sys.executable, "-I", "-S", str(_CHILD), _site(), *map(str, arguments)],
@@ -106,14 +115,19 @@ class _Process:
         return self._child.poll() is None
 
     def processor_seconds(self) -> float | None:
-        """Processor time that the process has used. None: it has ended, or the system does not say."""
-        # The clock of another process, as clock_getcpuclockid(3) makes its number on Linux; Python has no call for it.
+        """Processor time that the process has used. None: it has ended, or the system does not
+        say.
+        """
+        # The clock of another process, as clock_getcpuclockid(3) makes its number on Linux; Python
+        # has no call for it.
         try:
             return time.clock_gettime(~self._child.pid << 3 | 2) if self.is_alive else None
         except (AttributeError, OSError):
             return None
 
-    def ask(self, about: dict[str, object], payload: bytes = b"", *, most: int = 0) -> tuple[dict[str, object], bytearray]:
+    def ask(
+        self, about: dict[str, object], payload: bytes = b"", *, most: int = 0
+    ) -> tuple[dict[str, object], bytearray]:
         """`most`: bytes of the answer's payload. Raises _Lost."""
         until = time.monotonic() + self._seconds
         asked = json.dumps(about).encode()
@@ -121,7 +135,7 @@ class _Process:
             for part in (_HEAD.pack(len(asked), len(payload)) + asked, payload):
                 self._write(part, until)
             told, size = _HEAD.unpack(self._read(_HEAD.size, until))
-            if told > _MOST_TOLD or size > most:
+            if told > _MAX_TOLD or size > most:
                 raise _Lost("its answer is none")
             answer = json.loads(self._read(told, until))
             if not isinstance(answer, dict):
@@ -177,12 +191,16 @@ class _Process:
         if code == -signal.SIGXCPU:
             return _Lost(f"it took more than {self._processor_seconds} s of processor time")
         name = signal.Signals(-code).name if code < 0 else f"status {code}"
-        return _Lost(f"it ended the process that read it ({name})", from_outside=code in (0, -signal.SIGKILL))
+        return _Lost(
+            f"it ended the process that read it ({name})", from_outside=code in (0, -signal.SIGKILL)
+        )
 
 
 @dataclass(slots=True)
 class _Pool:
-    """Guarded by `changed`. `idle`: least recently used first; those with an empty key were started ahead."""
+    """Guarded by `changed`. `idle`: least recently used first; those with an empty key were started
+    ahead.
+    """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     idle: list[_Process] = field(default_factory=list)
@@ -201,17 +219,21 @@ class DocumentReader:
         self._check: Callable[[], None] = _nothing
 
     def metered(self, meter: Meter, check: Callable[[], None] = _nothing) -> DocumentReader:
-        """This reader, with the same processes: `meter` is called after each question to one of them, on the thread that asked, and
-        `check` several times a second while it waits for the answer. What `check` raises ends the process and is raised."""
+        """This reader, with the same processes: `meter` is called after each question to one of
+        them, on the thread that asked, and `check` several times a second while it waits for the
+        answer. What `check` raises ends the process and is raised."""
         other = copy(self)
         other._meter, other._check = meter, check
         return other
 
     def open(self, data: bytes, path: str) -> OpenDocument:
-        """`path`: of the document in the request, for errors. Raises InvalidInput for what is no document that is read, and
-        NoCapacity where no process became free."""
+        """`path`: of the document in the request, for errors. Raises InvalidInput for what is no
+        document that is read, and NoCapacity where no process became free."""
         if len(data) > limits.BYTES:
-            raise InvalidInput(f"the document has {len(data):,} bytes; at most {limits.BYTES:,} are read", field=path)
+            raise InvalidInput(
+                f"the document has {len(data):,} bytes; at most {limits.BYTES:,} are read",
+                field=path,
+            )
         if not data:
             raise InvalidInput("the document is empty", field=path)
         document = OpenDocument(self, data, path)
@@ -231,8 +253,9 @@ class DocumentReader:
     def ask(
         self, document: OpenDocument, about: dict[str, object], what: str, *, most: int = 0
     ) -> tuple[dict[str, object], bytearray, float]:
-        """The answer, its payload, and the seconds that it took. A process may have ended because it was idle, or was killed from
-        outside: then another one is asked, once. What the document itself makes a process do is not repeated."""
+        """The answer, its payload, and the seconds that it took. A process may have ended because
+        it was idle, or was killed from outside: then another one is asked, once. What the document
+        itself makes a process do is not repeated."""
         for is_last in (False, True):
             with self._metered(self._taken(document.key, document.path)) as process:
                 started, was_open = time.monotonic(), process.key == document.key
@@ -247,7 +270,9 @@ class DocumentReader:
                 except _Lost as lost:
                     process.end()
                     if is_last or not lost.from_outside:
-                        raise InvalidInput(f"the document could not be read: {what}, {lost}", field=document.path) from None
+                        raise InvalidInput(
+                            f"the document could not be read: {what}, {lost}", field=document.path
+                        ) from None
         raise AssertionError
 
     @contextmanager
@@ -260,7 +285,9 @@ class DocumentReader:
                 yield process
             finally:
                 now, used = time.monotonic(), process.processor_seconds()
-                self._meter(now - started if before is None or used is None else used - before, now - began)
+                self._meter(
+                    now - started if before is None or used is None else used - before, now - began
+                )
 
     @contextmanager
     def _taken(self, key: bytes, path: str) -> Iterator[_Process]:
@@ -276,22 +303,31 @@ class DocumentReader:
                 self._pool.busy -= 1
                 if process.is_alive:
                     self._pool.idle.append(process)
-                if not any(not one.key for one in self._pool.idle) and self._pool.busy + len(self._pool.idle) < self._most:
+                if (
+                    not any(not one.key for one in self._pool.idle)
+                    and self._pool.busy + len(self._pool.idle) < self._most
+                ):
                     self._pool.idle.insert(0, _Process(self.bounds))
                 self._pool.changed.notify()
 
     def _take(self, key: bytes, path: str) -> _Process:
-        """The process that has the document, else one started ahead, else a new one in place of the least recently used."""
+        """The process that has the document, else one started ahead, else a new one in place of the
+        least recently used.
+        """
         pool, until = self._pool, time.monotonic() + _WAIT_SECONDS
         ended: _Process | None = None
         with pool.changed:
             while pool.busy >= self._most:
                 if not pool.changed.wait(until - time.monotonic()):
-                    raise NoCapacity("all processes that read documents are busy", field=path, retry_after=1.0)
+                    raise NoCapacity(
+                        "all processes that read documents are busy", field=path, retry_after=1.0
+                    )
             for process in [one for one in pool.idle if not one.is_alive]:
                 pool.idle.remove(process)
                 process.end()
-            wanted = [process for process in pool.idle if process.key == key] or [one for one in pool.idle if not one.key]
+            wanted = [process for process in pool.idle if process.key == key] or [
+                one for one in pool.idle if not one.key
+            ]
             if wanted:
                 pool.idle.remove(wanted[0])
             elif pool.busy + len(pool.idle) >= self._most:
@@ -308,7 +344,9 @@ class DocumentReader:
 
 
 class OpenDocument:
-    """A document that PDFium has opened. `length`: its pages. Pages count from 1. `seconds`: what reading it took so far."""
+    """A document that PDFium has opened. `length`: its pages. Pages count from 1. `seconds`: what
+    reading it took so far.
+    """
 
     def __init__(self, reader: DocumentReader, data: bytes, path: str) -> None:
         self.data, self.path = data, path
@@ -324,39 +362,63 @@ class OpenDocument:
         return other
 
     def sizes(self, first: int, last: int, dpi: int) -> list[tuple[int, int]]:
-        """Height and width in pixels of pages `first` to `last`, at least one. Raises InvalidInput for a page that is too large."""
-        answer, _ = self._ask({"do": "sizes", "first": first, "last": last}, f"when pages {first} to {last} were measured")
+        """Height and width in pixels of pages `first` to `last`, at least one. Raises InvalidInput
+        for a page that is too large.
+        """
+        answer, _ = self._ask(
+            {"do": "sizes", "first": first, "last": last},
+            f"when pages {first} to {last} were measured",
+        )
         told = answer.get("sizes")
         if not isinstance(told, list) or len(told) != last - first + 1:
-            raise InternalError("the process that reads documents gave other sizes than were asked for")
+            raise InternalError(
+                "the process that reads documents gave other sizes than were asked for"
+            )
         return [self._pixels(number, size, dpi) for number, size in enumerate(told, start=first)]
 
     def draw(self, page: int, dpi: int, size: tuple[int, int]) -> Pixels:
-        """uint8 [height, width, 3]: red, green and blue, on white, with annotations and filled forms. `size`: as `sizes` has it."""
+        """uint8 [height, width, 3]: red, green and blue, on white, with annotations and filled
+        forms. `size`: as `sizes` has it.
+        """
         height, width = size
         most = self._reader.bounds.pixels
         asked = {"do": "draw", "page": page, "dpi": dpi, "pixels": most}
         answer, payload = self._ask(asked, f"when page {page} was drawn", most=3 * height * width)
-        if (_whole(answer, "height"), _whole(answer, "width")) != size or len(payload) != 3 * height * width:
+        if (_whole(answer, "height"), _whole(answer, "width")) != size or len(
+            payload
+        ) != 3 * height * width:
             raise InvalidInput(f"the document says two sizes of page {page}", field=self.path)
         return np.frombuffer(payload, np.uint8).reshape(height, width, 3)
 
     def text(self, page: int) -> str:
-        """The text layer of a page as PDFium has it, lines ended by CR LF; empty where there is none, as of a scan."""
+        """The text layer of a page as PDFium has it, lines ended by CR LF; empty where there is
+        none, as of a scan.
+        """
         asked = {"do": "text", "page": page, "bytes": limits.TEXT_BYTES}
-        return self._ask(asked, f"when the text of page {page} was read", most=limits.TEXT_BYTES)[1].decode("utf-8", "replace")
+        return self._ask(asked, f"when the text of page {page} was read", most=limits.TEXT_BYTES)[
+            1
+        ].decode("utf-8", "replace")
 
-    def _ask(self, about: dict[str, object], what: str, *, most: int = 0) -> tuple[dict[str, object], bytearray]:
+    def _ask(
+        self, about: dict[str, object], what: str, *, most: int = 0
+    ) -> tuple[dict[str, object], bytearray]:
         answer, payload, seconds = self._reader.ask(self, about, what, most=most)
         self.seconds += seconds
         return answer, payload
 
     def _pixels(self, number: int, size: object, dpi: int) -> tuple[int, int]:
-        if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(side, float | int) for side in size):
+        if (
+            not isinstance(size, Sequence)
+            or len(size) != 2
+            or not all(isinstance(side, float | int) for side in size)
+        ):
             raise InternalError("the process that reads documents gave no sizes")
         most, (width, height) = self._reader.bounds.pixels, size
         if not (0 < width < 1e9 and 0 < height < 1e9):
-            raise InvalidInput(f"page {number} has the size {width:g} x {height:g} points, which is none", field=self.path)
+            raise InvalidInput(
+                f"page {number} has the size {width:g} x {height:g} points, which is none",
+                field=self.path,
+            )
         # Rounded up, as pypdfium2 does.
         pixels = tuple(int(-(-side * (dpi / _POINTS) // 1)) for side in (height, width))
         if pixels[0] * pixels[1] > most:
@@ -383,7 +445,9 @@ def _site() -> str:
     """The directory that pypdfium2 is installed in."""
     spec = find_spec("pypdfium2")
     if spec is None or spec.origin is None:
-        raise NoCapacity("documents are not read here: the Python module pypdfium2 is missing. Install shoal-mesh[worker]")
+        raise NoCapacity(
+            "documents are not read here: the Python module pypdfium2 is missing. Install shoal-mesh[worker]"
+        )
     return str(Path(spec.origin).parents[1])
 
 

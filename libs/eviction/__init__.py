@@ -1,4 +1,6 @@
-"""Which models to evict from a device when another one needs room: eviction policies and the rules above them. Pure."""
+"""Which models to evict from a device when another one needs room: eviction policies and the rules
+above them. Pure.
+"""
 
 from libs.eviction.choose import Challenger, choose_victims, may_yield
 from libs.eviction.policies import DEFAULT, POLICIES, Candidate, Policy, cost_aware, gdsf, lru

@@ -1,6 +1,8 @@
-"""Three eviction policies of one signature: the value of keeping a resident model. The model of the lowest value is evicted first.
+"""Three eviction policies of one signature: the value of keeping a resident model. The model of the
+lowest value is evicted first.
 
-Used by the worker, the scheduler's plan and the simulator alike. How the policies compare on traces: docs/placement.md.
+Used by the worker, the scheduler's plan and the simulator alike. How the policies compare on
+traces: docs/placement.md.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from types import MappingProxyType
 from typing import Final
 
 RECENT_SECONDS: Final = 5.0
-"""Added to the age of the last use, so that models used within this time are ranked by cost, not by recency."""
+"""Added to the age of the last use, so that models used within this time are ranked by cost, not by
+recency.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,23 @@ def gdsf(candidate: Candidate) -> float:
 
 
 def cost_aware(candidate: Candidate) -> float:
-    """Seconds of loading saved per byte, times how likely the next use is: by frequency and recency of use.
+    """Seconds of loading saved per byte, times how likely the next use is: by frequency and recency
+    of use.
 
-    Uses count by their logarithm (one 1, three 2, seven 3): a popular model stays longer than one that was tried once, and a single
-    large batch does not count as popularity. Results without that: docs/placement.md.
+    Uses count by their logarithm (one 1, three 2, seven 3): a popular model stays longer than one
+    that was tried once, and a single large batch does not count as popularity. Results without
+    that: docs/placement.md.
     """
     saved = candidate.load_seconds / max(candidate.bytes, 1)
-    return saved * math.log2(1.0 + max(candidate.uses, 1.0)) / (candidate.idle_seconds + RECENT_SECONDS)
+    return (
+        saved
+        * math.log2(1.0 + max(candidate.uses, 1.0))
+        / (candidate.idle_seconds + RECENT_SECONDS)
+    )
 
 
 DEFAULT: Final = "cost"
-POLICIES: Final[Mapping[str, Policy]] = MappingProxyType({"cost": cost_aware, "lru": lru, "gdsf": gdsf})
+POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
+    {"cost": cost_aware, "lru": lru, "gdsf": gdsf}
+)
 """By the names that settings take."""

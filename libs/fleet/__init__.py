@@ -1,4 +1,6 @@
-"""The fleet of workers: liveness, the models that each holds, claims to load a model, and orders to workers."""
+"""The fleet of workers: liveness, the models that each holds, claims to load a model, and orders to
+workers.
+"""
 
 from libs.fleet.claims import may_claim
 from libs.fleet.registry import TTL_MS, Fleet, LostLeadership

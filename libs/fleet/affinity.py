@@ -1,7 +1,8 @@
-"""How well a worker suits a model: the score by which the plan places models and ExplainPlacement explains them. Pure.
+"""How well a worker suits a model: the score by which the plan places models and ExplainPlacement
+explains them. Pure.
 
-The rule (docs/design/memory.md): the nearer the model is to the worker's device the better, less the share of the worker's time
-that is taken already.
+The rule (docs/design/memory.md): the nearer the model is to the worker's device the better, less
+the share of the worker's time that is taken already.
 """
 
 from __future__ import annotations
@@ -40,22 +41,33 @@ def affinity(worker: WorkerRecord, model: str, adapter: str = "") -> float:
         return 0.0
     near = AFFINITY.get(record.state, 0.0)
     lacks_adapter = bool(adapter) and adapter not in record.adapters
-    return near - NO_ADAPTER if lacks_adapter and record.state == models_pb2.MODEL_STATE_RESIDENT else near
+    return (
+        near - NO_ADAPTER
+        if lacks_adapter and record.state == models_pb2.MODEL_STATE_RESIDENT
+        else near
+    )
 
 
 def busy_seconds(
-    snapshot: FleetSnapshot, gauges: Iterable[LaneGauges], rates: Mapping[LaneKey, float] = MappingProxyType({})
+    snapshot: FleetSnapshot,
+    gauges: Iterable[LaneGauges],
+    rates: Mapping[LaneKey, float] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Seconds of work of each worker: the backlog of its models' lanes, divided evenly among their copies, and the arrivals
-    expected at `rates` (tokens a second by lane; missing: 0) within 10 s. Models of unknown speed count nothing."""
+    """Seconds of work of each worker: the backlog of its models' lanes, divided evenly among their
+    copies, and the arrivals expected at `rates` (tokens a second by lane; missing: 0) within 10 s.
+    Models of unknown speed count nothing."""
     copies: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
     for worker in snapshot.workers.values():
         for record in worker.held:
             if record.state == models_pb2.MODEL_STATE_RESIDENT:
-                copies[worker.pool, record.model].append((worker.worker_id, record.tokens_per_second))
+                copies[worker.pool, record.model].append(
+                    (worker.worker_id, record.tokens_per_second)
+                )
     seconds = dict.fromkeys(snapshot.workers, 0.0)
     for gauge in gauges:
-        tokens = gauge.queued_tokens + gauge.leased_tokens + rates.get(gauge.lane, 0.0) * HORIZON_SECONDS
+        tokens = (
+            gauge.queued_tokens + gauge.leased_tokens + rates.get(gauge.lane, 0.0) * HORIZON_SECONDS
+        )
         holders = copies.get((gauge.lane.pool, gauge.lane.model), []) if tokens else []
         for worker_id, speed in holders:
             if speed > 0:
@@ -65,9 +77,14 @@ def busy_seconds(
 
 def busy_shares(snapshot: FleetSnapshot, gauges: Iterable[LaneGauges]) -> dict[str, float]:
     """The share of its next 10 s for which each worker has work, 0..1."""
-    return {worker_id: min(1.0, busy / HORIZON_SECONDS) for worker_id, busy in busy_seconds(snapshot, gauges).items()}
+    return {
+        worker_id: min(1.0, busy / HORIZON_SECONDS)
+        for worker_id, busy in busy_seconds(snapshot, gauges).items()
+    }
 
 
 def score(worker: WorkerRecord, model: str, busy_share: float, adapter: str = "") -> float:
-    """Affinity less the share of the worker's time that is taken, -1..1; comparable between workers of one pool."""
+    """Affinity less the share of the worker's time that is taken, -1..1; comparable between workers
+    of one pool.
+    """
     return affinity(worker, model, adapter) - busy_share

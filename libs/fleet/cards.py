@@ -1,8 +1,9 @@
 """Merges the cards that several workers report of a model into one. Pure.
 
-A card has two parts. The part from the model's files and the catalog is the same on every worker, unless some have other files:
-then the last card that was new for its worker wins, and a worker that repeats its card changes nothing. What workers measure
-(bytes, data type, tokens per byte) differs between workers, stays in each one's record, and is merged here.
+A card has two parts. The part from the model's files and the catalog is the same on every worker,
+unless some have other files: then the last card that was new for its worker wins, and a worker that
+repeats its card changes nothing. What workers measure (bytes, data type, tokens per byte) differs
+between workers, stays in each one's record, and is merged here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from shoal.v1 import models_pb2
 from libs.fleet.snapshot import WorkerModelRecord
 
 SAME_RATE: Final = 0.05
-"""Tokens per byte that differ by at most this share count as equal: estimates move with every text, and each change is written."""
+"""Tokens per byte that differ by at most this share count as equal: estimates move with every text,
+and each change is written.
+"""
 
 
 def without_measures(card: models_pb2.ModelCard) -> models_pb2.ModelCard:
@@ -29,19 +32,31 @@ def without_measures(card: models_pb2.ModelCard) -> models_pb2.ModelCard:
 
 
 def digest_of(card: models_pb2.ModelCard) -> int:
-    """A digest of the part from files and catalog, to compare cards within this process' lifetime."""
+    """A digest of the part from files and catalog, to compare cards within this process'
+    lifetime.
+    """
     return hash(without_measures(card).SerializeToString(deterministic=True))
 
 
-def merged(plain: models_pb2.ModelCard, known: models_pb2.ModelCard, copies: Sequence[WorkerModelRecord]) -> models_pb2.ModelCard:
-    """`plain` with the measurements of the workers' `copies`; what none of them has measured stays as in `known`.
+def merged(
+    plain: models_pb2.ModelCard, known: models_pb2.ModelCard, copies: Sequence[WorkerModelRecord]
+) -> models_pb2.ModelCard:
+    """`plain` with the measurements of the workers' `copies`; what none of them has measured stays
+    as in `known`.
 
-    Bytes and data type are those of the largest copy, tokens per byte are the median of those who measured them.
+    Bytes and data type are those of the largest copy, tokens per byte are the median of those who
+    measured them.
     """
     card = models_pb2.ModelCard()
     card.CopyFrom(plain)
-    largest = max((copy for copy in copies if copy.data_type), key=lambda copy: (copy.bytes, copy.data_type), default=None)
-    card.bytes, card.data_type = (known.bytes, known.data_type) if largest is None else (largest.bytes, largest.data_type)
+    largest = max(
+        (copy for copy in copies if copy.data_type),
+        key=lambda copy: (copy.bytes, copy.data_type),
+        default=None,
+    )
+    card.bytes, card.data_type = (
+        (known.bytes, known.data_type) if largest is None else (largest.bytes, largest.data_type)
+    )
     rates = [copy.tokens_per_byte for copy in copies if copy.tokens_per_byte > 0]
     rate = median(rates) if rates else known.tokens_per_byte
     is_same = abs(rate - known.tokens_per_byte) <= SAME_RATE * known.tokens_per_byte

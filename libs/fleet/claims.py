@@ -1,7 +1,8 @@
-"""Decides whether a worker may load a lane's model now. Pure; the router then makes the claim atomically in Redis.
+"""Decides whether a worker may load a lane's model now. Pure; the router then makes the claim
+atomically in Redis.
 
-The rule (docs/design/memory.md): a model without a copy is loaded once it has work; a model with copies gets another one once its
-work would wait longer than a load takes.
+The rule (docs/design/memory.md): a model without a copy is loaded once it has work; a model with
+copies gets another one once its work would wait longer than a load takes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from libs.queue.jobs import LaneGauges
 UNKNOWN_LOAD_SECONDS = 5.0
 START_SECONDS = 2.0
 BYTES_PER_SECOND = 1.5e9
-"""Estimates of a load until one was measured: the speed of reading weights from a local disk, and START_SECONDS before that."""
+"""Estimates of a load until one was measured: the speed of reading weights from a local disk, and
+START_SECONDS before that.
+"""
 
 _SERVED = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
 
 
 def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bool:
-    """Whether the worker should load the model for the lane's work, given the copies that are resident or about to be."""
+    """Whether the worker should load the model for the lane's work, given the copies that are
+    resident or about to be.
+    """
     lane = gauges.lane
     worker = snapshot.workers.get(worker_id)
     if worker is None or worker.draining or worker.pool != lane.pool or gauges.queued_tokens == 0:
@@ -37,7 +42,9 @@ def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bo
 
 
 def wait_seconds(gauges: LaneGauges, snapshot: FleetSnapshot) -> float | None:
-    """How long the lane's work keeps its copies busy, loading ones included. None: no copy, or no speed measured yet."""
+    """How long the lane's work keeps its copies busy, loading ones included. None: no copy, or no
+    speed measured yet.
+    """
     copies = _copies(gauges, snapshot)
     speeds = [copy.tokens_per_second for copy in copies if copy.tokens_per_second > 0]
     if not speeds:
@@ -47,14 +54,26 @@ def wait_seconds(gauges: LaneGauges, snapshot: FleetSnapshot) -> float | None:
 
 
 def load_seconds(model: str, snapshot: FleetSnapshot) -> float:
-    """How long a load takes: the longest that a live worker measured, else estimated from the model's size."""
-    measured = [worker.models[model].load_seconds for worker in snapshot.workers.values() if model in worker.models]
+    """How long a load takes: the longest that a live worker measured, else estimated from the
+    model's size.
+    """
+    measured = [
+        worker.models[model].load_seconds
+        for worker in snapshot.workers.values()
+        if model in worker.models
+    ]
     if any(measured):
         return max(measured)
     card = snapshot.card(model)
-    return START_SECONDS + card.bytes / BYTES_PER_SECOND if card and card.bytes else UNKNOWN_LOAD_SECONDS
+    return (
+        START_SECONDS + card.bytes / BYTES_PER_SECOND
+        if card and card.bytes
+        else UNKNOWN_LOAD_SECONDS
+    )
 
 
 def _copies(gauges: LaneGauges, snapshot: FleetSnapshot) -> list[WorkerModelRecord]:
-    records = [worker.models.get(gauges.lane.model) for worker in snapshot.in_pool(gauges.lane.pool)]
+    records = [
+        worker.models.get(gauges.lane.model) for worker in snapshot.in_pool(gauges.lane.pool)
+    ]
     return [record for record in records if record is not None and record.state in _SERVED]

@@ -1,7 +1,9 @@
-"""The registry of workers in Redis: written from heartbeats by `services/router/lanes/pull.py`, read by every router.
+"""The registry of workers in Redis: written from heartbeats by `services/router/lanes/pull.py`,
+read by every router.
 
-All of it is small: hashes of heartbeats, of cards, of failed loads, of the leading scheduler and of its plan's notes, a sorted set
-of routers, and a key for each claim and each worker's orders. A worker is alive while its last heartbeat is younger than `ttl_ms`.
+All of it is small: hashes of heartbeats, of cards, of failed loads, of the leading scheduler and of
+its plan's notes, a sorted set of routers, and a key for each claim and each worker's orders. A
+worker is alive while its last heartbeat is younger than `ttl_ms`.
 """
 
 from __future__ import annotations
@@ -21,25 +23,30 @@ from libs.fleet import scripts
 from libs.fleet.cards import digest_of, merged, without_measures
 from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue.connection.client import translated
-from libs.queue.keys import BELL, LaneKey, WorkerBell
+from libs.queue.keys import BELL, LaneKey, WorkerWakeup
 
 FAILURE_MS = 15 * 60_000
 PASSING_MS = 60_000
-"""The backoff before a worker tries a model again: after a failed load, and after it could not find or reach the model."""
+"""The backoff before a worker tries a model again: after a failed load, and after it could not find
+or reach the model.
+"""
 FAILURE_DOUBLINGS = 5
 """FAILURE_MS doubles with each further failure, at most so many times: up to 8 hours."""
 TTL_MS = 10_000
-"""A worker without a heartbeat for so long, or for as long as its leases last, is dead: others may load the models it held."""
+"""A worker without a heartbeat for so long, or for as long as its leases last, is dead: others may
+load the models it held.
+"""
 LEAD_MS = 3_000
 """The leader's lease: a scheduler that does not renew it for so long has lost the leadership."""
 ORDER_CLAIM_MS = 10_000
-"""How long a load order claims the model, as routers' claims do: until the worker's heartbeat says LOADING, which then prevents
-further loads."""
+"""How long a load order claims the model, as routers' claims do: until the worker's heartbeat says
+LOADING, which then prevents further loads."""
 
 _PASSING = (ModelNotFound.reason, ModelUnreachable.reason, NoCapacity.reason)
 
 _WORKERS, _CARDS, _FAILURES, _STRIKES, _ROUTERS, _LEADER, _FENCES, _NOTES = (
-    f"v1:{{fleet}}:{part}" for part in ("workers", "cards", "failures", "strikes", "routers", "leader", "fences", "notes")
+    f"v1:{{fleet}}:{part}"
+    for part in ("workers", "cards", "failures", "strikes", "routers", "leader", "fences", "notes")
 )
 
 _Notes = dict[bytes, bytes]
@@ -52,12 +59,15 @@ class LostLeadership(Exception):
 
 
 class Fleet:
-    """This process' view of the workers, and its updates to routers and workers. NoCapacity while Redis is away."""
+    """This process' view of the workers, and its updates to routers and workers. NoCapacity while
+    Redis is away.
+    """
 
     def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:
         self._redis = redis
         self._ttl_ms = ttl_ms
-        # The state: the last snapshot, and the bytes of heartbeats and cards, so that only changed ones are parsed.
+        # The state: the last snapshot, and the bytes of heartbeats and cards, so that only changed
+        # ones are parsed.
         self.snapshot = FleetSnapshot({}, {}, {}, 0)
         self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord]] = {}
         self._cards: dict[bytes, models_pb2.ModelCard] = {}
@@ -67,12 +77,17 @@ class Fleet:
         self._own_changes: list[_Change] = []
 
     async def report(self, heartbeat: worker_pb2.HeartbeatRequest) -> None:
-        """Stores a heartbeat for all routers, and applies it to `snapshot` at once. A model that has just failed is recorded by
-        `record_failure`. Failures are forgotten of a model that is resident now, and of all models of a restarted worker.
+        """Stores a heartbeat for all routers, and applies it to `snapshot` at once. A model that
+        has just failed is recorded by `record_failure`. Failures are forgotten of a model that is
+        resident now, and of all models of a restarted worker.
         """
         previous = self.snapshot.workers.get(heartbeat.worker_id)
         kept = _without_cards(heartbeat)
-        digests = {model.model: digest_of(model.card) for model in heartbeat.models if model.HasField("card")}
+        digests = {
+            model.model: digest_of(model.card)
+            for model in heartbeat.models
+            if model.HasField("card")
+        }
         changed = self._changed_cards(heartbeat, kept, digests)
         now_ms = await scripts.report(
             self._redis,
@@ -80,26 +95,44 @@ class Fleet:
             worker_id=heartbeat.worker_id,
             heartbeat=kept.SerializeToString(),
             leaving=heartbeat.leaving,
-            new_cards=[part for name, card in changed.items() for part in (name, card.SerializeToString())],
+            new_cards=[
+                part for name, card in changed.items() for part in (name, card.SerializeToString())
+            ],
         )
         self._reported_cards[heartbeat.worker_id] = digests
         record = WorkerRecord.of(kept, now_ms)
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
-            workers = {name: worker for name, worker in snapshot.workers.items() if name != record.worker_id}
+            workers = {
+                name: worker
+                for name, worker in snapshot.workers.items()
+                if name != record.worker_id
+            }
             if not heartbeat.leaving:
                 workers[record.worker_id] = record
-            return replace(snapshot, workers=workers, cards={**snapshot.cards, **changed}, now_ms=max(snapshot.now_ms, now_ms))
+            return replace(
+                snapshot,
+                workers=workers,
+                cards={**snapshot.cards, **changed},
+                now_ms=max(snapshot.now_ms, now_ms),
+            )
 
         self._apply(change)
         await self._note_failures(previous, heartbeat)
 
     def _changed_cards(
-        self, heartbeat: worker_pb2.HeartbeatRequest, kept: worker_pb2.HeartbeatRequest, digests: Mapping[str, int]
+        self,
+        heartbeat: worker_pb2.HeartbeatRequest,
+        kept: worker_pb2.HeartbeatRequest,
+        digests: Mapping[str, int],
     ) -> dict[str, models_pb2.ModelCard]:
         """The merged cards that change by the cards in this heartbeat (`libs/fleet/cards.py`)."""
         before = self._reported_cards.get(heartbeat.worker_id, {})
-        others = [worker.models for name, worker in self.snapshot.workers.items() if name != heartbeat.worker_id]
+        others = [
+            worker.models
+            for name, worker in self.snapshot.workers.items()
+            if name != heartbeat.worker_id
+        ]
         changed = {}
         for model, own in zip(heartbeat.models, kept.models, strict=True):
             name, known = model.model, self.snapshot.card(model.model)
@@ -107,7 +140,9 @@ class Fleet:
                 repeats = known is not None and digests[name] == before.get(name)
                 plain = without_measures(known if known is not None and repeats else model.card)
                 copies = [models[name] for models in others if name in models]
-                card = merged(plain, known or models_pb2.ModelCard(), [*copies, WorkerModelRecord.of(own)])
+                card = merged(
+                    plain, known or models_pb2.ModelCard(), [*copies, WorkerModelRecord.of(own)]
+                )
                 if card != known:
                     changed[name] = card
         return changed
@@ -116,10 +151,20 @@ class Fleet:
         self._own_changes.append(change)
         self.snapshot = change(self.snapshot)
 
-    async def _note_failures(self, previous: WorkerRecord | None, heartbeat: worker_pb2.HeartbeatRequest) -> None:
-        known = {model for model, failed in self.snapshot.failures.items() if heartbeat.worker_id in failed}
+    async def _note_failures(
+        self, previous: WorkerRecord | None, heartbeat: worker_pb2.HeartbeatRequest
+    ) -> None:
+        known = {
+            model
+            for model, failed in self.snapshot.failures.items()
+            if heartbeat.worker_id in failed
+        }
         if previous is not None and previous.epoch == heartbeat.epoch:
-            resident = {model.model for model in heartbeat.models if model.state == models_pb2.MODEL_STATE_RESIDENT}
+            resident = {
+                model.model
+                for model in heartbeat.models
+                if model.state == models_pb2.MODEL_STATE_RESIDENT
+            }
             known &= resident
         if known:
             await self._forget_failures(heartbeat.worker_id, known)
@@ -135,7 +180,11 @@ class Fleet:
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
             failures = {
-                model: {worker: failure for worker, failure in failed.items() if worker != worker_id or model not in models}
+                model: {
+                    worker: failure
+                    for worker, failure in failed.items()
+                    if worker != worker_id or model not in models
+                }
                 for model, failed in snapshot.failures.items()
             }
             return replace(snapshot, failures=failures)
@@ -143,8 +192,8 @@ class Fleet:
         self._apply(change)
 
     async def record_failure(self, model: str, worker_id: str, failure: worker_pb2.Failure) -> None:
-        """Records that the worker cannot load the model: for 15 minutes, doubled with each further failure, or for one minute if it
-        could not find or reach the model."""
+        """Records that the worker cannot load the model: for 15 minutes, doubled with each further
+        failure, or for one minute if it could not find or reach the model."""
         is_passing = failure.reason in _PASSING
         await scripts.record_failure(
             self._redis,
@@ -164,8 +213,9 @@ class Fleet:
         self._apply(change)
 
     async def forgive(self, models: Collection[str]) -> int:
-        """Halves the backoff after failed loads of these models, because they have work: workers for which half of it is over may
-        try again. Returns how many; `snapshot` shows it after the next `refresh`."""
+        """Halves the backoff after failed loads of these models, because they have work: workers
+        for which half of it is over may try again. Returns how many; `snapshot` shows it after the
+        next `refresh`."""
         known = {model: self.snapshot.failures.get(model, {}) for model in models}
         fields = [
             f"{model} {worker_id}"
@@ -176,17 +226,26 @@ class Fleet:
         if not fields:
             return 0
         keys = (_FAILURES, _STRIKES)
-        return cast(int, await scripts.forgive(self._redis, keys, last_ms=FAILURE_MS, doublings=FAILURE_DOUBLINGS, fields=fields))
+        return cast(
+            int,
+            await scripts.forgive(
+                self._redis, keys, last_ms=FAILURE_MS, doublings=FAILURE_DOUBLINGS, fields=fields
+            ),
+        )
 
     async def refresh(self) -> FleetSnapshot:
-        """Reads the registry in one round trip into `snapshot`, and deletes expired entries. Updates made meanwhile are kept."""
+        """Reads the registry in one round trip into `snapshot`, and deletes expired entries.
+        Updates made meanwhile are kept.
+        """
         self._own_changes.clear()
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.time()
                 for name in (_WORKERS, _CARDS, _FAILURES):
                     pipeline.hgetall(name)
-                pipeline.hmget(_LEADER, "scheduler", "fence", "plan", "plan_ms", "desired", "cold_starts")
+                pipeline.hmget(
+                    _LEADER, "scheduler", "fence", "plan", "plan_ms", "desired", "cold_starts"
+                )
                 (seconds, microseconds), workers, cards, failures, leader = await pipeline.execute()
             now_ms = seconds * 1000 + microseconds // 1000
             snapshot = FleetSnapshot(
@@ -201,7 +260,9 @@ class Fleet:
         self.snapshot = snapshot
         return snapshot
 
-    async def _live_workers(self, heartbeats: dict[bytes, bytes], now_ms: int) -> dict[str, WorkerRecord]:
+    async def _live_workers(
+        self, heartbeats: dict[bytes, bytes], now_ms: int
+    ) -> dict[str, WorkerRecord]:
         live: dict[str, WorkerRecord] = {}
         gone = []
         for worker_id, value in heartbeats.items():
@@ -209,29 +270,46 @@ class Fleet:
             if int(time_ms) > now_ms - self._ttl_ms:
                 before, record = self._heartbeats.get(worker_id, (b"", None))
                 if record is None or before != value:
-                    record = WorkerRecord.of(worker_pb2.HeartbeatRequest.FromString(heartbeat), int(time_ms))
+                    record = WorkerRecord.of(
+                        worker_pb2.HeartbeatRequest.FromString(heartbeat), int(time_ms)
+                    )
                     self._heartbeats[worker_id] = value, record
                 live[record.worker_id] = record
             elif int(time_ms) < now_ms - 6 * self._ttl_ms:
                 gone.append(worker_id)
         if gone:
             await self._redis.hdel(_WORKERS, *gone)
-        self._heartbeats = {worker_id: self._heartbeats[worker_id] for worker_id in heartbeats if worker_id.decode() in live}
-        self._reported_cards = {worker_id: digests for worker_id, digests in self._reported_cards.items() if worker_id in live}
+        self._heartbeats = {
+            worker_id: self._heartbeats[worker_id]
+            for worker_id in heartbeats
+            if worker_id.decode() in live
+        }
+        self._reported_cards = {
+            worker_id: digests
+            for worker_id, digests in self._reported_cards.items()
+            if worker_id in live
+        }
         return live
 
     def _parse_cards(self, cards: dict[bytes, bytes]) -> dict[str, models_pb2.ModelCard]:
-        self._cards = {value: self._cards.get(value) or models_pb2.ModelCard.FromString(value) for value in cards.values()}
+        self._cards = {
+            value: self._cards.get(value) or models_pb2.ModelCard.FromString(value)
+            for value in cards.values()
+        }
         return {name.decode(): self._cards[value] for name, value in cards.items()}
 
-    async def _live_failures(self, failures: dict[bytes, bytes], now_ms: int) -> dict[str, dict[str, worker_pb2.Failure]]:
+    async def _live_failures(
+        self, failures: dict[bytes, bytes], now_ms: int
+    ) -> dict[str, dict[str, worker_pb2.Failure]]:
         live: dict[str, dict[str, worker_pb2.Failure]] = defaultdict(dict)
         gone = []
         for field, value in failures.items():
             expiry_ms, _, failure = value.partition(b" ")
             model, _, worker_id = field.decode().partition(" ")
             if int(expiry_ms) > now_ms:
-                live[model][worker_id] = _until(worker_pb2.Failure.FromString(failure), int(expiry_ms) - now_ms)
+                live[model][worker_id] = _until(
+                    worker_pb2.Failure.FromString(failure), int(expiry_ms) - now_ms
+                )
             else:
                 gone.append(field)
         if gone:
@@ -239,7 +317,9 @@ class Fleet:
         return dict(live)
 
     async def last_heartbeat(self, worker_id: str) -> tuple[str, int] | None:
-        """The epoch of the worker's last heartbeat, and when that came (Unix ms by Redis' clock); None if it is not registered."""
+        """The epoch of the worker's last heartbeat, and when that came (Unix ms by Redis' clock);
+        None if it is not registered.
+        """
         with translated():
             value = cast("bytes | None", await self._redis.hget(_WORKERS, worker_id))
         if value is None:
@@ -248,27 +328,40 @@ class Fleet:
         return worker_pb2.HeartbeatRequest.FromString(heartbeat).epoch, int(time_ms)
 
     async def forget(self, worker_id: str, heard_ms: int) -> bool:
-        """Removes a dead worker; False if it sent a heartbeat since `heard_ms`, or was removed already."""
-        if not await scripts.forget(self._redis, (_WORKERS,), worker_id=worker_id, heard_ms=str(heard_ms)):
+        """Removes a dead worker; False if it sent a heartbeat since `heard_ms`, or was removed
+        already.
+        """
+        if not await scripts.forget(
+            self._redis, (_WORKERS,), worker_id=worker_id, heard_ms=str(heard_ms)
+        ):
             return False
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
-            return replace(snapshot, workers={name: one for name, one in snapshot.workers.items() if name != worker_id})
+            return replace(
+                snapshot,
+                workers={name: one for name, one in snapshot.workers.items() if name != worker_id},
+            )
 
         self._apply(change)
         return True
 
     async def claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
-        """Gives this worker the exclusive right to load the lane's model, for `ttl_ms` or until it is released; False if another
-        has it."""
+        """Gives this worker the exclusive right to load the lane's model, for `ttl_ms` or until it
+        is released; False if another has it."""
         with translated():
             if await self._redis.set(_claim(lane), worker_id, nx=True, px=ttl_ms):
                 return True
-        return await self.renew_claim(lane, worker_id, ttl_ms)  # the worker may reload a model that it evicted meanwhile
+        return await self.renew_claim(
+            lane, worker_id, ttl_ms
+        )  # the worker may reload a model that it evicted meanwhile
 
     async def renew_claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
         """Extends the worker's claim to `ttl_ms` from now; False if it has none."""
-        return bool(await scripts.renew_claim(self._redis, (_claim(lane),), worker_id=worker_id, last_ms=ttl_ms))
+        return bool(
+            await scripts.renew_claim(
+                self._redis, (_claim(lane),), worker_id=worker_id, last_ms=ttl_ms
+            )
+        )
 
     async def release_claim(self, lane: LaneKey, worker_id: str) -> bool:
         """Ends the worker's claim; False if it has none."""
@@ -284,19 +377,23 @@ class Fleet:
         lane: LaneKey | None = None,
         known: Collection[str] = (),
     ) -> int:
-        """Queues an order that the worker's heartbeats fetch, for a day, and notifies the worker. Returns its sequence number,
-        above all earlier ones.
+        """Queues an order that the worker's heartbeats fetch, for a day, and notifies the worker.
+        Returns its sequence number, above all earlier ones.
 
-        A scheduler passes its `fence`: LostLeadership if another leads. For a load it passes the `lane` to claim for the worker;
-        returns 0, and orders nothing, if another worker has the claim and the plan did not know of it (`known`: the workers that
-        hold the model or will).
+        A scheduler passes its `fence`: LostLeadership if another leads. For a load it passes the
+        `lane` to claim for the worker; returns 0, and orders nothing, if another worker has the
+        claim and the plan did not know of it (`known`: the workers that hold the model or will).
         """
         number = await scripts.order(
             self._redis,
-            (f"v1:{{fleet}}:orders:{worker_id}:{epoch}", _LEADER, _claim(lane) if lane else "v1:{fleet}:claim:"),
+            (
+                f"v1:{{fleet}}:orders:{worker_id}:{epoch}",
+                _LEADER,
+                _claim(lane) if lane else "v1:{fleet}:claim:",
+            ),
             directive=directive.SerializeToString(),
             bell=BELL,
-            ring=WorkerBell(worker_id).message,
+            ring=WorkerWakeup(worker_id).message,
             worker_id=worker_id,
             fence=fence,
             claim_ms=ORDER_CLAIM_MS if lane else 0,
@@ -306,24 +403,35 @@ class Fleet:
             raise LostLeadership
         return cast(int, number)
 
-    async def orders(self, worker_id: str, epoch: str, after_seq: int) -> list[worker_pb2.Directive]:
+    async def orders(
+        self, worker_id: str, epoch: str, after_seq: int
+    ) -> list[worker_pb2.Directive]:
         """The orders with numbers above `after_seq`, in order."""
         with translated():
-            found = await self._redis.zrangebyscore(f"v1:{{fleet}}:orders:{worker_id}:{epoch}", f"({after_seq}", "+inf")
+            found = await self._redis.zrangebyscore(
+                f"v1:{{fleet}}:orders:{worker_id}:{epoch}", f"({after_seq}", "+inf"
+            )
         directives = []
         for number, _, directive in (cast(bytes, member).partition(b" ") for member in found):
             directives.append(worker_pb2.Directive.FromString(directive))
             directives[-1].seq = int(number)
         return directives
 
-    async def lead(self, scheduler_id: str, fence: int = 0, *, last_ms: int = LEAD_MS) -> int | None:
-        """Makes this scheduler the leader for `last_ms` if none leads, or renews its lease if it leads by `fence`. Returns its
-        fencing number, which is above those of all earlier leaders; None while another leads."""
-        found = await scripts.lead(self._redis, (_LEADER, _FENCES), scheduler_id=scheduler_id, fence=fence, last_ms=last_ms)
+    async def lead(
+        self, scheduler_id: str, fence: int = 0, *, last_ms: int = LEAD_MS
+    ) -> int | None:
+        """Makes this scheduler the leader for `last_ms` if none leads, or renews its lease if it
+        leads by `fence`. Returns its fencing number, which is above those of all earlier leaders;
+        None while another leads."""
+        found = await scripts.lead(
+            self._redis, (_LEADER, _FENCES), scheduler_id=scheduler_id, fence=fence, last_ms=last_ms
+        )
         return cast(int, found) or None
 
     async def resign(self, fence: int) -> bool:
-        """Gives up the leadership, so that another scheduler may take it at once; False if it was lost already."""
+        """Gives up the leadership, so that another scheduler may take it at once; False if it was
+        lost already.
+        """
         return bool(await scripts.resign(self._redis, (_LEADER,), fence=fence))
 
     async def note_plan(
@@ -336,27 +444,48 @@ class Fleet:
         cold_starts: Mapping[str, float] = _NOTHING,
         anew: bool = False,
     ) -> None:
-        """Publishes the leader's last plan: its number, the changed notes by model (empty: removed; `anew`: they replace all
-        notes), how many workers each pool should have, and how long one takes to start. LostLeadership if another leads."""
+        """Publishes the leader's last plan: its number, the changed notes by model (empty: removed;
+        `anew`: they replace all notes), how many workers each pool should have, and how long one
+        takes to start. LostLeadership if another leads."""
         parts = [part for note in changed.items() for part in note]
         desired_json, starts = json.dumps(dict(desired)), json.dumps(dict(cold_starts))
         keys = (_LEADER, _NOTES)
         if not await scripts.note_plan(
-            self._redis, keys, fence=fence, plan=str(plan), desired=desired_json, cold_starts=starts, anew=anew, changed=parts
+            self._redis,
+            keys,
+            fence=fence,
+            plan=str(plan),
+            desired=desired_json,
+            cold_starts=starts,
+            anew=anew,
+            changed=parts,
         ):
             raise LostLeadership
 
     async def plan_notes(self, *models: str) -> dict[str, str]:
-        """The notes of the leader's last plans on these models, or on all if none is named; no entry for models without one."""
+        """The notes of the leader's last plans on these models, or on all if none is named; no
+        entry for models without one.
+        """
         with translated():
             if not models:
-                return {name.decode(): note.decode() for name, note in cast(_Notes, await self._redis.hgetall(_NOTES)).items()}
+                return {
+                    name.decode(): note.decode()
+                    for name, note in cast(_Notes, await self._redis.hgetall(_NOTES)).items()
+                }
             found = cast(list[bytes | None], await self._redis.hmget(_NOTES, list(models)))
-        return {model: note.decode() for model, note in zip(models, found, strict=True) if note is not None}
+        return {
+            model: note.decode()
+            for model, note in zip(models, found, strict=True)
+            if note is not None
+        }
 
     async def beat(self, router_id: str) -> list[str]:
-        """Records that this router is alive. Returns routers that were silent for three times `ttl_ms`, each once in the mesh."""
-        silent = await scripts.beat(self._redis, (_ROUTERS,), router_id=router_id, last_ms=3 * self._ttl_ms)
+        """Records that this router is alive. Returns routers that were silent for three times
+        `ttl_ms`, each once in the mesh.
+        """
+        silent = await scripts.beat(
+            self._redis, (_ROUTERS,), router_id=router_id, last_ms=3 * self._ttl_ms
+        )
         return [name.decode() for name in silent]
 
 
@@ -365,11 +494,18 @@ def _leader(values: list[bytes | None]) -> LeaderRecord | None:
     if scheduler_id is None:
         return None
     numbers = (int(fence or 0), int(plan or 0), int(plan_ms or 0))
-    return LeaderRecord(scheduler_id.decode(), *numbers, json.loads(desired or b"{}"), json.loads(cold_starts or b"{}"))
+    return LeaderRecord(
+        scheduler_id.decode(),
+        *numbers,
+        json.loads(desired or b"{}"),
+        json.loads(cold_starts or b"{}"),
+    )
 
 
 def _until(failure: worker_pb2.Failure, left_ms: int) -> worker_pb2.Failure:
-    """The failure; with a retry time if the model could not be reached: the worker itself tries again in `left_ms`."""
+    """The failure; with a retry time if the model could not be reached: the worker itself tries
+    again in `left_ms`.
+    """
     copy = worker_pb2.Failure()
     copy.CopyFrom(failure)
     if failure.reason == NoCapacity.reason:
@@ -382,7 +518,9 @@ def _claim(lane: LaneKey) -> str:
 
 
 def _without_cards(heartbeat: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatRequest:
-    """The heartbeat as it is stored: without batches, and of cards only the worker's own measurements."""
+    """The heartbeat as it is stored: without batches, and of cards only the worker's own
+    measurements.
+    """
     kept = worker_pb2.HeartbeatRequest()
     kept.CopyFrom(heartbeat)
     kept.ClearField("batches")

@@ -1,4 +1,6 @@
-"""The atomic Redis operations of the registry. Times are from Redis' clock, so routers' clocks do not matter."""
+"""The atomic Redis operations of the registry. Times are from Redis' clock, so routers' clocks do
+not matter.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,16 @@ async def release_claim(*, worker_id: str) -> Reply: ...
 
 
 @script("orders", "leader", "claim", prologue="fleet")
-async def order(*, directive: bytes, bell: str, ring: str, worker_id: str, fence: int, claim_ms: int, known: Rest) -> Reply: ...
+async def order(
+    *,
+    directive: bytes,
+    bell: str,
+    ring: str,
+    worker_id: str,
+    fence: int,
+    claim_ms: int,
+    known: Rest,
+) -> Reply: ...
 
 
 @script("leader", "fences", prologue="fleet")
@@ -42,7 +53,9 @@ async def resign(*, fence: int) -> Reply: ...
 
 
 @script("leader", "notes", prologue="fleet")
-async def note_plan(*, fence: int, plan: str, desired: str, cold_starts: str, anew: bool, changed: Rest) -> Reply: ...
+async def note_plan(
+    *, fence: int, plan: str, desired: str, cold_starts: str, anew: bool, changed: Rest
+) -> Reply: ...
 
 
 @script("routers", prologue="fleet")

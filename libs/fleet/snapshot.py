@@ -13,7 +13,9 @@ COMING = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOADING)
 """The states of a model that a worker is fetching or loading."""
 
 ABSENT = (ModelNotFound.reason, ModelUnreachable.reason)
-"""Reasons of a worker that has no copy of the model: no store has it either, or a store could not be asked."""
+"""Reasons of a worker that has no copy of the model: no store has it either, or a store could not
+be asked.
+"""
 
 HELD = (*COMING, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
 
@@ -70,8 +72,8 @@ class WorkerModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker's last heartbeat; `heartbeat_ms` is when it came, Unix time by Redis' clock. `held`: its models that are warm or
-    resident, or about to be."""
+    """A worker's last heartbeat; `heartbeat_ms` is when it came, Unix time by Redis' clock. `held`:
+    its models that are warm or resident, or about to be."""
 
     worker_id: str
     epoch: str
@@ -99,8 +101,11 @@ class WorkerRecord:
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Computed once per heartbeat and not at each access: a worker may list a thousand models on disk, and hold ten.
-        object.__setattr__(self, "held", tuple(record for record in self.models.values() if record.state in HELD))
+        # Computed once per heartbeat and not at each access: a worker may list a thousand models on
+        # disk, and hold ten.
+        object.__setattr__(
+            self, "held", tuple(record for record in self.models.values() if record.state in HELD)
+        )
 
     @staticmethod
     def of(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
@@ -118,7 +123,9 @@ class WorkerRecord:
             models={model.model: WorkerModelRecord.of(model) for model in heartbeat.models},
             host_memory_bytes=heartbeat.host_memory_bytes,
             host_used_bytes=heartbeat.host_used_bytes,
-            preempted_in_seconds=heartbeat.preempted_in_seconds if heartbeat.HasField("preempted_in_seconds") else None,
+            preempted_in_seconds=heartbeat.preempted_in_seconds
+            if heartbeat.HasField("preempted_in_seconds")
+            else None,
             plan=heartbeat.plan,
             wire_version=heartbeat.wire_version,
             device_seconds=heartbeat.device_seconds,
@@ -130,7 +137,9 @@ class WorkerRecord:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes of its device, after weights and the activations of the largest batch of any held model; may be below 0."""
+        """Free bytes of its device, after weights and the activations of the largest batch of any
+        held model; may be below 0.
+        """
         activations = max((record.activation_bytes_per_token for record in self.held), default=0.0)
         return self.memory_bytes - self.used_bytes - int(activations * self.batch_tokens)
 
@@ -147,9 +156,9 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The leading scheduler: its fencing number, the number of its last plan (fence × 2³² + a counter), when it made that plan
-    (Unix time by Redis' clock), how many workers each pool should have by it, and in how many seconds it expects a new one to
-    start."""
+    """The leading scheduler: its fencing number, the number of its last plan (fence × 2³² + a
+    counter), when it made that plan (Unix time by Redis' clock), how many workers each pool should
+    have by it, and in how many seconds it expects a new one to start."""
 
     scheduler_id: str
     fence: int
@@ -161,7 +170,8 @@ class LeaderRecord:
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """Live workers by id, cards by model, failures to load by model and worker, at `now_ms` (Unix time by Redis' clock).
+    """Live workers by id, cards by model, failures to load by model and worker, at `now_ms` (Unix
+    time by Redis' clock).
 
     `leader`: the scheduler that decides where models go; None while none lives.
     """
@@ -178,27 +188,40 @@ class FleetSnapshot:
 
     def in_pool(self, pool: str) -> list[WorkerRecord]:
         """The pool's live workers that do not drain."""
-        return [worker for worker in self.workers.values() if worker.pool == pool and not worker.draining]
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.pool == pool and not worker.draining
+        ]
 
     def resident_on(self, model: str) -> list[WorkerRecord]:
         """Live workers with the model on their device, of any pool."""
-        return [worker for worker in self.workers.values() if worker.state(model) == models_pb2.MODEL_STATE_RESIDENT]
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.state(model) == models_pb2.MODEL_STATE_RESIDENT
+        ]
 
     def card(self, model: str) -> models_pb2.ModelCard | None:
         """The model's card; None until a worker has read its files."""
         return self.cards.get(model)
 
     def verdict(self, model: str, pool: str) -> worker_pb2.Failure | None:
-        """Why the pool cannot serve the model: 3 of its workers, or all if fewer, failed, and no other holds it. Else None.
+        """Why the pool cannot serve the model: 3 of its workers, or all if fewer, failed, and no
+        other holds it. Else None.
 
-        A model that workers did not find, also because no store could be asked, is not given up while another worker has it on
-        disk, because disks differ.
+        A model that workers did not find, also because no store could be asked, is not given up
+        while another worker has it on disk, because disks differ.
         """
         workers = self.in_pool(pool)
         failed = self.failures.get(model, {})
         failures = [failed[worker.worker_id] for worker in workers if worker.worker_id in failed]
         healthy = [worker.state(model) for worker in workers if worker.worker_id not in failed]
-        if not failures or len(failures) < min(3, len(workers)) or any(state in HELD for state in healthy):
+        if (
+            not failures
+            or len(failures) < min(3, len(workers))
+            or any(state in HELD for state in healthy)
+        ):
             return None
         broken = [failure for failure in failures if failure.reason not in ABSENT]
         if not broken and models_pb2.MODEL_STATE_COLD in healthy:

@@ -1,8 +1,9 @@
 """Which versions are compatible, during a rolling upgrade and otherwise.
 
-Most changes of the wire protocol only add fields, and protobuf skips unknown ones: versions mix in both directions. A breaking
-change raises OLDEST_WIRE_VERSION, and routers refuse workers below it with an explanation. Routers and schedulers share the data in
-Redis, so they need the same LAYOUT_VERSION: `Lanes.check` refuses another.
+Most changes of the wire protocol only add fields, and protobuf skips unknown ones: versions mix in
+both directions. A breaking change raises OLDEST_WIRE_VERSION, and routers refuse workers below it
+with an explanation. Routers and schedulers share the data in Redis, so they need the same
+LAYOUT_VERSION: `Lanes.check` refuses another.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ __all__ = ["LAYOUT_VERSION", "OLDEST_WIRE_VERSION", "WIRE_VERSION", "check_worke
 
 
 def check_worker(wire_version: int, worker_id: str, *, oldest: int = OLDEST_WIRE_VERSION) -> None:
-    """Raises Outdated, with what to upgrade, for a worker too old for this router. A worker newer than the router is accepted."""
+    """Raises Outdated, with what to upgrade, for a worker too old for this router. A worker newer
+    than the router is accepted.
+    """
     if wire_version < oldest:
         raise Outdated(
             f"worker {worker_id} speaks wire version {wire_version}, and this router (wire version {WIRE_VERSION}) needs {oldest} "

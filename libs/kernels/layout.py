@@ -1,6 +1,7 @@
 """The layout of a packed batch for attention kernels: which queries attend to which keys.
 
-Built once per batch on the host (`libs/models/packed.py`), so that no kernel reads a length from the device.
+Built once per batch on the host (`libs/models/packed.py`), so that no kernel reads a length from
+the device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import Tensor
 class Run:
     """Adjacent sequences of one shape, which a kernel can view as one dense batch.
 
-    `query` and `key`: the row of the first sequence's first query and key; `queries` and `keys`: how many each sequence has.
+    `query` and `key`: the row of the first sequence's first query and key; `queries` and `keys`:
+    how many each sequence has.
     """
 
     query: int
@@ -33,17 +35,20 @@ class Run:
     def offset(self) -> int:
         """The position of the first query relative to the first key.
 
-        Queries end where the keys end: surplus keys are a shared prefix, or all but the last row of a sequence. With fewer keys
-        than queries, the keys are the beginning of the sequence, and the queries begin with them.
+        Queries end where the keys end: surplus keys are a shared prefix, or all but the last row of
+        a sequence. With fewer keys than queries, the keys are the beginning of the sequence, and
+        the queries begin with them.
         """
         return max(0, self.keys - self.queries)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sequence i has the queries `cu_queries[i]:cu_queries[i + 1]` and the keys `cu_keys[i]:cu_keys[i + 1]`, both int32.
+    """Sequence i has the queries `cu_queries[i]:cu_queries[i + 1]` and the keys
+    `cu_keys[i]:cu_keys[i + 1]`, both int32.
 
-    `memo`: a cache of what a kernel computes once per batch for all layers (masks, biases by distance), under keys of its own.
+    `memo`: a cache of what a kernel computes once per batch for all layers (masks, biases by
+    distance), under keys of its own.
     """
 
     cu_queries: Tensor
@@ -54,14 +59,22 @@ class Layout:
     memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def of(queries: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu") -> Layout:
-        """The layout of sequences with these numbers of queries and keys, laid end to end in this order."""
+    def of(
+        queries: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu"
+    ) -> Layout:
+        """The layout of sequences with these numbers of queries and keys, laid end to end in this
+        order.
+        """
         is_same = queries is keys or tuple(queries) == tuple(keys)
-        cu_queries, *other = upload([ends(queries)] if is_same else [ends(queries), ends(keys)], device)
+        cu_queries, *other = upload(
+            [ends(queries)] if is_same else [ends(queries), ends(keys)], device
+        )
         return Layout.at(cu_queries, other[0] if other else cu_queries, queries, keys)
 
     @staticmethod
-    def at(cu_queries: Tensor, cu_keys: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Layout:
+    def at(
+        cu_queries: Tensor, cu_keys: Tensor, queries: Sequence[int], keys: Sequence[int]
+    ) -> Layout:
         """The same, of the sequences' ends that are on the device already."""
         return Layout(cu_queries, cu_keys, max(queries), max(keys), runs(queries, keys))
 
@@ -72,7 +85,9 @@ class Layout:
 
     @property
     def ends_align(self) -> bool:
-        """Whether every sequence has at least as many keys as queries, which the CUDA kernels' causal and window masks assume."""
+        """Whether every sequence has at least as many keys as queries, which the CUDA kernels'
+        causal and window masks assume.
+        """
         return all(run.keys >= run.queries for run in self.runs)
 
 
@@ -99,11 +114,15 @@ def cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
 
 
 _ALIGNED: Final = 4
-"""Numbers in 16 bytes. Triton compiles a kernel once for tensors that begin at a multiple of that, and once more for others."""
+"""Numbers in 16 bytes. Triton compiles a kernel once for tensors that begin at a multiple of that,
+and once more for others.
+"""
 
 
 def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device | str) -> list[Tensor]:
-    """Copies of these arrays [n] on the device, which is not waited for: on CUDA views of one buffer, which one copy brings."""
+    """Copies of these arrays [n] on the device, which is not waited for: on CUDA views of one
+    buffer, which one copy brings.
+    """
     if torch.device(device).type != "cuda":
         return [to_device(array, device) for array in arrays]
     starts = np.cumsum([0, *(-(-len(array) // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()
@@ -112,10 +131,14 @@ def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device | str) -> l
     for start, array in zip(starts, arrays, strict=False):
         whole[start : start + len(array)] = array
     buffer = pinned.to(device, non_blocking=True)
-    return [buffer[start : start + len(array)] for start, array in zip(starts, arrays, strict=False)]
+    return [
+        buffer[start : start + len(array)] for start, array in zip(starts, arrays, strict=False)
+    ]
 
 
-def to_device(array: NDArray[np.number], device: torch.device | str, dtype: type[np.generic] = np.int32) -> Tensor:
+def to_device(
+    array: NDArray[np.number], device: torch.device | str, dtype: type[np.generic] = np.int32
+) -> Tensor:
     """A copy of type `dtype` that does not wait for the device."""
     tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=dtype))
     if torch.device(device).type != "cuda":

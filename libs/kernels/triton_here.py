@@ -12,7 +12,9 @@ _DEVICES = ("cuda",)
 
 
 def has_triton(x: Tensor) -> bool:
-    """Whether `x` lies on a CUDA device and Triton is installed, as it is beside torch's CUDA builds for Linux."""
+    """Whether `x` lies on a CUDA device and Triton is installed, as it is beside torch's CUDA
+    builds for Linux.
+    """
     return x.device.type in _DEVICES and _installed()
 
 

@@ -1,8 +1,10 @@
-"""Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread), `finish` (threads).
+"""Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread),
+`finish` (threads).
 
-`model.py` is the interface of a model, `work.py` its requests, `results.py` its results; `packed_model.py` implements it with
-trunks (`trunk.py`: an encoder and its heads). This folder and `layers/`, the packed encoder, are shared by all kinds of models;
-`text/` holds what only models of texts need, `images/` what only models of images do. Everything depends on torch, safetensors,
+`model.py` is the interface of a model, `work.py` its requests, `results.py` its results;
+`packed_model.py` implements it with trunks (`trunk.py`: an encoder and its heads). This folder and
+`layers/`, the packed encoder, are shared by all kinds of models; `text/` holds what only models of
+texts need, `images/` what only models of images do. Everything depends on torch, safetensors,
 tokenizers and numpy only, `images/` on Pillow too; nothing depends on a service.
 """
 
@@ -23,7 +25,13 @@ from libs.models.results import (
     SparseRows,
     Stored,
 )
-from libs.models.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
+from libs.models.schema import (
+    Schema,
+    SchemaClassification,
+    SchemaField,
+    SchemaLabel,
+    SchemaStructure,
+)
 from libs.models.work import (
     WRITE,
     Aggregation,

@@ -1,8 +1,10 @@
-"""Builds the answer of an extraction one item at a time, each within its share of the answer, with cancellation between items.
+"""Builds the answer of an extraction one item at a time, each within its share of the answer, with
+cancellation between items.
 
-This is the last step of `finish` for every kind of model. A router sets how many bytes the results of one item may take
-(`Prepared.answer_bytes`). If an item has more, the results with the lowest scores are left out and `truncated` is set. The results
-that are kept depend on the item and its share alone, not on the rest of the job or batch.
+This is the last step of `finish` for every kind of model. A router sets how many bytes the results
+of one item may take (`Prepared.answer_bytes`). If an item has more, the results with the lowest
+scores are left out and `truncated` is set. The results that are kept depend on the item and its
+share alone, not on the rest of the job or batch.
 """
 
 from __future__ import annotations
@@ -14,29 +16,49 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.models.results import Entity, Extraction, ExtractResult, PageText, Region, Relation, Structure
+from libs.models.results import (
+    Entity,
+    Extraction,
+    ExtractResult,
+    PageText,
+    Region,
+    Relation,
+    Structure,
+)
 from libs.models.work import GoOn
 
 MAX_RELATIONS: Final = 10_000
-"""The most relations of an item: a threshold of 0 would keep all pairs of its entities for every label."""
+"""The most relations of an item: a threshold of 0 would keep all pairs of its entities for every
+label.
+"""
 
 ENTITY_BYTES: Final = 32
-"""The most that an entity takes as it is serialized, without its label and its text: tags, lengths, two places and a score."""
+"""The most that an entity takes as it is serialized, without its label and its text: tags, lengths,
+two places and a score.
+"""
 RELATION_BYTES: Final = 16
 """As ENTITY_BYTES, without its label and its two entities."""
 REGION_BYTES: Final = 36
 COORDINATE_BYTES: Final = 4
 STRUCTURE_BYTES: Final = 16
-"""Of a structure, of one of its fields, of a page, of a label with its score, each without its texts."""
+"""Of a structure, of one of its fields, of a page, of a label with its score, each without its
+texts.
+"""
 NUMBER_BYTES: Final = 16
 """Of one value of JSON without its text, as google.protobuf.Value."""
 
 Scored = tuple[float, int, tuple[str, int]]
-"""The score of a result, its bytes, and where it stands: the field of Extraction and the index there."""
+"""The score of a result, its bytes, and where it stands: the field of Extraction and the index
+there.
+"""
 
 
-def extracted(items: Iterable[Extraction], answer_bytes: int, go_on: GoOn, output_tokens: int = 0) -> ExtractResult:
-    """The result of a job. `items` are made one by one, and `go_on` is called before each; what it raises ends the job."""
+def extracted(
+    items: Iterable[Extraction], answer_bytes: int, go_on: GoOn, output_tokens: int = 0
+) -> ExtractResult:
+    """The result of a job. `items` are made one by one, and `go_on` is called before each; what it
+    raises ends the job.
+    """
     found: list[Extraction] = []
     rest = iter(items)
     while True:
@@ -47,14 +69,18 @@ def extracted(items: Iterable[Extraction], answer_bytes: int, go_on: GoOn, outpu
 
 
 def within(item: Extraction, answer_bytes: int) -> Extraction:
-    """The item with as many of its results as take at most `answer_bytes`, the best first; all of them keep their order.
+    """The item with as many of its results as take at most `answer_bytes`, the best first; all of
+    them keep their order.
 
-    Labels, classifications and what a model wrote are never left out, since their size was known before the forward pass; they
-    count first.
+    Labels, classifications and what a model wrote are never left out, since their size was known
+    before the forward pass; they count first.
     """
     left = answer_bytes - _fixed_bytes(item)
     scored = list(_scored(item))
-    if sum(size for _, size, _ in scored) + _layer_bytes(item.pages) + _json_bytes(item.json) <= left:
+    if (
+        sum(size for _, size, _ in scored) + _layer_bytes(item.pages) + _json_bytes(item.json)
+        <= left
+    ):
         return item
     kept: dict[str, list[int]] = {"entities": [], "relations": [], "regions": [], "structures": []}
     for _, size, (name, index) in sorted(scored, key=lambda one: -one[0]):
@@ -76,9 +102,11 @@ def within(item: Extraction, answer_bytes: int) -> Extraction:
     )
 
 
-def best(scores: NDArray[np.float32], threshold: float, most: int) -> tuple[NDArray[np.int64], bool]:
-    """The flat indices of the `most` highest scores that reach the threshold, best first and equal ones in their order; and whether
-    more than those reach it."""
+def best(
+    scores: NDArray[np.float32], threshold: float, most: int
+) -> tuple[NDArray[np.int64], bool]:
+    """The flat indices of the `most` highest scores that reach the threshold, best first and equal
+    ones in their order; and whether more than those reach it."""
     flat = scores.reshape(-1)
     reached = np.flatnonzero(flat >= np.float32(threshold))
     is_cut = len(reached) > most
@@ -91,7 +119,9 @@ def best(scores: NDArray[np.float32], threshold: float, most: int) -> tuple[NDAr
 
 
 def most_relations(answer_bytes: int, most: int) -> int:
-    """How many relations could be in an item's share at most, and no more than `most`: no others need to be made."""
+    """How many relations could be in an item's share at most, and no more than `most`: no others
+    need to be made.
+    """
     return max(1, min(most, answer_bytes // (RELATION_BYTES + 2 * ENTITY_BYTES)))
 
 
@@ -103,7 +133,9 @@ def _scored(item: Extraction) -> Iterator[Scored]:
     for index, region in enumerate(item.regions):
         yield region.score, _region_bytes(region), ("regions", index)
     for index, structure in enumerate(item.structures):
-        score = max((value.score for field in structure.fields for value in field.values), default=0.0)
+        score = max(
+            (value.score for field in structure.fields for value in field.values), default=0.0
+        )
         yield score, _structure_bytes(structure), ("structures", index)
 
 
@@ -111,9 +143,18 @@ def _fixed_bytes(item: Extraction) -> int:
     labels = [one for question in item.classifications for one in question.labels]
     names = sum(STRUCTURE_BYTES + _utf8(question.name) for question in item.classifications)
     written = sum(_utf8(page.text) for page in item.pages if not page.is_text_layer)
-    written += sum(STRUCTURE_BYTES + _utf8(call.name) + _utf8(call.arguments) for call in item.tool_calls)
-    written += sum(STRUCTURE_BYTES + _utf8(each.text) for token in item.tokens for each in (token, *token.top))
-    return names + sum(STRUCTURE_BYTES + _utf8(one.label) for one in (*item.labels, *labels)) + _utf8(item.text) + written
+    written += sum(
+        STRUCTURE_BYTES + _utf8(call.name) + _utf8(call.arguments) for call in item.tool_calls
+    )
+    written += sum(
+        STRUCTURE_BYTES + _utf8(each.text) for token in item.tokens for each in (token, *token.top)
+    )
+    return (
+        names
+        + sum(STRUCTURE_BYTES + _utf8(one.label) for one in (*item.labels, *labels))
+        + _utf8(item.text)
+        + written
+    )
 
 
 def _entity_bytes(entity: Entity) -> int:
@@ -121,7 +162,12 @@ def _entity_bytes(entity: Entity) -> int:
 
 
 def _relation_bytes(relation: Relation) -> int:
-    return RELATION_BYTES + _utf8(relation.label) + _entity_bytes(relation.head) + _entity_bytes(relation.tail)
+    return (
+        RELATION_BYTES
+        + _utf8(relation.label)
+        + _entity_bytes(relation.head)
+        + _entity_bytes(relation.tail)
+    )
 
 
 def _region_bytes(region: Region) -> int:
@@ -141,19 +187,27 @@ def _layer_bytes(pages: Iterable[PageText]) -> int:
 
 
 def _cut(pages: Iterable[PageText], left: int) -> Iterator[PageText]:
-    """All pages, the texts of their layers as far as `left` bytes reach; a text ends before an incomplete character."""
+    """All pages, the texts of their layers as far as `left` bytes reach; a text ends before an
+    incomplete character.
+    """
     for page in pages:
         left = max(0, left - STRUCTURE_BYTES)
         if not page.is_text_layer:
             yield page
             continue
         size = _utf8(page.text)
-        yield page if size <= left else dataclasses.replace(page, text=page.text.encode()[:left].decode("utf-8", "ignore"))
+        yield (
+            page
+            if size <= left
+            else dataclasses.replace(page, text=page.text.encode()[:left].decode("utf-8", "ignore"))
+        )
         left = max(0, left - size)
 
 
 def _json_bytes(value: object) -> int:
-    """Return an upper bound of its bytes as a google.protobuf.Value; 0 for None itself, which is not set."""
+    """Return an upper bound of its bytes as a google.protobuf.Value; 0 for None itself, which is
+    not set.
+    """
     if value is None:
         return 0
     size, rest = 0, [value]

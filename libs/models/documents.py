@@ -1,7 +1,8 @@
 """Pages of documents as images of an item, and their text layer as an answer.
 
-`codec.py` of the worker leaves a `DocumentFile` where an item has a document; `with_pages` puts the document's pages in its place.
-A page is drawn when a processor decodes it, one at a time on each thread, and nothing of it is kept.
+`codec.py` of the worker leaves a `DocumentFile` where an item has a document; `with_pages` puts the
+document's pages in its place. A page is drawn when a processor decodes it, one at a time on each
+thread, and nothing of it is kept.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from libs.models.work import (
 
 
 class DocumentFile(bytes):
-    """A document as it came: the file's bytes, or none and the index of one of the request's files. `last` 0: its last
-    page. `dpi` 0: the default."""
+    """A document as it came: the file's bytes, or none and the index of one of the request's files.
+    `last` 0: its last page. `dpi` 0: the default."""
 
     file: int | None
     first: int
@@ -59,13 +60,17 @@ class _Spent:
         self.pixels += pixels
         if self.pixels > limits.ITEM_PIXELS:
             message = f"the item's pages have more than {limits.ITEM_PIXELS:,} pixels"
-            raise InvalidInput(f"{message}: ask for fewer at a time, or fewer dots per inch", field=field)
+            raise InvalidInput(
+                f"{message}: ask for fewer at a time, or fewer dots per inch", field=field
+            )
 
     def add_seconds(self, seconds: float, field: str) -> None:
         self.seconds += seconds
         if self.seconds > limits.ITEM_SECONDS:
             message = f"reading the item's pages took more than {limits.ITEM_SECONDS:.0f} s"
-            raise InvalidInput(f"{message}: ask for fewer pages at a time, or fewer dots per inch", field=field)
+            raise InvalidInput(
+                f"{message}: ask for fewer pages at a time, or fewer dots per inch", field=field
+            )
 
 
 class Page(Drawn):
@@ -78,10 +83,18 @@ class Page(Drawn):
     measured: tuple[int, int]
 
     @classmethod
-    def of(cls, document: OpenDocument, number: int, dpi: int, spent: _Spent, measured: tuple[int, int]) -> Page:
+    def of(
+        cls, document: OpenDocument, number: int, dpi: int, spent: _Spent, measured: tuple[int, int]
+    ) -> Page:
         """`measured`: height and width; (0, 0): it is measured once it is drawn, if it ever is."""
         made = cls(b"%s page %d at %d" % (document.key, number, dpi))
-        made.document, made.number, made.dpi, made.spent, made.measured = document, number, dpi, spent, measured
+        made.document, made.number, made.dpi, made.spent, made.measured = (
+            document,
+            number,
+            dpi,
+            spent,
+            measured,
+        )
         return made
 
     def size(self, field: str) -> tuple[int, int]:
@@ -114,9 +127,12 @@ def has_documents(work: Work) -> bool:
 def with_pages(work: Work, files: Sequence[bytes], reader: DocumentReader, go_on: GoOn) -> Work:
     """The work with each document's pages in its place. `files`: those of the job.
 
-    Raises InvalidInput with the document's path for one that cannot be read or is beyond a limit, and what `go_on` raises.
+    Raises InvalidInput with the document's path for one that cannot be read or is beyond a limit,
+    and what `go_on` raises.
     """
-    if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork) or not has_documents(work):
+    if isinstance(
+        work, EntitiesWork | RelationsWork | StructureWork | TokenWork
+    ) or not has_documents(work):
         return work
     opening = _Opening(files, reader, go_on, is_drawn=not isinstance(work, TextWork))
     parts = {index: opening.item(item) for index, item in work.parts.items()}
@@ -128,7 +144,9 @@ def with_pages(work: Work, files: Sequence[bytes], reader: DocumentReader, go_on
 class _Opening:
     """Opens the documents of one job, each file once."""
 
-    def __init__(self, files: Sequence[bytes], reader: DocumentReader, go_on: GoOn, *, is_drawn: bool) -> None:
+    def __init__(
+        self, files: Sequence[bytes], reader: DocumentReader, go_on: GoOn, *, is_drawn: bool
+    ) -> None:
         self._files, self._reader, self._go_on, self._is_drawn = files, reader, go_on, is_drawn
         self._open: dict[int, OpenDocument] = {}
 
@@ -138,7 +156,10 @@ class _Opening:
         for part in parts:
             if isinstance(part.content, DocumentFile):
                 self._go_on()
-                found += [replace(part, content=page) for page in self._pages(part.content, part.field, spent)]
+                found += [
+                    replace(part, content=page)
+                    for page in self._pages(part.content, part.field, spent)
+                ]
             else:
                 found.append(part)
         return tuple(found)
@@ -147,22 +168,30 @@ class _Opening:
         document = self._document(asked, field)
         first, last = max(1, asked.first), min(asked.last or document.length, document.length)
         if first > document.length:
-            raise InvalidInput(f"the document has {document.length:,} pages; the first to read is {first:,}", field=field)
-        count, dpi = last - first + 1, asked.dpi or limits.DPI
-        if count < 1 or dpi > limits.MOST_DPI:
-            raise InvalidInput(f"pages {first} to {last} at {dpi} dots per inch cannot be read", field=field)
-        if not asked.last and count > limits.UNKNOWN_PAGES:
-            message = (
-                f"the document has {document.length:,} pages, and at most {limits.UNKNOWN_PAGES} are read where none is the last"
+            raise InvalidInput(
+                f"the document has {document.length:,} pages; the first to read is {first:,}",
+                field=field,
             )
+        count, dpi = last - first + 1, asked.dpi or limits.DPI
+        if count < 1 or dpi > limits.MAX_DPI:
+            raise InvalidInput(
+                f"pages {first} to {last} at {dpi} dots per inch cannot be read", field=field
+            )
+        if not asked.last and count > limits.UNKNOWN_PAGES:
+            message = f"the document has {document.length:,} pages, and at most {limits.UNKNOWN_PAGES} are read where none is the last"
             raise InvalidInput(f"{message}: ask for a range of pages", field=field)
         spent.pages += count
         if spent.pages > limits.PAGES:
-            raise InvalidInput(f"the item has more than {limits.PAGES} pages: ask for fewer at a time", field=field)
+            raise InvalidInput(
+                f"the item has more than {limits.PAGES} pages: ask for fewer at a time", field=field
+            )
         sizes = document.sizes(first, last, dpi) if self._is_drawn else [(0, 0)] * count
         spent.add_pixels(sum(height * width for height, width in sizes), field)
         spent.add_seconds(document.seconds, field)
-        return [Page.of(document, number, dpi, spent, size) for number, size in enumerate(sizes, start=first)]
+        return [
+            Page.of(document, number, dpi, spent, size)
+            for number, size in enumerate(sizes, start=first)
+        ]
 
     def _document(self, asked: DocumentFile, field: str) -> OpenDocument:
         if asked.file is None:
@@ -178,15 +207,20 @@ NO_HEAD: Final = ""
 
 
 def read_text_layers(work: TextWork, model: str, go_on: GoOn) -> Prepared:
-    """The answer to a TextWork for a model that writes no text: the text layers of its pages, without a forward.
+    """The answer to a TextWork for a model that writes no text: the text layers of its pages,
+    without a forward.
 
-    Raises TaskNotSupported with the part's path for what is no page, and for a page without a text layer where the model is to read
-    such pages.
+    Raises TaskNotSupported with the part's path for what is no page, and for a page without a text
+    layer where the model is to read such pages.
     """
     if work.text_layer == "never":
-        raise TaskNotSupported(f"{model} writes no text, and the text layer is not to be used", field="text.text_layer")
+        raise TaskNotSupported(
+            f"{model} writes no text, and the text layer is not to be used", field="text.text_layer"
+        )
     if work.json_schema:
-        raise TaskNotSupported(f"{model} writes no text, and none by a schema", field="text.json_schema")
+        raise TaskNotSupported(
+            f"{model} writes no text, and none by a schema", field="text.json_schema"
+        )
     if work.turns or work.template_values:
         field = "text.turns" if work.turns else "text.template_values"
         raise TaskNotSupported(f"{model} writes no text, and none in a conversation", field=field)
@@ -198,16 +232,24 @@ def read_text_layers(work: TextWork, model: str, go_on: GoOn) -> Prepared:
         for part in work.parts.get(index, (Part("", f"items[{index}].text"),)):
             go_on()
             if not isinstance(part.content, Page):
-                raise TaskNotSupported(f"{model} writes no text: it gives the text layer of documents alone", field=part.field)
+                raise TaskNotSupported(
+                    f"{model} writes no text: it gives the text layer of documents alone",
+                    field=part.field,
+                )
             page = part.content
             text = page.text(part.field)
             has_layer = bool(text.strip())
             if not has_layer and work.text_layer != "only":
                 message = f"page {page.number} has no text layer, and {model} writes no text"
-                raise TaskNotSupported(f"{message}: ask a model that does, or for the text layer only", field=part.field)
+                raise TaskNotSupported(
+                    f"{message}: ask a model that does, or for the text layer only",
+                    field=part.field,
+                )
             taken += len(text.encode())
             if taken > limits.JOB_TEXT_BYTES:
-                raise InvalidInput("the pages have too much text: ask for fewer at a time", field=part.field)
+                raise InvalidInput(
+                    "the pages have too much text: ask for fewer at a time", field=part.field
+                )
             pages.append(PageText(page.number, text, has_layer))
             lengths = {**lengths, page.document.key: page.document.length}
         found.append(Extraction(pages=tuple(pages), document_pages=sum(lengths.values())))

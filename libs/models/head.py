@@ -16,16 +16,21 @@ Array = NDArray[np.generic]
 
 
 class ModelHead(Protocol):
-    """Turns hidden states into an output for each sequence, in two steps with one copy from the device between them."""
+    """Turns hidden states into an output for each sequence, in two steps with one copy from the
+    device between them.
+    """
 
     @property
     def rows(self) -> Rows | None:
         """The only row of each sequence that the head looks at; None: all."""
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         """On the device, without waiting for it.
 
-        `hidden`: [tokens, hidden], or [sequences, hidden] where `rows` chose them. `sequences`: those of the batch, in its order.
+        `hidden`: [tokens, hidden], or [sequences, hidden] where `rows` chose them. `sequences`:
+        those of the batch, in its order.
         """
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
@@ -44,7 +49,9 @@ class PreemptedHead(Protocol):
 
 @runtime_checkable
 class ReadsDevice(Protocol):
-    """A head whose `forward` reads a value from the device and so waits for all that was launched before."""
+    """A head whose `forward` reads a value from the device and so waits for all that was launched
+    before.
+    """
 
     reads_device: Literal[True]
 
@@ -56,18 +63,23 @@ class CapturableHead(ModelHead, Protocol):
     def pool(self, hidden: Tensor, cu_seqlens: Tensor, *, is_one_row: bool) -> Tensor:
         """Compute the output of `forward` without reading a value on the host.
 
-        `hidden`: [tokens, hidden], or [sequences, hidden] if `rows` chose them (`is_one_row`). `cu_seqlens`: [sequences + 1].
+        `hidden`: [tokens, hidden], or [sequences, hidden] if `rows` chose them (`is_one_row`).
+        `cu_seqlens`: [sequences + 1].
         """
 
 
 @runtime_checkable
 class Compacts(Protocol):
-    """A head that compacts its output on the device, to copy less to the host. `split` then gets the compacted arrays."""
+    """A head that compacts its output on the device, to copy less to the host. `split` then gets
+    the compacted arrays.
+    """
 
     def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """`tensors`: the output of `forward`. Called after the batch's last launch, so it may wait for the device.
+        """`tensors`: the output of `forward`. Called after the batch's last launch, so it may wait
+        for the device.
 
-        Another batch may have been launched since, so `tensors` must not be views of the hidden states.
+        Another batch may have been launched since, so `tensors` must not be views of the hidden
+        states.
         """
 
 

@@ -1,4 +1,6 @@
-"""Loads any checkpoint directory: its card says whether it is a model of texts or of images, or one that writes."""
+"""Loads any checkpoint directory: its card says whether it is a model of texts or of images, or one
+that writes.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,15 @@ def load_model(
     overrides: Overrides | None = None,
     base: Path | None = None,
 ) -> PackedModel:
-    """Loads a checkpoint directory; the encoders compute in `dtype` unless the card has one, the heads in float32.
+    """Loads a checkpoint directory; the encoders compute in `dtype` unless the card has one, the
+    heads in float32.
 
-    torch.int8, or a card's int8: weights are quantised, and what is not is in the worker's type (`dtype`, or the device's default).
-    On an accelerator, for a model of images, and on a CPU that cannot do it, the whole model is, and a warning is logged.
-    `overrides`: the catalog's for the model. `base`: of a directory that holds a LoRA adapter alone, that of the model which it is
-    merged into. Raises ModelBroken with the file and the key or tensor at fault, or with what a model would lose in int8.
+    torch.int8, or a card's int8: weights are quantised, and what is not is in the worker's type
+    (`dtype`, or the device's default). On an accelerator, for a model of images, and on a CPU that
+    cannot do it, the whole model is, and a warning is logged. `overrides`: the catalog's for the
+    model. `base`: of a directory that holds a LoRA adapter alone, that of the model which it is
+    merged into. Raises ModelBroken with the file and the key or tensor at fault, or with what a
+    model would lose in int8.
     """
     if base is not None or is_vision_language(directory):
         return load_vision_language_model(directory, model_id, device, dtype, overrides, base)
@@ -56,7 +61,9 @@ def load_served_model(
     memory_bytes: int = 0,
 ) -> Model:
     """As `load_model`, and models that write. `memory_bytes`: as of `load_writer_model`."""
-    if base is None and is_image_writer(directory, None if overrides is None else overrides.detect.kind):
+    if base is None and is_image_writer(
+        directory, None if overrides is None else overrides.detect.kind
+    ):
         return load_reader_model(directory, model_id, device, dtype, overrides, memory_bytes)
     if base is None and read_card(directory, model_id, overrides).kind == "writer":
         return load_writer_model(directory, model_id, device, dtype, overrides, memory_bytes)

@@ -1,4 +1,6 @@
-"""The interface of a model, whatever its input: the contract between a model and the code that runs it."""
+"""The interface of a model, whatever its input: the contract between a model and the code that runs
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ from typing import Protocol
 
 from libs.catalog.card import Card
 from libs.models.results import Result
-from libs.models.work import Between, Forwarded, GoOn, Head, InputSequence, Output, Prepared, Work, go_on_anyway, nothing_between
+from libs.models.work import (
+    Between,
+    Forwarded,
+    GoOn,
+    Head,
+    InputSequence,
+    Output,
+    Prepared,
+    Work,
+    go_on_anyway,
+    nothing_between,
+)
 
 
 class Parked(Protocol):
@@ -18,11 +31,14 @@ class Parked(Protocol):
         """Bytes of host memory that it takes."""
 
     def resume(self) -> Model:
-        """Moves it back to the device. Blocking, but need not wait for the copy: the first forward does, on the device."""
+        """Moves it back to the device. Blocking, but need not wait for the copy: the first forward
+        does, on the device.
+        """
 
 
 class Model(Protocol):
-    """`prepare` (threads) -> `forward` (the device thread) -> `finish` (threads), three calls that overlap. `PackedModel` is one.
+    """`prepare` (threads) -> `forward` (the device thread) -> `finish` (threads), three calls that
+    overlap. `PackedModel` is one.
 
     On an asynchronous device `forward` may be split in two (`LaunchesBatches` in `pending.py`).
 
@@ -33,17 +49,28 @@ class Model(Protocol):
     bytes: int
 
     def prepare(self, work: Work, go_on: GoOn) -> Prepared:
-        """Tokenises a job. `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation."""
+        """Tokenises a job. `go_on`, a cancellation check, is called every few milliseconds; what it
+        raises ends the preparation.
+        """
 
-    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> Sequence[Forwarded]:
-        """Runs a batch. `between`, a preemption point, may be called between layers and run a forward of this model or another."""
+    def forward(
+        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+    ) -> Sequence[Forwarded]:
+        """Runs a batch. `between`, a preemption point, may be called between layers and run a
+        forward of this model or another.
+        """
 
-    def finish(self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway) -> Result:
-        """The job's result. `go_on`, a cancellation check, is called between two items; what it raises ends the job. An item's
-        results take at most `prepared.answer_bytes` (`answering.py`)."""
+    def finish(
+        self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
+        """The job's result. `go_on`, a cancellation check, is called between two items; what it
+        raises ends the job. An item's results take at most `prepared.answer_bytes`
+        (`answering.py`)."""
 
     def widened(self) -> Model | None:
-        """The model in float32 on the CPU, loaded anew; None if it computes in float32 already. Blocking; raises ShoalError."""
+        """The model in float32 on the CPU, loaded anew; None if it computes in float32 already.
+        Blocking; raises ShoalError.
+        """
 
     @property
     def host_bytes(self) -> int:
@@ -53,7 +80,11 @@ class Model(Protocol):
         """Frees the host copy and keeps none from now on. Blocking."""
 
     def park(self) -> Parked:
-        """Frees its device memory and stays in host memory. No call of the model may be in progress. Blocking."""
+        """Frees its device memory and stays in host memory. No call of the model may be in
+        progress. Blocking.
+        """
 
     def probe(self) -> float:
-        """Bytes of activations per token of a batch on the device, measured with a tiny forward. Blocking."""
+        """Bytes of activations per token of a batch on the device, measured with a tiny forward.
+        Blocking.
+        """

@@ -1,7 +1,8 @@
 """The batch a model's forward sees: sequences laid end to end, without padding.
 
-Built from the token ids that `prepare` made, and read by the encoder. Everything the host must know during a forward (lengths,
-runs) is kept in host memory here, so that a forward never synchronises with the device.
+Built from the token ids that `prepare` made, and read by the encoder. Everything the host must know
+during a forward (lengths, runs) is kept in host memory here, so that a forward never synchronises
+with the device.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ Rows = Literal["first", "last"]
 
 @dataclass(frozen=True, slots=True)
 class GivenRows:
-    """Rows of a batch's input that no token id stands for, such as the embeddings of an image's patches.
+    """Rows of a batch's input that no token id stands for, such as the embeddings of an image's
+    patches.
 
-    `places`: [n] int64, which of the batch's tokens they are the input of. `values`: [n, InputLayer.row_size]. `deeper`: as large,
-    what is added to these tokens' hidden states after the first layer, the second and so on.
+    `places`: [n] int64, which of the batch's tokens they are the input of. `values`: [n,
+    InputLayer.row_size]. `deeper`: as large, what is added to these tokens' hidden states after the
+    first layer, the second and so on.
     """
 
     places: Tensor
@@ -40,22 +43,35 @@ class GivenRows:
 class Packed:
     """Sequences in the order in which they were given, each of at least one token.
 
-    The CPU's attention handles a run of equally long neighbours at once, so sort by length before packing.
+    The CPU's attention handles a run of equally long neighbours at once, so sort by length before
+    packing.
     """
 
     ids: Tensor  # [tokens] int32
-    positions: Tensor  # [tokens] int32, each sequence counted from 0, or from the end of its shared prefix
+    positions: (
+        Tensor  # [tokens] int32, each sequence counted from 0, or from the end of its shared prefix
+    )
     type_ids: Tensor | None  # [tokens] int32; None: all of segment 0
     lengths: tuple[int, ...]
     layout: Layout  # every token is a query
-    key_rows: Tensor | None  # [keys] int32: the rows that are keys, in the layout's order; None: all, each once
+    key_rows: (
+        Tensor | None
+    )  # [keys] int32: the rows that are keys, in the layout's order; None: all, each once
     keys: tuple[int, ...]  # how many keys each sequence has
     given: GivenRows | None = None  # None: the input of every token is its id
     one_row: Layout | None = None  # what `row_layout` gives; None: it is made when asked for
-    axes: Tensor | None = None  # [axes, tokens] int32 or float32: positions in several dimensions; None: `positions` in all
+    axes: Tensor | None = (
+        # [axes, tokens] int32 or float32: positions in several dimensions; None: `positions` in all
+        None
+    )
     wholes: tuple[int, ...] = ()  # tokens of the sequences of which these are parts; empty: `keys`
-    windows: Layout | None = None  # of an image's windows as sequences of their own, for the layers that have such
-    cu_rows: Tensor | None = None  # [sequences + 1] int32: 0, 1, 2 and so on, for `row_layout`; None: made when asked for
+    windows: Layout | None = (
+        None  # of an image's windows as sequences of their own, for the layers that have such
+    )
+    cu_rows: Tensor | None = (
+        # [sequences + 1] int32: 0, 1, 2 and so on, for `row_layout`; None: made when asked for
+        None
+    )
 
     @staticmethod
     def of(
@@ -73,16 +89,23 @@ class Packed:
     ) -> Packed:
         """Pack token ids; where only some sequences have type ids, the others count as segment 0.
 
-        `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`: the index of another sequence
-        of this batch that is sequence i's shared prefix, to all of whose tokens sequence i's attend (None: no prefix).
-        `places`: the tokens of sequence i whose input is no id but a row of `values`, which has those of all sequences in turn.
-        `deeper`: as `GivenRows.deeper`. `axes`: sequence i's positions in several dimensions, [axes, tokens] (None: their
-        places in all). `windows`: the lengths of the windows that all sequences consist of.
+        `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`:
+        the index of another sequence of this batch that is sequence i's shared prefix, to all of
+        whose tokens sequence i's attend (None: no prefix). `places`: the tokens of sequence i whose
+        input is no id but a row of `values`, which has those of all sequences in turn. `deeper`: as
+        `GivenRows.deeper`. `axes`: sequence i's positions in several dimensions, [axes, tokens]
+        (None: their places in all). `windows`: the lengths of the windows that all sequences
+        consist of.
         """
         lengths = tuple(len(ids) for ids in sequences)
         segments = None
         if type_ids is not None and any(types is not None for types in type_ids):
-            segments = np.concatenate([np.zeros(n, np.int32) if t is None else t for n, t in zip(lengths, type_ids, strict=True)])
+            segments = np.concatenate(
+                [
+                    np.zeros(n, np.int32) if t is None else t
+                    for n, t in zip(lengths, type_ids, strict=True)
+                ]
+            )
         cu_lengths = ends(lengths)
         starts = cu_lengths[:-1]
         prefixes = [0 if number is None else lengths[number] for number in before or ()]
@@ -100,7 +123,9 @@ class Packed:
             "types": segments,
             "key_rows": key_rows,
             # On a CPU few batches need them, and they cost more than the others' copy.
-            "cu_rows": np.arange(len(lengths) + 1, dtype=np.int32) if torch.device(device).type == "cuda" else None,
+            "cu_rows": np.arange(len(lengths) + 1, dtype=np.int32)
+            if torch.device(device).type == "cuda"
+            else None,
         }
         there = {name: array for name, array in arrays.items() if array is not None}
         found = dict(zip(there, upload(list(there.values()), device), strict=True))
@@ -109,10 +134,14 @@ class Packed:
             positions=found["positions"],
             type_ids=found.get("types"),
             lengths=lengths,
-            layout=Layout.at(found["cu_queries"], found.get("cu_keys", found["cu_queries"]), lengths, keys),
+            layout=Layout.at(
+                found["cu_queries"], found.get("cu_keys", found["cu_queries"]), lengths, keys
+            ),
             key_rows=found.get("key_rows"),
             keys=keys,
-            given=None if values is None else GivenRows(_rows_at(places or (), starts, device), values, tuple(deeper)),
+            given=None
+            if values is None
+            else GivenRows(_rows_at(places or (), starts, device), values, tuple(deeper)),
             axes=_axes(axes or (), positions, lengths, device),
             windows=None if windows is None else Layout.of(windows, windows, device),
             cu_rows=found.get("cu_rows"),
@@ -140,12 +169,17 @@ def _rows_at(places: Sequence[Ids | None], starts: Ids, device: torch.device | s
     return to_device(np.concatenate(rows), device).long()
 
 
-def _axes(axes: Sequence[Axes | None], positions: Ids, lengths: Sequence[int], device: torch.device | str) -> Tensor | None:
+def _axes(
+    axes: Sequence[Axes | None], positions: Ids, lengths: Sequence[int], device: torch.device | str
+) -> Tensor | None:
     count = next((len(own) for own in axes if own is not None), 0)
     if not count:
         return None
     parts = np.split(positions, np.cumsum(lengths)[:-1])
-    whole = [np.tile(places, (count, 1)) if own is None else own for own, places in zip(axes, parts, strict=True)]
+    whole = [
+        np.tile(places, (count, 1)) if own is None else own
+        for own, places in zip(axes, parts, strict=True)
+    ]
     joined = np.concatenate(whole, axis=1)
     return to_device(joined, device, np.float32 if joined.dtype == np.float32 else np.int32)
 
@@ -157,8 +191,13 @@ def _key_rows(
     seen: Sequence[int] | None,
     before: Sequence[int | None] | None,
 ) -> Ids:
-    own = np.arange(starts[number], starts[number] + (seen[number] if seen and seen[number] else lengths[number]))
+    own = np.arange(
+        starts[number],
+        starts[number] + (seen[number] if seen and seen[number] else lengths[number]),
+    )
     other = before[number] if before else None
     if other is None:
         return own.astype(np.int32)
-    return np.concatenate([np.arange(starts[other], starts[other] + lengths[other]), own]).astype(np.int32)
+    return np.concatenate([np.arange(starts[other], starts[other] + lengths[other]), own]).astype(
+        np.int32
+    )

@@ -1,4 +1,6 @@
-"""A model as it is served: `prepare` (threads) -> `forward` (the device thread) -> `finish` (threads), calls that overlap."""
+"""A model as it is served: `prepare` (threads) -> `forward` (the device thread) -> `finish`
+(threads), calls that overlap.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tenso
 from libs.models.packed import Packed
 from libs.models.pending import DeviceQueue, Submission
 from libs.models.processor import Processor, Tokens
-from libs.models.recall import Find, Recall
+from libs.models.recall import Find, OutputCache
 from libs.models.results import ExtractResult, Result
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 from libs.models.work import (
     Between,
@@ -53,20 +55,21 @@ from libs.models.work import (
 class PackedModel:
     """A model of one or several trunks, whose batches are packed: every `Model` that is served.
 
-    `bytes`: of weights on the device, or more if the card reserves more; `max_tokens`: the longest sequence; `data_type`: of its
-    weights, such as "bfloat16".
+    `bytes`: of weights on the device, or more if the card reserves more; `max_tokens`: the longest
+    sequence; `data_type`: of its weights, such as "bfloat16".
     """
 
     def __init__(
         self,
         card: Card,
-        trunks: Sequence[Trunk],
+        trunks: Sequence[Backbone],
         processor: Processor,
         names: Names,
         device: torch.device,
         base: Callable[[], TensorFile] | None = None,
     ) -> None:
-        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its layers, as adapters have them.
+        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its
+        layers, as adapters have them.
 
         `base`: as of `Adapters`.
         """
@@ -80,19 +83,21 @@ class PackedModel:
         self.data_type = str(main.dtype).removeprefix("torch.")
         self._adapters = Adapters(main, names, main.dtype, device, base)
         self.count()
-        # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward that preempts another, on the same
-        # thread and between two of its layers, binds its own.
+        # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward
+        # that preempts another, on the same thread and between two of its layers, binds its own.
         self._computing = RLock()
         self._arena: Arena | None = None
         self._graphs: Graphs | None = None
         self.queue: DeviceQueue | None = cuda_queue(device) if device.type == "cuda" else None
         """The queue of an asynchronous device; None: a forward has computed when it returns."""
-        self._last: Submission | None = None  # launched last and not collected yet; guarded by `_computing`
+        self._last: Submission | None = (
+            None  # launched last and not collected yet; guarded by `_computing`
+        )
         self.largest_picture = 0
         """Tokens of the largest input of its tower, in the tower."""
         self.tokens: Tokens | None = None
         """Its tokenizer's own processor; None: it reads no texts."""
-        self.recall: Recall | None = None
+        self.recall: OutputCache | None = None
         """What finds outputs of items with images; None: the model has none that may be kept."""
         self.widen: Callable[[], PackedModel] | None = None
         """Loads the checkpoint anew in float32 on the CPU; None: the model computes in float32."""
@@ -104,16 +109,23 @@ class PackedModel:
 
     def modules(self) -> list[nn.Module]:
         """The modules that hold its weights: encoders, towers and heads."""
-        return [*(module for trunk in self.trunks for module in trunk.modules()), self._adapters.own]
+        return [
+            *(module for trunk in self.trunks for module in trunk.modules()),
+            self._adapters.own,
+        ]
 
     def count(self) -> None:
         """Sets `bytes` anew, after weights were replaced."""
-        self.bytes = max(sum(resident_bytes(module) for module in self.modules()), self.card.memory_bytes)
+        self.bytes = max(
+            sum(resident_bytes(module) for module in self.modules()), self.card.memory_bytes
+        )
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
-        """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job.
+        """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with
+        the field's path in the job.
 
-        `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the preparation.
+        `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the
+        preparation.
         """
         if isinstance(work, TokenWork):
             return self._own_tokens.prepare(work, go_on)
@@ -127,17 +139,23 @@ class PackedModel:
     @property
     def _own_tokens(self) -> Tokens:
         if self.tokens is None:
-            raise TaskNotSupported(f"{self.card.model} reads no texts, so it has no tokenizer", field="model")
+            raise TaskNotSupported(
+                f"{self.card.model} reads no texts, so it has no tokenizer", field="model"
+            )
         return self.tokens
 
-    def _trunk(self, head: Head) -> Trunk:
+    def _trunk(self, head: Head) -> Backbone:
         return self._trunk_of[head.split("+", 1)[0]]
 
     @torch.inference_mode()
-    def forward(self, head: Head, sequences: Sequence[InputSequence], between: Between = nothing_between) -> list[Output]:
-        """Runs sequences of any number of jobs for the same head, packed in one batch: one output each, in their order.
+    def forward(
+        self, head: Head, sequences: Sequence[InputSequence], between: Between = nothing_between
+    ) -> list[Output]:
+        """Runs sequences of any number of jobs for the same head, packed in one batch: one output
+        each, in their order.
 
-        `between` is called on a CPU only: an accelerator computes asynchronously, after the host has launched all layers.
+        `between` is called on a CPU only: an accelerator computes asynchronously, after the host
+        has launched all layers.
         """
         if self.queue is not None:
             return self.launch(head, sequences).collect()
@@ -150,31 +168,45 @@ class PackedModel:
             if computed.copy is not None:
                 rows = computed.split_copy(computed.copy)
             else:
-                rows = _joined([self._outputs(*one, computed.packed)[computed.shared :] for one in computed.of_heads])
+                rows = _joined(
+                    [
+                        self._outputs(*one, computed.packed)[computed.shared :]
+                        for one in computed.of_heads
+                    ]
+                )
         outputs = dict(zip(order, rows, strict=True))
         return [outputs[i] for i in range(len(sequences))]
 
     def can_launch(self, head: Head) -> bool:
-        """As `LaunchesBatches.can_launch`. A tower's inputs are copied to the device while the host waits."""
+        """As `LaunchesBatches.can_launch`. A tower's inputs are copied to the device while the host
+        waits.
+        """
         if self.queue is None:
             return False
         trunk = self._trunk(head)
-        return trunk.tower is None and not any(isinstance(trunk.heads[name], ReadsDevice) for name in head.split("+"))
+        return trunk.tower is None and not any(
+            isinstance(trunk.heads[name], ReadsDevice) for name in head.split("+")
+        )
 
     @torch.inference_mode()
     def launch(self, head: Head, sequences: Sequence[InputSequence]) -> PackedBatch:
         """As `LaunchesBatches.launch`. Raises RuntimeError on a device that is not asynchronous."""
         if self.queue is None:
-            raise RuntimeError("a batch can be launched on an asynchronous device only: call forward")
+            raise RuntimeError(
+                "a batch can be launched on an asynchronous device only: call forward"
+            )
         order = _order(sequences)
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
             self.queue.begin()
             computed = self._compute(head, [sequences[i] for i in order], nothing_between)
-            # All heads are launched before the first copy, and what is compacted is copied once its size is known.
+            # All heads are launched before the first copy, and what is compacted is copied once its
+            # size is known.
             plain = [result for each, result in computed.of_heads if not isinstance(each, Compacts)]
-            self._last = submission = self.queue.submit([] if computed.copy is not None else list(chain.from_iterable(plain)))
+            self._last = submission = self.queue.submit(
+                [] if computed.copy is not None else list(chain.from_iterable(plain))
+            )
         return PackedBatch(self, self.queue, computed, submission, order)
 
     def _collected(self, submission: Submission) -> None:
@@ -183,20 +215,28 @@ class PackedModel:
                 self._last = None
 
     def _settle(self) -> None:
-        """Waits until the device has computed all batches that were launched. `_computing` is held. Raises the device's error."""
+        """Waits until the device has computed all batches that were launched. `_computing` is held.
+        Raises the device's error.
+        """
         if self._last is not None:
             self._last.wait()
 
     def forward_all(self, prepared: Prepared) -> list[Output]:
-        """Runs all sequences of a job, those of each head as one batch: one output each, in their order."""
+        """Runs all sequences of a job, those of each head as one batch: one output each, in their
+        order.
+        """
         outputs: dict[int, Output] = dict(prepared.known)
         for head, indices in prepared.groups().items():
             found = self.forward(head, [prepared.sequences[index] for index in indices])
             outputs.update(zip(indices, found, strict=True))
         return [outputs[index] for index in range(len(prepared.sequences))]
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
-        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe. `go_on` is called between two items."""
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
+        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe. `go_on` is
+        called between two items.
+        """
         if isinstance(prepared.work, TokenWork):
             return self._own_tokens.finish(prepared)
         if isinstance(prepared.work, TextWork) and isinstance(prepared.notes, ExtractResult):
@@ -204,7 +244,8 @@ class PackedModel:
         return self._processor.finish(prepared, outputs, go_on)
 
     def add_adapter(self, name: str, directory: Path) -> int:
-        """Loads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any thread, also during a forward.
+        """Loads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any
+        thread, also during a forward.
 
         Raises ModelBroken with the file and the key or tensor at fault.
         """
@@ -212,44 +253,67 @@ class PackedModel:
             return self._adapters.add(name, directory)
 
     def add_own_adapters(self, own: OwnAdapters, directory: Path, factors: TensorFile) -> None:
-        """Loads the adapters of the checkpoint in `directory` itself, which stay with the model. Before `gather`.
+        """Loads the adapters of the checkpoint in `directory` itself, which stay with the model.
+        Before `gather`.
 
-        `factors`: those among its tensors. Raises ModelBroken with the file and the key or tensor at fault.
+        `factors`: those among its tensors. Raises ModelBroken with the file and the key or tensor
+        at fault.
         """
         add_own_adapters(self._adapters, own, directory, factors)
         self.count()
 
     def remove_adapter(self, name: str) -> None:
-        """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are waiting."""
+        """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are
+        waiting.
+        """
         self._adapters.remove(name)
 
-    def _compute(self, head: Head, sequences: Sequence[InputSequence], between: Between) -> _Computed:
-        """Launches the encoder and all heads: a copy to the host that waits for the device follows."""
+    def _compute(
+        self, head: Head, sequences: Sequence[InputSequence], between: Between
+    ) -> _Computed:
+        """Launches the encoder and all heads: a copy to the host that waits for the device
+        follows.
+        """
         shared = _shared(sequences)
         packed = [*shared.values(), *sequences]
         number = {key: place for place, key in enumerate(shared)}
-        places = [None if item.before is None else number[item.adapter, item.before.tobytes()] for item in packed]
+        places = [
+            None if item.before is None else number[item.adapter, item.before.tobytes()]
+            for item in packed
+        ]
         trunk = self._trunk(head)
         heads = [trunk.heads[name] for name in head.split("+")]
         adapters = [item.adapter for item in packed]
-        with self._adapters.bound(adapters, [item.tokens for item in packed]) if trunk is self.trunks[0] else nullcontext():
+        with (
+            self._adapters.bound(adapters, [item.tokens for item in packed])
+            if trunk is self.trunks[0]
+            else nullcontext()
+        ):
             done = None if self._graphs is None else self._graphs.forward(trunk, packed, heads)
             if done is None:
                 batch = trunk.pack(packed, places, between)
-                hidden = trunk.encoder.forward(batch, heads[0].rows if len(heads) == 1 else None, between)
+                hidden = trunk.encoder.forward(
+                    batch, heads[0].rows if len(heads) == 1 else None, between
+                )
                 done = Replayed(hidden, batch, is_pooled=False)
         if done.is_pooled:
             return _Computed([(heads[0], (done.output,))], packed, len(shared), done.copy)
-        return _Computed([(each, _run_head(each, done.output, done.batch, packed, between)) for each in heads], packed, len(shared))
+        return _Computed(
+            [(each, _run_head(each, done.output, done.batch, packed, between)) for each in heads],
+            packed,
+            len(shared),
+        )
 
     @staticmethod
-    def _outputs(head: ModelHead, result: tuple[torch.Tensor, ...], packed: Sequence[InputSequence]) -> list[Output]:
+    def _outputs(
+        head: ModelHead, result: tuple[torch.Tensor, ...], packed: Sequence[InputSequence]
+    ) -> list[Output]:
         result = head.compact(result) if isinstance(head, Compacts) else result
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
     def keep_graphs(self, graphs: Graphs) -> None:
-        """From now on forwards of small batches are replayed from graphs, until the model is parked. The shapes that most batches
-        have wait for `capture_graph`."""
+        """From now on forwards of small batches are replayed from graphs, until the model is
+        parked. The shapes that most batches have wait for `capture_graph`."""
         with self._computing:
             self._graphs = graphs
             graphs.expect(self.trunks)
@@ -262,8 +326,8 @@ class PackedModel:
 
     @torch.inference_mode()
     def capture_graph(self) -> None:
-        """Capture the next graph that is worth it. On the device thread, while no batch is in progress; takes tens of
-        milliseconds."""
+        """Capture the next graph that is worth it. On the device thread, while no batch is in
+        progress; takes tens of milliseconds."""
         with self._computing:
             if self._graphs is not None:
                 if self._arena is not None:
@@ -271,14 +335,17 @@ class PackedModel:
                 self._graphs.capture_one()
 
     def drop_graphs(self) -> None:
-        """Free the memory of all graphs; they are captured again when memory is granted. Waits for batches in progress."""
+        """Free the memory of all graphs; they are captured again when memory is granted. Waits for
+        batches in progress.
+        """
         with self._computing:
             if self._graphs is not None:
                 self._settle()
                 self._graphs.drop()
 
     def recall_from(self, find: Find | None) -> bool:
-        """From now on `prepare` looks with `find` for outputs of items with images; None: it does not look any more.
+        """From now on `prepare` looks with `find` for outputs of items with images; None: it does
+        not look any more.
 
         Returns whether the model has such outputs.
         """
@@ -288,7 +355,9 @@ class PackedModel:
         return True
 
     def gather(self) -> None:
-        """Moves all tensors into one buffer, on the device and in host memory. Once, before the first forward."""
+        """Moves all tensors into one buffer, on the device and in host memory. Once, before the
+        first forward.
+        """
         self._arena = Arena(self.modules(), self._device)
         self._arena.stow()
         self._arena.bring()
@@ -305,9 +374,11 @@ class PackedModel:
             self._arena.drop_host_copy()
 
     def park(self) -> ParkedModel[PackedModel]:
-        """Moves the model to host memory and unloads its adapters. No forward may start before `resume`.
+        """Moves the model to host memory and unloads its adapters. No forward may start before
+        `resume`.
 
-        Waits for the batches that were launched: their kernels read the weights, and their outputs can still be collected.
+        Waits for the batches that were launched: their kernels read the weights, and their outputs
+        can still be collected.
         """
         with self._computing:
             self._settle()
@@ -327,15 +398,21 @@ class PackedModel:
             return max(activation_bytes_per_token(trunk, weights) for trunk in self.trunks)
 
     def image_bytes(self, tokens: int) -> int:
-        """Bytes of activations on the device of a batch of `tokens` tokens that are all of images, or of the largest image alone if
-        that needs more; 0 for a model of texts. Measured with a small image. Blocking."""
+        """Bytes of activations on the device of a batch of `tokens` tokens that are all of images,
+        or of the largest image alone if that needs more; 0 for a model of texts. Measured with a
+        small image. Blocking."""
         with self._computing, copying(self._device):
             weights, images = tensors_of(*self.modules()), self.card.images
             largest = 0 if images is None else images.max_tokens
-            return max(image_bytes(trunk, weights, tokens, largest, self.largest_picture) for trunk in self.trunks)
+            return max(
+                image_bytes(trunk, weights, tokens, largest, self.largest_picture)
+                for trunk in self.trunks
+            )
 
     def widened(self) -> PackedModel | None:
-        """The same checkpoint loaded anew, in float32 on the CPU; None if this one computes in float32. Raises as `load`."""
+        """The same checkpoint loaded anew, in float32 on the CPU; None if this one computes in
+        float32. Raises as `load`.
+        """
         if self.widen is None:
             return None
         wide = self.widen()
@@ -345,9 +422,10 @@ class PackedModel:
 
 @dataclass(slots=True, eq=False)
 class _Computed:
-    """A batch behind its last launch. `of_heads`: each head and its result on the device. `packed`: the sequences of the batch, of
-    which the first `shared` are prefixes without an output. `copy`: a graph's copy of the only head's result, on its way to the
-    host, with rows of fillers behind those of the batch."""
+    """A batch behind its last launch. `of_heads`: each head and its result on the device. `packed`:
+    the sequences of the batch, of which the first `shared` are prefixes without an output. `copy`:
+    a graph's copy of the only head's result, on its way to the host, with rows of fillers behind
+    those of the batch."""
 
     of_heads: list[tuple[ModelHead, tuple[torch.Tensor, ...]]]
     packed: list[InputSequence]
@@ -360,12 +438,25 @@ class _Computed:
 
 
 class PackedBatch:
-    """A `PendingBatch`. `order`: the places of the packed sequences in the batch as it was launched."""
+    """A `PendingBatch`. `order`: the places of the packed sequences in the batch as it was
+    launched.
+    """
 
     def __init__(
-        self, model: PackedModel, queue: DeviceQueue, computed: _Computed, submission: Submission, order: Sequence[int]
+        self,
+        model: PackedModel,
+        queue: DeviceQueue,
+        computed: _Computed,
+        submission: Submission,
+        order: Sequence[int],
     ) -> None:
-        self._model, self._queue, self._computed, self._submission, self._order = model, queue, computed, submission, order
+        self._model, self._queue, self._computed, self._submission, self._order = (
+            model,
+            queue,
+            computed,
+            submission,
+            order,
+        )
 
     def is_done(self) -> bool:
         return self._submission.is_done()
@@ -384,7 +475,11 @@ class PackedBatch:
                 tensors = self._queue.read(partial(head.compact, result))
             else:  # copied once more, as the page-locked memory of the copies is scarce and outputs may be kept for minutes
                 tensors = tuple(next(copies).clone() for _ in result)
-            found.append(head.split(tuple(tensor.numpy() for tensor in tensors), computed.packed)[computed.shared :])
+            found.append(
+                head.split(tuple(tensor.numpy() for tensor in tensors), computed.packed)[
+                    computed.shared :
+                ]
+            )
         outputs = dict(zip(self._order, _joined(found), strict=True))
         return [outputs[place] for place in range(len(outputs))]
 
@@ -398,8 +493,13 @@ class PackedBatch:
 
 
 def _order(sequences: Sequence[InputSequence]) -> list[int]:
-    """Adjacent sequences of one adapter share a product, and those of equal length a kernel call on CPU."""
-    return sorted(range(len(sequences)), key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen))
+    """Adjacent sequences of one adapter share a product, and those of equal length a kernel call on
+    CPU.
+    """
+    return sorted(
+        range(len(sequences)),
+        key=lambda i: (sequences[i].adapter, sequences[i].tokens, sequences[i].seen),
+    )
 
 
 def _joined(of_heads: list[list[Output]]) -> list[Output]:
@@ -408,7 +508,11 @@ def _joined(of_heads: list[list[Output]]) -> list[Output]:
 
 
 def _run_head(
-    head: ModelHead, hidden: torch.Tensor, batch: Packed, packed: Sequence[InputSequence], between: Between
+    head: ModelHead,
+    hidden: torch.Tensor,
+    batch: Packed,
+    packed: Sequence[InputSequence],
+    between: Between,
 ) -> tuple[torch.Tensor, ...]:
     if isinstance(head, PreemptedHead):
         return head.forward_between(hidden, batch, packed, between)
@@ -416,6 +520,11 @@ def _run_head(
 
 
 def _shared(sequences: Sequence[InputSequence]) -> dict[tuple[str, bytes], InputSequence]:
-    """The shared prefixes as sequences of their own, each once per adapter: the jobs of a split request share a prefix."""
+    """The shared prefixes as sequences of their own, each once per adapter: the jobs of a split
+    request share a prefix.
+    """
     found = [(item.adapter, item.before) for item in sequences if item.before is not None]
-    return {(adapter, before.tobytes()): InputSequence(before, adapter=adapter) for adapter, before in found}
+    return {
+        (adapter, before.tobytes()): InputSequence(before, adapter=adapter)
+        for adapter, before in found
+    }

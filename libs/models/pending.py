@@ -1,7 +1,9 @@
-"""Batches that an asynchronous device computes while the host goes on, and the interface of such a device.
+"""Batches that an asynchronous device computes while the host goes on, and the interface of such a
+device.
 
-A model launches a batch (`launch`) and gets a `PendingBatch`; whoever launched it collects the outputs later. `DeviceQueue` is what
-`PackedModel` needs of the device: `CudaQueue` (`loaded/cuda_queue.py`), and a fake in tests (`tests/support/asynchronous.py`).
+A model launches a batch (`launch`) and gets a `PendingBatch`; whoever launched it collects the
+outputs later. `DeviceQueue` is what `PackedModel` needs of the device: `CudaQueue`
+(`loaded/cuda_queue.py`), and a fake in tests (`tests/support/asynchronous.py`).
 """
 
 from __future__ import annotations
@@ -15,16 +17,24 @@ from libs.models.work import Head, InputSequence, Output
 
 
 class PendingBatch(Protocol):
-    """A batch that was launched. Belongs to the device thread, except that `is_done` and `wait` are for any thread."""
+    """A batch that was launched. Belongs to the device thread, except that `is_done` and `wait` are
+    for any thread.
+    """
 
     def is_done(self) -> bool:
-        """Return whether the device has computed it, without waiting. True also if the device failed."""
+        """Return whether the device has computed it, without waiting. True also if the device
+        failed.
+        """
 
     def wait(self) -> None:
-        """Wait until the device has computed it, without holding the interpreter's lock. Raises the device's error."""
+        """Wait until the device has computed it, without holding the interpreter's lock. Raises the
+        device's error.
+        """
 
     def collect(self) -> list[Output]:
-        """Wait for the batch, and return one output for each sequence. Once. Raises the device's error, or out of memory."""
+        """Wait for the batch, and return one output for each sequence. Once. Raises the device's
+        error, or out of memory.
+        """
 
     @property
     def seconds(self) -> float:
@@ -32,7 +42,9 @@ class PendingBatch(Protocol):
 
     @property
     def idle_seconds(self) -> float:
-        """How long the device had nothing to do between the batch before and this one. After `collect` has returned."""
+        """How long the device had nothing to do between the batch before and this one. After
+        `collect` has returned.
+        """
 
 
 @runtime_checkable
@@ -40,12 +52,16 @@ class LaunchesBatches(Protocol):
     """A model whose batches can be launched without waiting for the device."""
 
     def can_launch(self, head: Head) -> bool:
-        """Return whether `launch` returns before the device has computed. False: it would wait for every batch launched before."""
+        """Return whether `launch` returns before the device has computed. False: it would wait for
+        every batch launched before.
+        """
 
     def launch(self, head: Head, sequences: Sequence[InputSequence]) -> PendingBatch:
-        """Launch a batch: its kernels and the copy of its outputs to the host. Batches are computed in the order of launches.
+        """Launch a batch: its kernels and the copy of its outputs to the host. Batches are computed
+        in the order of launches.
 
-        Raises what a forward does, out of memory included. What was launched until then runs in vain and does no harm.
+        Raises what a forward does, out of memory included. What was launched until then runs in
+        vain and does no harm.
         """
 
 
@@ -81,5 +97,5 @@ class DeviceQueue(Protocol):
         """Launch the copy of `tensors` to the host, and mark the end of the batch."""
 
     def read(self, function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Run `function` on results of a batch that is done, ahead of batches that were launched since; return its tensors on the
-        host. Waits for `function` alone."""
+        """Run `function` on results of a batch that is done, ahead of batches that were launched
+        since; return its tensors on the host. Waits for `function` alone."""

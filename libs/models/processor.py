@@ -13,13 +13,16 @@ class Processor(Protocol):
     """A model's pre- and post-processing on the CPU, around the forward; thread-safe."""
 
     def prepare(self, work: ModelWork, go_on: GoOn) -> Prepared:
-        """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job, and what `go_on` raises.
+        """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job,
+        and what `go_on` raises.
 
         `go_on` is called before each `cutting.SLICE` characters.
         """
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
-        """`outputs`: one for each of `prepared.sequences`. `go_on` is called between two items, and what it raises is raised."""
+        """`outputs`: one for each of `prepared.sequences`. `go_on` is called between two items, and
+        what it raises is raised.
+        """
 
 
 class Tokens(Protocol):

@@ -1,4 +1,6 @@
-"""The results that `PackedModel.finish` returns, in numpy and without protobuf: `services/worker/mesh/codec.py` serialises them."""
+"""The results that `PackedModel.finish` returns, in numpy and without protobuf:
+`services/worker/mesh/codec.py` serialises them.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ from libs.models.work import DataType, ToolCall
 class Stored:
     """An array as tensor.proto stores it.
 
-    `values` holds the stored numbers, little-endian, so that `values.tobytes()` is the message's `data`: float32, float16, uint16
-    (the bits of bfloat16), int8, uint8, or uint8 with eight numbers a byte (binary). `shape` counts numbers, also for binary.
-    `scale` and `offset` have one float32 a row, and are None where tensor.proto leaves them empty.
+    `values` holds the stored numbers, little-endian, so that `values.tobytes()` is the message's
+    `data`: float32, float16, uint16 (the bits of bfloat16), int8, uint8, or uint8 with eight
+    numbers a byte (binary). `shape` counts numbers, also for binary. `scale` and `offset` have one
+    float32 a row, and are None where tensor.proto leaves them empty.
     """
 
     data_type: DataType
@@ -30,7 +33,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
-    """Rows of different lengths, concatenated: values [all tokens, dimensions]; offsets [rows + 1], the first 0."""
+    """Rows of different lengths, concatenated: values [all tokens, dimensions]; offsets [rows + 1],
+    the first 0.
+    """
 
     values: Stored
     offsets: list[int]
@@ -38,21 +43,26 @@ class RaggedRows:
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """A sparse matrix in CSR form. Row i has the columns `indices[offsets[i]:offsets[i + 1]]`, ascending."""
+    """A sparse matrix in CSR form. Row i has the columns `indices[offsets[i]:offsets[i + 1]]`,
+    ascending.
+    """
 
     columns: int
     offsets: list[int]
     indices: NDArray[np.uint32]
     values: Stored
     truncated: bool = False
-    """Whether a row had more numbers than its share of the answer holds, of which the largest are kept."""
+    """Whether a row had more numbers than its share of the answer holds, of which the largest are
+    kept.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
     """The chunks of texts, those of text i at `offsets[i]:offsets[i + 1]`.
 
-    `starts`, `ends`: code points of the text, ends exclusive. `tokens`: that each chunk's vectors are made of.
+    `starts`, `ends`: code points of the text, ends exclusive. `tokens`: that each chunk's vectors
+    are made of.
     """
 
     offsets: list[int]  # [texts + 1], the first 0
@@ -63,7 +73,9 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """Row i is for text i, or for chunk i if texts were divided; representations that were not requested are None."""
+    """Row i is for text i, or for chunk i if texts were divided; representations that were not
+    requested are None.
+    """
 
     dense: Stored | None = None  # [texts or chunks, dimensions]
     sparse: SparseRows | None = None
@@ -109,9 +121,11 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A labelled box. Edges in pixels from the left and from the top of the upright image; score 0..1.
+    """A labelled box. Edges in pixels from the left and from the top of the upright image; score
+    0..1.
 
-    `polygon`: x and y of each corner of its outline in turn, in pixels; empty: the model gives no outline.
+    `polygon`: x and y of each corner of its outline in turn, in pixels; empty: the model gives no
+    outline.
     """
 
     label: str
@@ -125,7 +139,9 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PageText:
-    """The text of a document's page. `page` counts from 1. `is_text_layer`: it stood in the file, and no model wrote it."""
+    """The text of a document's page. `page` counts from 1. `is_text_layer`: it stood in the file,
+    and no model wrote it.
+    """
 
     page: int
     text: str
@@ -142,7 +158,9 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of a field: words of the text, from `start` to `end` (exclusive) in code points, or a choice; score 0..1."""
+    """A value of a field: words of the text, from `start` to `end` (exclusive) in code points, or a
+    choice; score 0..1.
+    """
 
     text: str
     score: float
@@ -169,7 +187,9 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text and log probability. `top`: the likeliest tokens in its place, in descending order."""
+    """A token's text and log probability. `top`: the likeliest tokens in its place, in descending
+    order.
+    """
 
     text: str
     logprob: float
@@ -178,11 +198,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The results for one item: entities ordered by start, labels, relations and regions best first.
+    """The results for one item: entities ordered by start, labels, relations and regions best
+    first.
 
-    `pages`: the texts of an item's pages, in their order; `document_pages`: how many pages its documents have, read or not.
-    `text`: what a model wrote, `finish`: why it ended, and `json`: what it says as an object, where the model writes a form.
-    `tool_calls`: the functions that the model called. `tokens`: those of `text`, where their log probabilities were asked for.
+    `pages`: the texts of an item's pages, in their order; `document_pages`: how many pages its
+    documents have, read or not. `text`: what a model wrote, `finish`: why it ended, and `json`:
+    what it says as an object, where the model writes a form. `tool_calls`: the functions that the
+    model called. `tokens`: those of `text`, where their log probabilities were asked for.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -215,15 +237,13 @@ class Tokenization:
     """The tokens of one text.
 
     Attributes:
-        count: Tokens of the whole text.
-        kept_tokens: Tokens that Encode would keep.
-        ids: Of the returned tokens, [tokens] uint32. Empty where counts alone are asked for, as are all that follow.
-        starts: The first character of each token, code points, [tokens] uint32; 0 for special tokens.
-        ends: One past the last character of each token.
-        names: The tokens as the vocabulary writes them; empty if they are not asked for.
-        special_before: How many of the returned tokens are special ones before the text.
-        special_after: How many of them are special ones after the text.
-        kept_start: The first character that Encode would keep.
+        count: Tokens of the whole text. kept_tokens: Tokens that Encode would keep. ids: Of the
+        returned tokens, [tokens] uint32. Empty where counts alone are asked for, as are all that
+        follow. starts: The first character of each token, code points, [tokens] uint32; 0 for
+        special tokens. ends: One past the last character of each token. names: The tokens as the
+        vocabulary writes them; empty if they are not asked for. special_before: How many of the
+        returned tokens are special ones before the text. special_after: How many of them are
+        special ones after the text. kept_start: The first character that Encode would keep.
         kept_end: One past the last character that Encode would keep.
     """
 

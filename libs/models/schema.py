@@ -1,6 +1,8 @@
-"""What a schema asks for: entities, classifications, relations and structures of typed fields, all found in one forward.
+"""What a schema asks for: entities, classifications, relations and structures of typed fields, all
+found in one forward.
 
-`StructureWork` carries one; names and labels are unique within their list, and no text in it is empty but descriptions.
+`StructureWork` carries one; names and labels are unique within their list, and no text in it is
+empty but descriptions.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchemaLabel:
-    """A label of entities, a relation, or a label of a classification. `threshold` None: the schema's."""
+    """A label of entities, a relation, or a label of a classification. `threshold` None: the
+    schema's.
+    """
 
     name: str
     description: str = ""
@@ -20,7 +24,9 @@ class SchemaLabel:
 
 @dataclass(frozen=True, slots=True)
 class SchemaClassification:
-    """A question about the whole text. `multi_label`: each label on its own. `threshold` None: all labels are returned."""
+    """A question about the whole text. `multi_label`: each label on its own. `threshold` None: all
+    labels are returned.
+    """
 
     name: str
     labels: tuple[SchemaLabel, ...]
@@ -31,7 +37,9 @@ class SchemaClassification:
 
 @dataclass(frozen=True, slots=True)
 class SchemaField:
-    """A field of a structure. `single`: the best value only. `choices`: its only possible values; empty: words of the text."""
+    """A field of a structure. `single`: the best value only. `choices`: its only possible values;
+    empty: words of the text.
+    """
 
     name: str
     single: bool = False
@@ -60,9 +68,19 @@ class Schema:
 
     def texts(self) -> Iterator[str]:
         """All names, labels, choices and descriptions, which the model reads before each text."""
-        labels = (*self.entities, *self.relations, *(label for one in self.classifications for label in one.labels))
+        labels = (
+            *self.entities,
+            *self.relations,
+            *(label for one in self.classifications for label in one.labels),
+        )
         fields = [field for structure in self.structures for field in structure.fields]
         yield from (text for label in labels for text in (label.name, label.description))
-        yield from (text for question in self.classifications for text in (question.name, question.description))
-        yield from (text for field in fields for text in (field.name, field.description, *field.choices))
+        yield from (
+            text
+            for question in self.classifications
+            for text in (question.name, question.description)
+        )
+        yield from (
+            text for field in fields for text in (field.name, field.description, *field.choices)
+        )
         yield from (structure.name for structure in self.structures)

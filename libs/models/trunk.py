@@ -1,4 +1,6 @@
-"""An encoder and the heads after it. A text model has one trunk; a model of texts and images (CLIP) one for each."""
+"""An encoder and the heads after it. A text model has one trunk; a model of texts and images (CLIP)
+one for each.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ from libs.models.work import Between, InputSequence, nothing_between
 
 
 class Tower(Protocol):
-    """Makes rows of an encoder's input of something that is no text: an image encoder and its connector. An nn.Module."""
+    """Makes rows of an encoder's input of something that is no text: an image encoder and its
+    connector. An nn.Module.
+    """
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
-        """`inputs`: `InputRows.inputs` of a batch's sequences. Returns the rows of all, in turn: [rows, InputLayer.row_size].
+        """`inputs`: `InputRows.inputs` of a batch's sequences. Returns the rows of all, in turn:
+        [rows, InputLayer.row_size].
 
-        Or rows so many times as wide, whose further parts are added after the encoder's first layers (`GivenRows.deeper`).
+        Or rows so many times as wide, whose further parts are added after the encoder's first
+        layers (`GivenRows.deeper`).
         """
 
 
@@ -55,7 +61,7 @@ class LayeredTower(PreemptedTower, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Trunk:
+class Backbone:
     """`heads`: by the names that `Prepared.head` may have, which no other trunk of the model has.
 
     `tower`: makes the rows of `InputSequence.rows`; None: these are the rows themselves.
@@ -72,28 +78,51 @@ class Trunk:
                 yield module
 
     def refuse_outside(self, sequences: Sequence[InputSequence]) -> None:
-        """Raises InvalidInput for ids that the encoder has no embedding for, as the failed lookup would crash a CUDA process."""
+        """Raises InvalidInput for ids that the encoder has no embedding for, as the failed lookup
+        would crash a CUDA process.
+        """
         if not sequences:
             return
-        if self.encoder.recurrent and any(item.seen or item.before is not None for item in sequences):
-            raise InvalidInput("the model carries a state from token to token, so that no token can be hidden from the others")
+        if self.encoder.recurrent and any(
+            item.seen or item.before is not None for item in sequences
+        ):
+            raise InvalidInput(
+                "the model carries a state from token to token, so that no token can be hidden from the others"
+            )
         embed = self.encoder.embed
         rest = [item.before for item in sequences if item.before is not None]
         if embed.vocabulary:
             _refuse_ids([*(item.ids for item in sequences), *rest], embed.vocabulary, "token")
-        _refuse_ids([item.type_ids for item in sequences if item.type_ids is not None], max(1, embed.segments), "segment")
-        longest = max(item.tokens + (0 if item.before is None else len(item.before)) for item in sequences)
+        _refuse_ids(
+            [item.type_ids for item in sequences if item.type_ids is not None],
+            max(1, embed.segments),
+            "segment",
+        )
+        longest = max(
+            item.tokens + (0 if item.before is None else len(item.before)) for item in sequences
+        )
         if longest > self.encoder.max_positions:
             limit = self.encoder.max_positions
-            raise InvalidInput(f"the model's tokenizer makes a sequence of {longest} tokens; its encoder takes {limit}")
+            raise InvalidInput(
+                f"the model's tokenizer makes a sequence of {longest} tokens; its encoder takes {limit}"
+            )
 
-    def pack(self, sequences: Sequence[InputSequence], before: Sequence[int | None], between: Between = nothing_between) -> Packed:
-        """The batch of these sequences on the encoder's device. `before`: as in `Packed.of`. `between`: called by a tower with
-        layers."""
+    def pack(
+        self,
+        sequences: Sequence[InputSequence],
+        before: Sequence[int | None],
+        between: Between = nothing_between,
+    ) -> Packed:
+        """The batch of these sequences on the encoder's device. `before`: as in `Packed.of`.
+        `between`: called by a tower with layers."""
         rows = [item.rows for item in sequences if item.rows is not None]
-        values = self._values([one for each in rows for one in each.inputs], between) if rows else None
+        values = (
+            self._values([one for each in rows for one in each.inputs], between) if rows else None
+        )
         # A tower may make rows for the first layers as well, beside those of the input.
-        first, *deeper = (None,) if values is None else torch.split(values, self.encoder.embed.row_size, dim=1)
+        first, *deeper = (
+            (None,) if values is None else torch.split(values, self.encoder.embed.row_size, dim=1)
+        )
         return Packed.of(
             [item.ids for item in sequences],
             [item.type_ids for item in sequences],
@@ -112,11 +141,17 @@ class Trunk:
         if self.tower is not None:
             return self.tower.forward(inputs)
         rows = torch.from_numpy(np.concatenate(inputs))
-        return rows.pin_memory().to(self.encoder.device, non_blocking=True) if self.encoder.device.type == "cuda" else rows
+        return (
+            rows.pin_memory().to(self.encoder.device, non_blocking=True)
+            if self.encoder.device.type == "cuda"
+            else rows
+        )
 
 
 def _refuse_ids(found: Sequence[NDArray[np.int32]], most: int, what: str) -> None:
     ids = np.concatenate(found) if found else np.zeros(0, np.int32)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < most:
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise InvalidInput(f"the model's tokenizer makes the {what} {wrong} of a text, but its encoder has {most} {what}s")
+        raise InvalidInput(
+            f"the model's tokenizer makes the {what} {wrong} of a text, but its encoder has {most} {what}s"
+        )

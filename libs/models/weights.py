@@ -1,7 +1,8 @@
-"""Loads checkpoint files into model weights. Every tensor of a file must be accounted for, or loading fails with its name.
+"""Loads checkpoint files into model weights. Every tensor of a file must be accounted for, or
+loading fails with its name.
 
-Only safetensors are read, single or sharded, mapped into memory without a copy; the store has converted torch checkpoints before.
-Called by the registry when a model is loaded.
+Only safetensors are read, single or sharded, mapped into memory without a copy; the store has
+converted torch checkpoints before. Called by the registry when a model is loaded.
 """
 
 from __future__ import annotations
@@ -16,44 +17,59 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from libs.catalog.checkpoint.files import NOT_OPENED, locate, need_config, shard_names, tensor_entries
+from libs.catalog.checkpoint.files import (
+    NOT_OPENED,
+    locate,
+    need_config,
+    shard_names,
+    tensor_entries,
+)
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """A rule for names that a checkpoint may leave out, such as those of a decoder tied to the embeddings."""
+    """A rule for names that a checkpoint may leave out, such as those of a decoder tied to the
+    embeddings.
+    """
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """A rule for a large, optional table of which a head needs only a few rows: a view of the mapped file, as stored."""
+    """A rule for a large, optional table of which a head needs only a few rows: a view of the
+    mapped file, as stored.
+    """
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A rule for names that a checkpoint may hold though the model that config.json describes has no place for them."""
+    """A rule for names that a checkpoint may hold though the model that config.json describes has
+    no place for them.
+    """
 
     target: str
 
 
 Rule = str | tuple[str, int] | Spare | None
-"""Where a family puts a checkpoint's tensor: our name | (our name, slot of a fused weight) | optional place | known and ignored.
+"""Where a family puts a checkpoint's tensor: our name | (our name, slot of a fused weight) |
+optional place | known and ignored.
 
 A weight that some checkpoints fuse and others do not has rules of both sorts.
 """
 
 HeadRule = str | Maybe | InFile | None
-"""The same for a head: the name in its state | the name, if present | the name of a view, if present | known and ignored.
+"""The same for a head: the name in its state | the name, if present | the name of a view, if
+present | known and ignored.
 
-Rules are kept in literal tables `checkpoint stem -> rule`. A stem is a tensor's name without the family's prefix and without its
-last part (`weight`, `bias`); `{}` stands for a layer's number. A tensor without such a part is listed by its whole name, and so
-is the place that such a rule gives it.
+Rules are kept in literal tables `checkpoint stem -> rule`. A stem is a tensor's name without the
+family's prefix and without its last part (`weight`, `bias`); `{}` stands for a layer's number. A
+tensor without such a part is listed by its whole name, and so is the place that such a rule gives
+it.
 """
 
 SINGLE = "model.safetensors"
@@ -63,7 +79,10 @@ _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # LayerNorm's in checkpoints converted from TensorFlow
+_OLD_ENDINGS = {
+    "gamma": "weight",
+    "beta": "bias",
+}  # LayerNorm's in checkpoints converted from TensorFlow
 _NUMBER = re.compile(r"\.(\d+)\.")
 
 
@@ -79,9 +98,11 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class LowRankUpdate:
-    """What an adapter adds to a weight of [outputs, inputs]: scale b a. `a`: [rank, inputs]; `b`: [outputs, rank].
+    """What an adapter adds to a weight of [outputs, inputs]: scale b a. `a`: [rank, inputs]; `b`:
+    [outputs, rank].
 
-    `magnitude`, of DoRA: the length of each row of the sum, [outputs]; None: the sum stays as it is.
+    `magnitude`, of DoRA: the length of each row of the sum, [outputs]; None: the sum stays as it
+    is.
     """
 
     a: Tensor
@@ -99,14 +120,16 @@ class TensorFile:
 
     @staticmethod
     def open(root: Path, folder: str = "") -> TensorFile:
-        """The safetensors in a folder of a checkpoint. Raises ModelBroken, naming the file, if there are none, and for pickles,
-        damaged files and files outside `root`."""
+        """The safetensors in a folder of a checkpoint. Raises ModelBroken, naming the file, if
+        there are none, and for pickles, damaged files and files outside `root`."""
         directory = root / folder
         if (directory / SINGLE).is_file():
             return TensorFile(SINGLE, _read_header(root, str(Path(folder) / SINGLE)))
         if (directory / INDEX).is_file():
             return TensorFile(INDEX, _read_shards(root, folder))
-        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
+        pickles = sorted(
+            path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern)
+        )
         if pickles:
             raise ModelBroken(f"{pickles[0]}: {NOT_OPENED}")
         raise ModelBroken(f"{SINGLE}: no such file, nor {INDEX}")
@@ -129,21 +152,30 @@ class TensorFile:
 
     def renamed(self, name: Callable[[str], str]) -> TensorFile:
         """The same tensors, each by what `name` makes of its name."""
-        return TensorFile(self.source, {name(stored): entry for stored, entry in self._entries.items()})
+        return TensorFile(
+            self.source, {name(stored): entry for stored, entry in self._entries.items()}
+        )
 
     def with_zeros(self, shapes: Mapping[str, tuple[int, ...]]) -> TensorFile:
-        """With float32 tensors of zeros beside them, by name. Raises ModelBroken for a name that is there already."""
+        """With float32 tensors of zeros beside them, by name. Raises ModelBroken for a name that is
+        there already.
+        """
         for name in shapes:
             if name in self._entries:
-                raise ModelBroken(f"{self.file_of(name)}: tensor {name!r} has no place in the model that config.json describes")
+                raise ModelBroken(
+                    f"{self.file_of(name)}: tensor {name!r} has no place in the model that config.json describes"
+                )
         zeros = {
-            name: _Entry(self.source, mmap.mmap(-1, max(1, prod(shape) * 4)), torch.float32, shape, 0)
+            name: _Entry(
+                self.source, mmap.mmap(-1, max(1, prod(shape) * 4)), torch.float32, shape, 0
+            )
             for name, shape in shapes.items()
         }
         return TensorFile(self.source, {**self._entries, **zeros})
 
     def joined(self, first: str, second: str) -> TensorFile:
-        """The same tensors, with the rows of `second` after those of `first`, under its name: a copy in memory.
+        """The same tensors, with the rows of `second` after those of `first`, under its name: a
+        copy in memory.
 
         Raises ModelBroken where one is missing, or their rows differ in size or type.
         """
@@ -153,13 +185,17 @@ class TensorFile:
         one, other = self.read(first), self.read(second)
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             place = f"{self.file_of(second)}: tensor {second!r}"
-            raise ModelBroken(f"{place} is {_told(other)}; {first!r}, which it continues, is {_told(one)}")
+            raise ModelBroken(
+                f"{place} is {_told(other)}; {first!r}, which it continues, is {_told(one)}"
+            )
         rows = torch.cat((one, other))
         mapping = mmap.mmap(-1, max(1, rows.nbytes))
         if rows.numel():
             torch.frombuffer(mapping, dtype=rows.dtype, count=rows.numel()).copy_(rows.flatten())
         entries = {name: entry for name, entry in self._entries.items() if name != second}
-        entries[first] = _Entry(self._entries[first].file, mapping, rows.dtype, tuple(rows.shape), 0)
+        entries[first] = _Entry(
+            self._entries[first].file, mapping, rows.dtype, tuple(rows.shape), 0
+        )
         return TensorFile(self.source, entries)
 
     def names(self) -> list[str]:
@@ -173,23 +209,35 @@ class TensorFile:
         return self._entries[name].shape
 
     def merged(self, updates: Mapping[str, LowRankUpdate]) -> TensorFile:
-        """The same tensors with updates added to some, in float32. Raises ModelBroken for a tensor that is missing or misshapen."""
+        """The same tensors with updates added to some, in float32. Raises ModelBroken for a tensor
+        that is missing or misshapen.
+        """
         entries = dict(self._entries)
         for name, update in updates.items():
             entry, wanted = entries.get(name), (len(update.b), update.a.shape[1])
             if entry is None or entry.shape != wanted:
-                found = "there is none" if entry is None else f"it has the shape {list(entry.shape)}"
-                raise ModelBroken(f"{self.source}: an adapter is for the tensor {name!r} of {list(wanted)}: {found}")
-            entries[name] = _Entry(entry.file, entry.mapping, entry.dtype, entry.shape, entry.begin, update)
+                found = (
+                    "there is none" if entry is None else f"it has the shape {list(entry.shape)}"
+                )
+                raise ModelBroken(
+                    f"{self.source}: an adapter is for the tensor {name!r} of {list(wanted)}: {found}"
+                )
+            entries[name] = _Entry(
+                entry.file, entry.mapping, entry.dtype, entry.shape, entry.begin, update
+            )
         return TensorFile(self.source, entries)
 
     def read(self, name: str) -> Tensor:
-        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use. Float32 where it is updated."""
+        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use.
+        Float32 where it is updated.
+        """
         entry = self._entries[name]
         count = prod(entry.shape)
         if count == 0:
             return torch.empty(entry.shape, dtype=entry.dtype)
-        stored = torch.frombuffer(entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin).view(entry.shape)
+        stored = torch.frombuffer(
+            entry.mapping, dtype=entry.dtype, count=count, offset=entry.begin
+        ).view(entry.shape)
         if entry.update is None:
             return stored
         update = entry.update
@@ -211,7 +259,9 @@ def _read_shards(root: Path, folder: str) -> dict[str, _Entry]:
         found = _read_header(root, str(Path(folder) / file))
         twice = next((name for name in found if name in entries), None)
         if twice is not None:
-            raise ModelBroken(f"{INDEX}: tensor {twice!r} is in {entries[twice].file!r} and in {file!r}")
+            raise ModelBroken(
+                f"{INDEX}: tensor {twice!r} is in {entries[twice].file!r} and in {file!r}"
+            )
         entries |= found
     for name, place in index.part("weight_map").values.items():
         if name not in entries or Path(entries[name].file).name != place:
@@ -227,8 +277,8 @@ def _read_header(root: Path, name: str) -> dict[str, _Entry]:
         raise ModelBroken(f"{name}: missing from {root}")
     try:
         with path.open("rb") as file:
-            # A private writable mapping, as torch warns of read-only buffers; nothing is written, so pages stay shared with the
-            # page cache.
+            # A private writable mapping, as torch warns of read-only buffers; nothing is written,
+            # so pages stay shared with the page cache.
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise ModelBroken(f"{name}: cannot be read: {error}") from error
@@ -236,7 +286,9 @@ def _read_header(root: Path, name: str) -> dict[str, _Entry]:
     for tensor, entry in found.items():
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
-            raise ModelBroken(f"{name}: tensor {tensor!r} has type {entry.dtype}, which is not supported")
+            raise ModelBroken(
+                f"{name}: tensor {tensor!r} has type {entry.dtype}, which is not supported"
+            )
         entries[tensor] = _Entry(name, mapping, dtype, entry.shape, entry.begin)
     return entries
 
@@ -252,30 +304,42 @@ def load(
     device: torch.device,
     as_stored: bool = False,
 ) -> dict[str, Tensor]:
-    """Fill a model that was built on the meta device, and return the head's tensors, float32, under the names its table gives them.
+    """Fill a model that was built on the meta device, and return the head's tensors, float32, under
+    the names its table gives them.
 
-    `prefixes`: those that the family's names may have; the one on the token embeddings, or else on the last norm, decides. A head's
-    rule takes precedence over the family's. Tensors are cast and moved only where needed; `as_stored`: the weights of linear
-    layers that will be quantised are not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file
-    and tensor.
+    `prefixes`: those that the family's names may have; the one on the token embeddings, or else on
+    the last norm, decides. A head's rule takes precedence over the family's. Tensors are cast and
+    moved only where needed; `as_stored`: the weights of linear layers that will be quantised are
+    not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file and
+    tensor.
     """
     prefix = _prefix(tensors, table, prefixes)
     left = {_modern(name.removeprefix(prefix)): name for name in tensors.names()}
     if len(left) < len(tensors.names()):
-        raise ModelBroken(f"{tensors.source}: some tensors are there twice, with and without the prefix {prefix!r}")
+        raise ModelBroken(
+            f"{tensors.source}: some tensors are there twice, with and without the prefix {prefix!r}"
+        )
     _fill(model, tensors, left, _sources(table), prefix, dtype, device, as_stored)
     state = head_state(tensors, left, head_table, device)
     for name, stored in left.items():
         found = find(name, table)
         if found is None:
-            raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models")
+            raise ModelBroken(
+                f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models"
+            )
         if not isinstance(table[found.stem], Spare | None):
-            raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that config.json describes")
+            raise ModelBroken(
+                f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that config.json describes"
+            )
     return state
 
 
-def stored_tensor(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str], ours: str, ending: str) -> Tensor | None:
-    """Our tensor `ours.ending`, float32, as the file holds it or its parts; None if the file has none of it."""
+def stored_tensor(
+    tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str], ours: str, ending: str
+) -> Tensor | None:
+    """Our tensor `ours.ending`, float32, as the file holds it or its parts; None if the file has
+    none of it.
+    """
     prefix = _prefix(tensors, table, prefixes)
     pattern, number = _numbered(ours)
     names = set(tensors.names())
@@ -288,12 +352,16 @@ def stored_tensor(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequ
 
 def _prefix(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str]) -> str:
     # An image encoder has no token embeddings.
-    anchor = next(stem for place in ("embed.token", "norm") for stem, rule in table.items() if rule == place)
+    anchor = next(
+        stem for place in ("embed.token", "norm") for stem, rule in table.items() if rule == place
+    )
     names = set(tensors.names())
     for prefix in prefixes:
         if f"{prefix}{anchor}.weight" in names:
             return prefix
-    raise ModelBroken(f"{tensors.source}: tensor '{anchor}.weight' is missing (tried before it: {', '.join(map(repr, prefixes))})")
+    raise ModelBroken(
+        f"{tensors.source}: tensor '{anchor}.weight' is missing (tried before it: {', '.join(map(repr, prefixes))})"
+    )
 
 
 def _fill(
@@ -308,19 +376,27 @@ def _fill(
 ) -> None:
     """Give every parameter its tensors, taking their names out of `left`."""
     state: dict[str, Tensor] = {}
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)}
+    linears = {
+        name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)
+    }
     slots = {name: module.slots for name, module in linears.items()}
-    waiting = {f"{name}.weight" for name, module in linears.items() if as_stored and not module.exact}
+    waiting = {
+        f"{name}.weight" for name, module in linears.items() if as_stored and not module.exact
+    }
     for ours, parameter in model.state_dict().items():
         stem, _, ending = ours.rpartition(".")
         pattern, number = _numbered(stem)
-        forms = sources.get(ours) or [[f"{source.format(number)}.{ending}" for source in form] for form in sources[pattern]]
+        forms = sources.get(ours) or [
+            [f"{source.format(number)}.{ending}" for source in form] for form in sources[pattern]
+        ]
         wanted = next((form for form in forms if form[0] in left), forms[0])
         missing = next((name for name in wanted if name not in left), None)
         if missing is not None:
             raise ModelBroken(f"{tensors.source}: tensor {prefix + missing!r} is missing")
         stored = [left.pop(name) for name in wanted]
-        _check_shapes(tensors, stored, tuple(parameter.shape), slots.get(stem), whole_name=ours in sources)
+        _check_shapes(
+            tensors, stored, tuple(parameter.shape), slots.get(stem), whole_name=ours in sources
+        )
         own = None if ours in waiting else dtype
         parts = [tensors.read(name).to(device=device, dtype=own) for name in stored]
         state[ours] = parts[0].view(parameter.shape) if len(parts) == 1 else torch.cat(parts)
@@ -328,11 +404,18 @@ def _fill(
 
 
 def _check_shapes(
-    tensors: TensorFile, stored: Sequence[str], whole: tuple[int, ...], slots: tuple[int, ...] | None, *, whole_name: bool
+    tensors: TensorFile,
+    stored: Sequence[str],
+    whole: tuple[int, ...],
+    slots: tuple[int, ...] | None,
+    *,
+    whole_name: bool,
 ) -> None:
-    """Raises ModelBroken for a wrong shape. Parts of a fused weight are slices of its first dimension, each of its slot's size.
+    """Raises ModelBroken for a wrong shape. Parts of a fused weight are slices of its first
+    dimension, each of its slot's size.
 
-    `whole_name`: the tensor has a rule for its whole name, as class tokens have; transformers gives these leading dimensions of 1.
+    `whole_name`: the tensor has a rule for its whole name, as class tokens have; transformers gives
+    these leading dimensions of 1.
     """
     sizes = whole[:1] if slots is None or len(stored) == 1 else slots
     for name, size in zip(stored, sizes, strict=True):
@@ -343,11 +426,17 @@ def _check_shapes(
             shape = shape[extra:]
         if shape != wanted:
             place = f"{tensors.file_of(name)}: tensor {name!r}"
-            raise ModelBroken(f"{place} has shape {list(shape)}; config.json asks for {list(wanted)}")
+            raise ModelBroken(
+                f"{place} has shape {list(shape)}; config.json asks for {list(wanted)}"
+            )
 
 
-def head_state(tensors: TensorFile, left: dict[str, str], table: Mapping[str, HeadRule], device: torch.device) -> dict[str, Tensor]:
-    """The tensors that the head's table names, taken out of `left`: the names in the files by those without a prefix."""
+def head_state(
+    tensors: TensorFile, left: dict[str, str], table: Mapping[str, HeadRule], device: torch.device
+) -> dict[str, Tensor]:
+    """The tensors that the head's table names, taken out of `left`: the names in the files by those
+    without a prefix.
+    """
     state: dict[str, Tensor] = {}
     filled: set[str] = set()
     for name in list(left):
@@ -361,10 +450,16 @@ def head_state(tensors: TensorFile, left: dict[str, str], table: Mapping[str, He
             target = rule if isinstance(rule, str) else rule.target
             ours = ".".join(filter(None, (target.format(found.number), found.ending)))
             tensor = tensors.read(stored)
-            state[ours] = tensor if isinstance(rule, InFile) else tensor.to(device=device, dtype=torch.float32)
+            state[ours] = (
+                tensor
+                if isinstance(rule, InFile)
+                else tensor.to(device=device, dtype=torch.float32)
+            )
     for stem, rule in table.items():
         if isinstance(rule, str) and stem not in filled:
-            raise ModelBroken(f"{tensors.source}: tensor {stem!r} is missing, which the model's head needs")
+            raise ModelBroken(
+                f"{tensors.source}: tensor {stem!r} is missing, which the model's head needs"
+            )
     return state
 
 
@@ -396,7 +491,9 @@ def _numbered(stem: str) -> tuple[str, str]:
 
 
 def _sources(table: Mapping[str, Rule]) -> dict[str, list[list[str]]]:
-    """Our stem -> the forms in which it may be stored: one stem of the checkpoint, or several in the order of their slots."""
+    """Our stem -> the forms in which it may be stored: one stem of the checkpoint, or several in
+    the order of their slots.
+    """
     whole: dict[str, list[list[str]]] = {}
     parts: dict[str, dict[int, str]] = {}
     for stem, rule in table.items():

@@ -1,29 +1,40 @@
-"""The lanes: the job queues in Redis. `services/router/lanes/dispatch.py` enqueues, `services/router/lanes/pull.py` dequeues."""
+"""The lanes: the job queues in Redis. `services/router/lanes/dispatch.py` enqueues,
+`services/router/lanes/pull.py` dequeues.
+"""
 
 from libs.queue.connection.client import connect, open_all
 from libs.queue.connection.requirements import UnsuitableRedis
 from libs.queue.connection.trust import RedisTrust
-from libs.queue.fitness import Fitness
-from libs.queue.jobs import Completed, Idle, LaneGauges, Priority, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import LaneKey, LeftBell, WorkerBell
+from libs.queue.fitness import RedisCheck
+from libs.queue.jobs import (
+    Completed,
+    Idle,
+    LaneGauges,
+    Priority,
+    Pulled,
+    PulledJob,
+    QueuedJob,
+    RenewedBatch,
+)
+from libs.queue.keys import LaneKey, WakeupLeft, WorkerWakeup
 from libs.queue.lanes import Lanes
 
 __all__ = [
     "Completed",
-    "Fitness",
     "Idle",
     "LaneGauges",
     "LaneKey",
     "Lanes",
-    "LeftBell",
     "Priority",
     "Pulled",
     "PulledJob",
     "QueuedJob",
+    "RedisCheck",
     "RedisTrust",
     "RenewedBatch",
     "UnsuitableRedis",
-    "WorkerBell",
+    "WakeupLeft",
+    "WorkerWakeup",
     "connect",
     "open_all",
 ]

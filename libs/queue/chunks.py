@@ -1,4 +1,6 @@
-"""Bounds script calls: splits the jobs of requests into calls that occupy Redis for 1 or 2 milliseconds only. Pure."""
+"""Bounds script calls: splits the jobs of requests into calls that occupy Redis for 1 or 2
+milliseconds only. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def is_large(group: Sequence[QueuedJob]) -> bool:
 
 
 def batched(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
-    """The indexes of all groups that are not large, batched in order into calls within the limits."""
+    """The indexes of all groups that are not large, batched in order into calls within the
+    limits.
+    """
     calls: list[list[int]] = []
     jobs, size = CALL_JOBS + 1, 0
     for index, group in enumerate(groups):
@@ -34,11 +38,15 @@ def batched(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
 
 
 def chunks_of(jobs: Sequence[QueuedJob]) -> list[Sequence[QueuedJob]]:
-    """The jobs in order, split into chunks within the limits of one call. A single job above them is a chunk by itself."""
+    """The jobs in order, split into chunks within the limits of one call. A single job above them
+    is a chunk by itself.
+    """
     chunks: list[Sequence[QueuedJob]] = []
     start, size = 0, 0
     for position, job in enumerate(jobs):
-        if position > start and (position - start == CALL_JOBS or size + len(job.payload) > CALL_BYTES):
+        if position > start and (
+            position - start == CALL_JOBS or size + len(job.payload) > CALL_BYTES
+        ):
             chunks.append(jobs[start:position])
             start, size = position, 0
         size += len(job.payload)

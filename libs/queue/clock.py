@@ -1,4 +1,6 @@
-"""Redis' clock, by which all processes of a mesh judge deadlines and leases, so that their own clocks need not agree."""
+"""Redis' clock, by which all processes of a mesh judge deadlines and leases, so that their own
+clocks need not agree.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,21 @@ from libs.queue.connection.client import translated
 
 
 class RedisClock:
-    """Estimates Redis' clock, in Unix milliseconds, without a round trip each time. `fixed` replaces it in tests."""
+    """Estimates Redis' clock, in Unix milliseconds, without a round trip each time. `fixed`
+    replaces it in tests.
+    """
 
     def __init__(self, redis: Redis, fixed: Callable[[], int] | None = None) -> None:
         self._redis = redis
         self._fixed = fixed
-        # The state: the offset of Redis' clock from our monotonic one. Until it is measured, that of this machine's clock.
+        # The state: the offset of Redis' clock from our monotonic one. Until it is measured, that
+        # of this machine's clock.
         self._ahead_ms = (time.time() - time.monotonic()) * 1000
 
     async def measure(self) -> int:
-        """Measures the offset in one round trip, and returns the time. Raises NoCapacity while Redis is away."""
+        """Measures the offset in one round trip, and returns the time. Raises NoCapacity while
+        Redis is away.
+        """
         if self._fixed is None:
             begin = time.monotonic()
             with translated():

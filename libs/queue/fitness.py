@@ -5,22 +5,27 @@ from __future__ import annotations
 from libs.queue.lanes import Lanes
 
 
-class Fitness:
+class RedisCheck:
     """Runs the check when it is due, and remembers which Redis server passed it."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-        # The state: whether a check has passed, against which master (with Sentinels), and whether Redis was away since.
+        # The state: whether a check has passed, against which master (with Sentinels), and whether
+        # Redis was away since.
         self._is_known = False
         self._server: object = None
         self._was_away = False
 
     def away(self) -> None:
-        """Redis is unreachable, so the check is due again: the server that comes back may be another, or have lost its data."""
+        """Redis is unreachable, so the check is due again: the server that comes back may be
+        another, or have lost its data.
+        """
         self._was_away = True
 
     async def look(self) -> None:
-        """Runs the check if it is due. Raises UnsuitableRedis, and NoCapacity while Redis is away."""
+        """Runs the check if it is due. Raises UnsuitableRedis, and NoCapacity while Redis is
+        away.
+        """
         if self._is_known and not self._was_away and self._server == self._lanes.server:
             return
         await self._lanes.check(again=self._is_known)

@@ -12,7 +12,9 @@ Priority = Literal["interactive", "bulk"]
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job as a router enqueues it. `deadline_ms` is Unix time by Redis' clock; `tokens` and `weight` are above 0."""
+    """A job as a router enqueues it. `deadline_ms` is Unix time by Redis' clock; `tokens` and
+    `weight` are above 0.
+    """
 
     job_id: str
     tenant: str
@@ -45,15 +47,17 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing to lease. `next_expiry_ms`: when the next lease may expire (Unix time by Redis' clock) and another pull is worth
-    it."""
+    """Nothing to lease. `next_expiry_ms`: when the next lease may expire (Unix time by Redis'
+    clock) and another pull is worth it."""
 
     next_expiry_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """`accepted`: how many answers ended their job. `own`: those for requests of this router, which do not go through Redis."""
+    """`accepted`: how many answers ended their job. `own`: those for requests of this router, which
+    do not go through Redis.
+    """
 
     accepted: int
     own: list[tuple[str, bytes]]
@@ -70,11 +74,12 @@ class RenewedBatch:
 
 @dataclass(frozen=True, slots=True)
 class LaneGauges:
-    """A lane's gauges and counters, in jobs unless tokens are named. From `enqueued` on they only grow until the lane was idle a
-    day.
+    """A lane's gauges and counters, in jobs unless tokens are named. From `enqueued` on they only
+    grow until the lane was idle a day.
 
-    `enqueued_tokens`: of the jobs in `enqueued`; its growth gives the arrival rate in tokens a second. `used_ms`: when jobs arrived
-    last, or when a later sweep found some in the lane; Unix time by Redis' clock, 0: unknown.
+    `enqueued_tokens`: of the jobs in `enqueued`; its growth gives the arrival rate in tokens a
+    second. `used_ms`: when jobs arrived last, or when a later sweep found some in the lane; Unix
+    time by Redis' clock, 0: unknown.
     """
 
     lane: LaneKey

@@ -1,7 +1,7 @@
 """The names of lanes and of every Redis key of a lane.
 
-All keys of a lane and the reply lists of its slot share one hash tag, so that the scripts also run on a sharded Redis. A process of
-another layout (LAYOUT_VERSION) must not read these keys.
+All keys of a lane and the reply lists of its slot share one hash tag, so that the scripts also run
+on a sharded Redis. A process of another layout (LAYOUT_VERSION) must not read these keys.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 LAYOUT = "v1:layout"
-"""STRING: the LAYOUT_VERSION of the first writer. `v1` in names is no longer a version: it only sets our keys apart."""
+"""STRING: the LAYOUT_VERSION of the first writer. `v1` in names is no longer a version: it only
+sets our keys apart.
+"""
 BELL = "v1:bell"
 WRITTEN = "v1:written"
-"""Channels that begin with it and a colon, one for each router, carry what models write for its clients that read along."""
+"""Channels that begin with it and a colon, one for each router, carry what models write for its
+clients that read along.
+"""
 KEYS = (
     "interactive",  # ZSET: waiting members by start tag
     "bulk",  # ZSET
@@ -32,16 +36,23 @@ KEYS = (
     "index",  # ZSET: lane names by last use
     "dead",  # STREAM: dead letters
     "replies",  # prefix of the reply lists
-    "holders",  # HASH: job id -> {worker TAB lease LF} of every lease of it that was not released, newest first; padded
-    "tenant_of",  # HASH: job id -> tenant, of interactive jobs; a hint that lets a pull pick jobs by tenant
+    # HASH: job id -> {worker TAB lease LF} of every lease of it that was not released, newest
+    # first; padded
+    "holders",
+    # HASH: job id -> tenant, of interactive jobs; a hint that lets a pull pick jobs by tenant
+    "tenant_of",
 )
 """The keys of one lane, by their names in its scripts (`lua/`), with their types."""
-_MOST_LANES = 8192
-"""How many lanes' names and keys are cached, about 12 MB: bounded because clients can make up any number of models."""
+_MAX_LANES = 8192
+"""How many lanes' names and keys are cached, about 12 MB: bounded because clients can make up any
+number of models.
+"""
 
 
 class LaneKey(NamedTuple):
-    """The lane of one pool, model and adapter (`""`: none). A tuple, because it is looked up some forty times a request."""
+    """The lane of one pool, model and adapter (`""`: none). A tuple, because it is looked up some
+    forty times a request.
+    """
 
     pool: str
     model: str
@@ -49,50 +60,58 @@ class LaneKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """One string, safe as part of a key: colons, braces and bars within the parts are escaped. `parse` is the inverse."""
+        """One string, safe as part of a key: colons, braces and bars within the parts are escaped.
+        `parse` is the inverse.
+        """
         return _name(self)
 
     @staticmethod
-    @lru_cache(maxsize=_MOST_LANES)
+    @lru_cache(maxsize=_MAX_LANES)
     def parse(name: str) -> LaneKey:
         """The lane of that name. ValueError if the name is invalid."""
         pool, model, adapter = name.split("|")
         return LaneKey(unquote(pool), unquote(model), unquote(adapter))
 
 
-@lru_cache(maxsize=_MOST_LANES)
+@lru_cache(maxsize=_MAX_LANES)
 def _name(lane: LaneKey) -> str:
     return "|".join(quote(part, safe="/@") for part in lane)
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerBell:
+class WorkerWakeup:
     """A notification for one worker: orders wait for it, so it should send a heartbeat now."""
 
     worker_id: str
 
     @property
     def message(self) -> str:
-        """The message published on BELL; no lane's name begins with `!`. `parse_bell` is the inverse."""
+        """The message published on BELL; no lane's name begins with `!`. `parse_bell` is the
+        inverse.
+        """
         return f"!{self.worker_id}"
 
 
 @dataclass(frozen=True, slots=True)
-class LeftBell:
-    """A notification that a pull has left jobs in a lane. None of them is new: each was notified of when it came."""
+class WakeupLeft:
+    """A notification that a pull has left jobs in a lane. None of them is new: each was notified of
+    when it came.
+    """
 
     lane: LaneKey
 
 
 _LEFT: Final = "!\t"
-"""What such a message (pull.lua) begins with. A router of before 2026-11-24 takes it for one to a worker that it does not have."""
+"""What such a message (pull.lua) begins with. A router of before 2026-11-24 takes it for one to a
+worker that it does not have.
+"""
 
 
-def parse_bell(message: str) -> LaneKey | LeftBell | WorkerBell:
+def parse_bell(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
     """The lane or the worker that a message on BELL is for. ValueError if it is neither."""
     if message.startswith(_LEFT):
-        return LeftBell(LaneKey.parse(message.removeprefix(_LEFT)))
-    return WorkerBell(message[1:]) if message.startswith("!") else LaneKey.parse(message)
+        return WakeupLeft(LaneKey.parse(message.removeprefix(_LEFT)))
+    return WorkerWakeup(message[1:]) if message.startswith("!") else LaneKey.parse(message)
 
 
 class Keys:
@@ -106,7 +125,7 @@ class Keys:
         """A lane's keys in the order of `KEYS`."""
         keys = self._lanes.get(lane)
         if keys is None:
-            if len(self._lanes) == _MOST_LANES:
+            if len(self._lanes) == _MAX_LANES:
                 self._lanes.clear()
             keys = self._lanes[lane] = self._make(lane)
         return keys
@@ -116,7 +135,12 @@ class Keys:
         own = ("i", "b", "pay", "own", "att", "fi", "fb", "lease", "batch", "meta")
         shared = ("lanes", "dead", "replies:")
         prefix = f"v1:{{{slot}}}:lane:{lane.name}:"
-        return (*(prefix + part for part in own), *(f"v1:{{{slot}}}:{part}" for part in shared), f"{prefix}hold", f"{prefix}whose")
+        return (
+            *(prefix + part for part in own),
+            *(f"v1:{{{slot}}}:{part}" for part in shared),
+            f"{prefix}hold",
+            f"{prefix}whose",
+        )
 
     def indexes(self) -> Iterator[str]:
         """One ZSET per slot: lane names by the time of last use."""

@@ -1,7 +1,8 @@
 """The lanes of one process: every operation on waiting, leased and answered jobs.
 
-On the request path twice: `dispatch.py` enqueues, cancels and takes replies; `pull.py` pulls, completes and renews for workers. All
-state is in Redis, every operation is one script and so is atomic, and any router may run any of them.
+On the request path twice: `dispatch.py` enqueues, cancels and takes replies; `pull.py` pulls,
+completes and renews for workers. All state is in Redis, every operation is one script and so is
+atomic, and any router may run any of them.
 """
 
 from __future__ import annotations
@@ -20,22 +21,31 @@ from libs.queue.clock import RedisClock
 from libs.queue.connection.client import Subscriber, translated
 from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, KEYS, WRITTEN, Keys, LaneKey, LeftBell, WorkerBell, parse_bell
+from libs.queue.keys import BELL, KEYS, WRITTEN, Keys, LaneKey, WakeupLeft, WorkerWakeup, parse_bell
 from libs.queue.scripts import load_scripts
 
-LONGEST_WAIT_SECONDS = 2.0
+MAX_WAIT_SECONDS = 2.0
 """A blocking read must end before the connection times out (connection.ANSWER_SECONDS)."""
 REPLIES_AT_ONCE = 256
 SWEPT_JOBS = 4_000
 DAY_MS = 86_400_000
 _OWNER, _LEASES = KEYS.index("owner"), KEYS.index("leases")
-_COUNTERS = ("queued", "leased", "enqueued", "done", "expired", "dead", "cancelled", "enqueued_tokens")
+_COUNTERS = (
+    "queued",
+    "leased",
+    "enqueued",
+    "done",
+    "expired",
+    "dead",
+    "cancelled",
+    "enqueued_tokens",
+)
 """Fields of a lane's `meta`, in the order of LaneGauges."""
 
 
 class _Attempts(TypedDict):
-    """When a job whose leases expire is given up, and how: its answer, and the length of the dead-letter stream. Arguments of
-    several scripts."""
+    """When a job whose leases expire is given up, and how: its answer, and the length of the
+    dead-letter stream. Arguments of several scripts."""
 
     max_attempts: int
     dead_letter_limit: int
@@ -45,8 +55,9 @@ class _Attempts(TypedDict):
 class Lanes:
     """The queue, as the router `router_id` uses it.
 
-    Every method raises NoCapacity while Redis is away. `slots` must be the same in all processes. `dead_result` is the answer (a
-    serialised `JobResult`) to a job whose workers died `max_attempts` times. `clock` replaces Redis' clock in tests.
+    Every method raises NoCapacity while Redis is away. `slots` must be the same in all processes.
+    `dead_result` is the answer (a serialised `JobResult`) to a job whose workers died
+    `max_attempts` times. `clock` replaces Redis' clock in tests.
     """
 
     def __init__(
@@ -64,11 +75,14 @@ class Lanes:
         self.lease_ms = lease_ms
         self._redis = redis
         self._router_id = router_id
-        self._attempts = _Attempts(max_attempts=max_attempts, dead_letter_limit=dead_letter_limit, dead_result=dead_result)
+        self._attempts = _Attempts(
+            max_attempts=max_attempts, dead_letter_limit=dead_letter_limit, dead_result=dead_result
+        )
         self._keys = Keys(slots)
         self._reply_lists = self._keys.replies(router_id)
         self.clock = RedisClock(redis, clock)
-        # Batch ids are never reused, not even after Redis lost its data: a late answer must not end another batch's lease.
+        # Batch ids are never reused, not even after Redis lost its data: a late answer must not end
+        # another batch's lease.
         self._batch_prefix = secrets.token_hex(6)
         # The state: the number of the next batch.
         self._batch_numbers = count(1)
@@ -79,12 +93,16 @@ class Lanes:
         return getattr(self._redis.connection_pool, "master_address", None)
 
     async def check(self, *, again: bool = False) -> None:
-        """Raises UnsuitableRedis unless the server can hold the queue (`requirements.py`). Also measures its clock."""
+        """Raises UnsuitableRedis unless the server can hold the queue (`requirements.py`). Also
+        measures its clock.
+        """
         await check_redis(self._redis, again=again)
         await self.now_ms()
 
     async def load_scripts(self) -> None:
-        """Load all scripts of this version, which schedulers may run and not load. Raises NoCapacity."""
+        """Load all scripts of this version, which schedulers may run and not load. Raises
+        NoCapacity.
+        """
         await load_scripts(self._redis)
 
     async def now_ms(self) -> int:
@@ -92,19 +110,28 @@ class Lanes:
         return await self.clock.measure()
 
     def clock_ms(self) -> int:
-        """Redis' clock as estimated since the last `now_ms` (which `lane_gauges` also calls); needs no round trip."""
+        """Redis' clock as estimated since the last `now_ms` (which `lane_gauges` also calls); needs
+        no round trip.
+        """
         return self.clock.now_ms()
 
-    async def enqueue(self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, ring: bool) -> list[bool]:
-        """Enqueues each group (the jobs of one request) whole, or not at all if the lane would then hold more than `max_tokens`.
+    async def enqueue(
+        self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, ring: bool
+    ) -> list[bool]:
+        """Enqueues each group (the jobs of one request) whole, or not at all if the lane would then
+        hold more than `max_tokens`.
 
-        Returns True for each group that was enqueued. A job that the lane already has is not enqueued twice; its answer will come
-        to this router. `ring` wakes other routers' waiting pulls. A group above 256 jobs or 4 MiB takes several calls, and the
-        first decides for the whole. After an error some jobs may be queued: it is safe to enqueue them again, and to cancel them.
+        Returns True for each group that was enqueued. A job that the lane already has is not
+        enqueued twice; its answer will come to this router. `ring` wakes other routers' waiting
+        pulls. A group above 256 jobs or 4 MiB takes several calls, and the first decides for the
+        whole. After an error some jobs may be queued: it is safe to enqueue them again, and to
+        cancel them.
         """
         admitted = [False] * len(groups)
         for call in batched(groups):
-            answers = await self._enqueue(lane, [(groups[index], 0) for index in call], max_tokens, ring)
+            answers = await self._enqueue(
+                lane, [(groups[index], 0) for index in call], max_tokens, ring
+            )
             for index, answer in zip(call, answers, strict=True):
                 admitted[index] = answer
         for index, group in enumerate(groups):
@@ -112,7 +139,9 @@ class Lanes:
                 admitted[index] = await self._enqueue_large(lane, group, max_tokens, ring)
         return admitted
 
-    async def _enqueue_large(self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, ring: bool) -> bool:
+    async def _enqueue_large(
+        self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, ring: bool
+    ) -> bool:
         first, *others = chunks_of(group)
         later_tokens = sum(job.tokens for chunk in others for job in chunk)
         if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, ring))[0]:
@@ -122,13 +151,25 @@ class Lanes:
         return True
 
     async def _enqueue(
-        self, lane: LaneKey, groups: Sequence[tuple[Sequence[QueuedJob], int]], max_tokens: int, ring: bool
+        self,
+        lane: LaneKey,
+        groups: Sequence[tuple[Sequence[QueuedJob], int]],
+        max_tokens: int,
+        ring: bool,
     ) -> list[bool]:
         arguments: list[str | bytes | int | float] = []
         for jobs, later_tokens in groups:
             arguments += (len(jobs), later_tokens)
             for job in jobs:
-                arguments += (job.job_id, job.tenant, job.weight, job.tokens, job.deadline_ms, job.priority[0], job.payload)
+                arguments += (
+                    job.job_id,
+                    job.tenant,
+                    job.weight,
+                    job.tokens,
+                    job.deadline_ms,
+                    job.priority[0],
+                    job.payload,
+                )
         admitted = await operations.enqueue(
             self._redis,
             self._keys.of(lane),
@@ -153,14 +194,16 @@ class Lanes:
         ring: bool = False,
         others_than: Sequence[str] = (),
     ) -> Pulled | Idle:
-        """Leases the next jobs by fair queueing: at most `budget_jobs` and `budget_tokens`; a first job may exceed the latter.
+        """Leases the next jobs by fair queueing: at most `budget_jobs` and `budget_tokens`; a first
+        job may exceed the latter.
 
-        Expired leases are revoked first. A job of such a lease is leased alone from then on; after the last attempt it is
-        answered with `dead_result` and added to the dead-letter stream. `worker_id`: the worker that may answer and renew, and
-        that `cancel` notifies. `batch_id` names the lease (empty: a new name); if the lane has already leased a batch of that
-        name to this worker, that batch is returned again. `ring` wakes other routers' waiting pulls if jobs are left.
-        `others_than`: only interactive jobs of tenants other than these, among the first 128; Idle does not mean then that the
-        lane is empty.
+        Expired leases are revoked first. A job of such a lease is leased alone from then on; after
+        the last attempt it is answered with `dead_result` and added to the dead-letter stream.
+        `worker_id`: the worker that may answer and renew, and that `cancel` notifies. `batch_id`
+        names the lease (empty: a new name); if the lane has already leased a batch of that name to
+        this worker, that batch is returned again. `ring` wakes other routers' waiting pulls if jobs
+        are left. `others_than`: only interactive jobs of tenants other than these, among the first
+        128; Idle does not mean then that the lane is empty.
         """
         batch_id = batch_id or f"{self._batch_prefix}-{next(self._batch_numbers)}"
         while True:
@@ -189,16 +232,26 @@ class Lanes:
                 for lane in lanes:
                     pipeline.zscore(self._keys.of(lane)[_LEASES], batch_id)
                 scores = await pipeline.execute()
-        return next((lane for lane, score in zip(lanes, scores, strict=True) if score is not None), None)
+        return next(
+            (lane for lane, score in zip(lanes, scores, strict=True) if score is not None), None
+        )
 
     async def complete(
-        self, lane: LaneKey, worker_id: str, batch_id: str, results: Sequence[tuple[str, bytes]], *, release: bool
+        self,
+        lane: LaneKey,
+        worker_id: str,
+        batch_id: str,
+        results: Sequence[tuple[str, bytes]],
+        *,
+        release: bool,
     ) -> Completed:
-        """Answers jobs that were leased to this worker by this lease, even if it has expired: the first answer to a job wins.
+        """Answers jobs that were leased to this worker by this lease, even if it has expired: the
+        first answer to a job wins.
 
-        Answers to other jobs are dropped, and another worker's lease is not touched. A worker cannot answer jobs that it released.
-        `release` ends the lease: its unanswered jobs return to their places in the lane, and no attempt is counted. Without it the
-        lease stays, even when all its jobs are answered, so the last call for a batch must release it.
+        Answers to other jobs are dropped, and another worker's lease is not touched. A worker
+        cannot answer jobs that it released. `release` ends the lease: its unanswered jobs return to
+        their places in the lane, and no attempt is counted. Without it the lease stays, even when
+        all its jobs are answered, so the last call for a batch must release it.
         """
         accepted, *own = await operations.complete(
             self._redis,
@@ -213,9 +266,11 @@ class Lanes:
         )
         return Completed(accepted, [results[position] for position in own])
 
-    async def renew(self, lane: LaneKey, worker_id: str, batch_ids: Sequence[str]) -> list[RenewedBatch]:
-        """Extends leases of this worker to `lease_ms` from now; results in the given order. Leases of other workers count as
-        lost."""
+    async def renew(
+        self, lane: LaneKey, worker_id: str, batch_ids: Sequence[str]
+    ) -> list[RenewedBatch]:
+        """Extends leases of this worker to `lease_ms` from now; results in the given order. Leases
+        of other workers count as lost."""
         replies = await operations.renew(
             self._redis,
             self._keys.of(lane),
@@ -225,12 +280,17 @@ class Lanes:
             batch_ids=batch_ids,
         )
         return [
-            RenewedBatch(batch_id, lost=reply[0] == 0, gone=[job_id.decode() for job_id in reply[1]] if reply[0] else [])
+            RenewedBatch(
+                batch_id,
+                lost=reply[0] == 0,
+                gone=[job_id.decode() for job_id in reply[1]] if reply[0] else [],
+            )
             for batch_id, reply in zip(batch_ids, replies, strict=True)
         ]
 
     async def cancel(self, lane: LaneKey, jobs: Sequence[QueuedJob]) -> int:
-        """Cancels jobs, queued or leased, except those that another router waits for by now. Returns how many it cancelled.
+        """Cancels jobs, queued or leased, except those that another router waits for by now.
+        Returns how many it cancelled.
 
         Notifies the workers that hold some of them; their next heartbeats learn which (`renew`).
         """
@@ -238,60 +298,78 @@ class Lanes:
         for chunk in chunks_of(jobs):
             ids = [job.job_id for job in chunk]
             keys = self._keys.of(lane)
-            cancelled += await operations.cancel(self._redis, keys, bell=BELL, router_id=self._router_id, job_ids=ids)
+            cancelled += await operations.cancel(
+                self._redis, keys, bell=BELL, router_id=self._router_id, job_ids=ids
+            )
         return cancelled
 
     async def fail_all(self, lane: LaneKey, result: bytes) -> int:
-        """Answers every queued job of the lane with `result`, because its model cannot be served, and returns their number. Leased
-        jobs stay."""
+        """Answers every queued job of the lane with `result`, because its model cannot be served,
+        and returns their number. Leased jobs stay."""
         total, more = 0, True
         while more:
-            answered, more = await upkeep.fail(self._redis, self._keys.of(lane), result=result, limit=CALL_JOBS)
+            answered, more = await upkeep.fail(
+                self._redis, self._keys.of(lane), result=result, limit=CALL_JOBS
+            )
             total += answered
         return total
 
     async def missing(self, lane: LaneKey, job_ids: Sequence[str]) -> list[str]:
-        """Those of `job_ids` that the lane does not hold. Take all replies first: answered jobs are not in the lane either."""
+        """Those of `job_ids` that the lane does not hold. Take all replies first: answered jobs are
+        not in the lane either.
+        """
         owners = self._keys.of(lane)[_OWNER]
         absent: list[str] = []
         for start in range(0, len(job_ids), CALL_JOBS):
             chunk = list(job_ids[start : start + CALL_JOBS])
             with translated():
                 routers = await self._redis.hmget(owners, chunk)
-            absent += [job_id for job_id, router in zip(chunk, routers, strict=True) if router is None]
+            absent += [
+                job_id for job_id, router in zip(chunk, routers, strict=True) if router is None
+            ]
         return absent
 
     async def take_replies(self, wait_seconds: float) -> list[tuple[str, bytes]]:
-        """Takes the answers (job id, result) that other routers delivered for this router; waits for one, at most 2 s, if none is
-        there.
+        """Takes the answers (job id, result) that other routers delivered for this router; waits
+        for one, at most 2 s, if none is there.
 
-        Answers in Redis when its data is lost are lost with it; `missing` then shows their jobs. After that, a result may come
-        twice.
+        Answers in Redis when its data is lost are lost with it; `missing` then shows their jobs.
+        After that, a result may come twice.
         """
         with translated():
             taken = await self._take_ready()
             if not taken and wait_seconds > 0:
-                popped = await self._redis.blpop(self._reply_lists, timeout=min(wait_seconds, LONGEST_WAIT_SECONDS))
+                popped = await self._redis.blpop(
+                    self._reply_lists, timeout=min(wait_seconds, MAX_WAIT_SECONDS)
+                )
                 taken = [cast(bytes, popped[1])] if popped else []
-        return [(job_id.decode(), result) for job_id, _, result in (answer.partition(b"\0") for answer in taken)]
+        return [
+            (job_id.decode(), result)
+            for job_id, _, result in (answer.partition(b"\0") for answer in taken)
+        ]
 
     async def _take_ready(self) -> list[bytes]:
         if len(self._reply_lists) == 1:
-            return cast(list[bytes], await self._redis.lpop(self._reply_lists[0], REPLIES_AT_ONCE) or [])
+            return cast(
+                list[bytes], await self._redis.lpop(self._reply_lists[0], REPLIES_AT_ONCE) or []
+            )
         async with self._redis.pipeline(transaction=False) as pipeline:
             for name in self._reply_lists:
                 pipeline.lpop(name, REPLIES_AT_ONCE)
             return [answer for answers in await pipeline.execute() for answer in answers or []]
 
     async def drop_replies(self, router_id: str) -> None:
-        """Deletes the answers to a dead router. They would expire two minutes after the last one anyway."""
+        """Deletes the answers to a dead router. They would expire two minutes after the last one
+        anyway.
+        """
         with translated():
             await self._redis.delete(*self._keys.replies(router_id))
 
-    async def bells(self) -> AsyncGenerator[LaneKey | LeftBell | WorkerBell | None, None]:
+    async def bells(self) -> AsyncGenerator[LaneKey | WakeupLeft | WorkerWakeup | None, None]:
         """Yields lanes that have work for waiting pulls, and workers that have orders waiting.
 
-        None comes first: notifications may have been missed. Ends only by NoCapacity, when the connection is lost; call again.
+        None comes first: notifications may have been missed. Ends only by NoCapacity, when the
+        connection is lost; call again.
         """
         async for message in self._messages(BELL):
             yield None if message is None else parse_bell(message.decode())
@@ -319,7 +397,7 @@ class Lanes:
             with translated():
                 await subscriber.subscribe(channel)
                 while True:
-                    message = await subscriber.get_message(timeout=LONGEST_WAIT_SECONDS)
+                    message = await subscriber.get_message(timeout=MAX_WAIT_SECONDS)
                     if message is None:
                         if silent:
                             raise NoCapacity("the queue (Redis) has fallen silent")
@@ -349,17 +427,20 @@ class Lanes:
                     pipeline.hmget(keys[9], *_COUNTERS)
                 replies = await pipeline.execute()
         return [
-            LaneGauges(lane, interactive + bulk, *(int(number or 0) for number in (*counters, used_ms)))
+            LaneGauges(
+                lane, interactive + bulk, *(int(number or 0) for number in (*counters, used_ms))
+            )
             for lane, (_, used_ms), interactive, bulk, counters in zip(
                 lanes, used, replies[0::3], replies[1::3], replies[2::3], strict=True
             )
         ]
 
     async def sweep(self, lane: LaneKey) -> None:
-        """Repairs a lane: drops expired jobs at any position, revokes expired leases, recounts the gauges.
+        """Repairs a lane: drops expired jobs at any position, revokes expired leases, recounts the
+        gauges.
 
-        Meant for every lane once a minute, by any router. Of a lane above 4,000 jobs only the head is swept, because a script
-        blocks Redis: 4,000 jobs take 5 to 10 ms.
+        Meant for every lane once a minute, by any router. Of a lane above 4,000 jobs only the head
+        is swept, because a script blocks Redis: 4,000 jobs take 5 to 10 ms.
         """
         await upkeep.sweep(
             self._redis,
@@ -371,8 +452,8 @@ class Lanes:
         )
 
     async def end_leases(self, lane: LaneKey, worker_id: str, epoch: str) -> int:
-        """Ends the leases of a dead worker process, as if they had expired. Wakes waiting pulls for the jobs that went back to the
-        lane, and returns how many they are."""
+        """Ends the leases of a dead worker process, as if they had expired. Wakes waiting pulls for
+        the jobs that went back to the lane, and returns how many they are."""
         back = await upkeep.end_leases(
             self._redis,
             self._keys.of(lane),
@@ -386,8 +467,8 @@ class Lanes:
 
 
 def _pulled(batch_id: str, reply: Sequence[Any]) -> Pulled | Idle | None:
-    """The result of the script `pull`; None if it dropped a thousand expired jobs and stopped early, so that another call is
-    needed."""
+    """The result of the script `pull`; None if it dropped a thousand expired jobs and stopped
+    early, so that another call is needed."""
     if reply[0] == 1:
         ids, tokens, attempts, payloads = reply[3::4], reply[4::4], reply[5::4], reply[6::4]
         jobs = [

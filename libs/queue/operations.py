@@ -1,8 +1,10 @@
-"""The scripts on the path of every job: enqueue, lease to a worker, complete. `Lanes` calls them and decodes their replies.
+"""The scripts on the path of every job: enqueue, lease to a worker, complete. `Lanes` calls them
+and decodes their replies.
 
-Waiting jobs are ordered by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), separately for each priority: a job's start
-tag is the larger of the lane's virtual time and its tenant's last finish tag; its finish tag is tokens / weight after that; virtual
-time is the start tag of the job last leased. Backlogged tenants thus get tokens by weight, whatever their backlog.
+Waiting jobs are ordered by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), separately
+for each priority: a job's start tag is the larger of the lane's virtual time and its tenant's last
+finish tag; its finish tag is tokens / weight after that; virtual time is the start tag of the job
+last leased. Backlogged tenants thus get tokens by weight, whatever their backlog.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ lane_script = script(*KEYS, prologue="lane")
 
 
 @lane_script
-async def enqueue(*, lane: str, bell: str, ring: bool, router_id: str, now_ms: int, max_tokens: int, groups: Rest) -> Reply: ...
+async def enqueue(
+    *, lane: str, bell: str, ring: bool, router_id: str, now_ms: int, max_tokens: int, groups: Rest
+) -> Reply: ...
 
 
 @lane_script
@@ -38,7 +42,14 @@ async def pull(
 
 @lane_script
 async def complete(
-    *, lane: str, bell: str, router_id: str, worker_id: str, batch_id: str, release: bool, results: Rest
+    *,
+    lane: str,
+    bell: str,
+    router_id: str,
+    worker_id: str,
+    batch_id: str,
+    release: bool,
+    results: Rest,
 ) -> Reply: ...
 
 

@@ -1,9 +1,10 @@
-"""Rate limits of tenants over all routers, in requests and tokens a second, by the generic cell rate algorithm (GCRA, ITU-T I.371;
-the virtual scheduling form).
+"""Rate limits of tenants over all routers, in requests and tokens a second, by the generic cell
+rate algorithm (GCRA, ITU-T I.371; the virtual scheduling form).
 
-For each rate Redis keeps one number: the time at which the tenant's debt is paid, if no more requests come. A request moves that
-time ahead by its cost / rate, and conforms if it is then at most one burst ahead of now. A request that costs more than a whole
-burst conforms once no debt is left, and is paid for afterwards.
+For each rate Redis keeps one number: the time at which the tenant's debt is paid, if no more
+requests come. A request moves that time ahead by its cost / rate, and conforms if it is then at
+most one burst ahead of now. A request that costs more than a whole burst conforms once no debt is
+left, and is paid for afterwards.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from libs.queue.scripts import Reply, script
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A tenant's rate limits, in requests and tokens a second (0: unlimited). `burst_seconds`: the burst, as so many seconds of the
-    rate."""
+    """A tenant's rate limits, in requests and tokens a second (0: unlimited). `burst_seconds`: the
+    burst, as so many seconds of the rate."""
 
     requests_per_second: float = 0.0
     tokens_per_second: float = 0.0
@@ -28,7 +29,10 @@ class Rate:
 
     def __str__(self) -> str:
         limits = (("requests", self.requests_per_second), ("tokens", self.tokens_per_second))
-        return " and ".join(f"{most:g} {what} a second" for what, most in limits if most > 0) or "as much as it likes"
+        return (
+            " and ".join(f"{most:g} {what} a second" for what, most in limits if most > 0)
+            or "as much as it likes"
+        )
 
     @property
     def is_limited(self) -> bool:
@@ -36,15 +40,17 @@ class Rate:
 
 
 class Rates:
-    """The debts of all tenants. `clock` (Unix seconds) replaces Redis' clock in tests. Raises NoCapacity while Redis is away."""
+    """The debts of all tenants. `clock` (Unix seconds) replaces Redis' clock in tests. Raises
+    NoCapacity while Redis is away.
+    """
 
     def __init__(self, redis: Redis, *, clock: Callable[[], float] = lambda: -1.0) -> None:
         self._redis = redis
         self._clock = clock
 
     async def take(self, tenant: str, rate: Rate, tokens: int) -> float:
-        """Charges one request of so many tokens and returns 0.0; or charges nothing, and returns the seconds until it would
-        conform.
+        """Charges one request of so many tokens and returns 0.0; or charges nothing, and returns
+        the seconds until it would conform.
 
         One round trip. Not to be called for a tenant without limits.
         """
@@ -69,11 +75,19 @@ class Rates:
 
 
 def key_of(tenant: str) -> str:
-    """HASH: `requests` and `tokens`, when their debts will be paid (Unix seconds); expires when both are paid."""
+    """HASH: `requests` and `tokens`, when their debts will be paid (Unix seconds); expires when
+    both are paid.
+    """
     return f"v1:rates:{quote(tenant, safe='')}"
 
 
 @script("debts", prologue="rates")
 async def charge(
-    *, now: float, requests_per_second: float, tokens_per_second: float, burst: float, requests: int, tokens: int
+    *,
+    now: float,
+    requests_per_second: float,
+    tokens_per_second: float,
+    burst: float,
+    requests: int,
+    tokens: int,
 ) -> Reply: ...

@@ -1,8 +1,10 @@
-"""A Redis script as one typed function: its signature declares the arguments, `lua/<its name>.lua` is the body that Redis runs.
+"""A Redis script as one typed function: its signature declares the arguments, `lua/<its name>.lua`
+is the body that Redis runs.
 
-Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings; a last parameter of type `Rest`
-becomes the index in ARGV of its first value. A restart empties Redis' script cache, so every call can load the scripts again. A
-user that may not load scripts (the scheduler's, `connection/acl.py`) can run those alone that a router has loaded.
+Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings;
+a last parameter of type `Rest` becomes the index in ARGV of its first value. A restart empties
+Redis' script cache, so every call can load the scripts again. A user that may not load scripts (the
+scheduler's, `connection/acl.py`) can run those alone that a router has loaded.
 """
 
 from __future__ import annotations
@@ -38,16 +40,29 @@ _LOADING: dict[Redis, asyncio.Task[None]] = {}
 
 
 class Script(Generic[P]):
-    """One Lua script. Calling it takes the client, the keys' names and the function's arguments, all by keyword."""
+    """One Lua script. Calling it takes the client, the keys' names and the function's arguments,
+    all by keyword.
+    """
 
-    def __init__(self, function: Callable[P, Awaitable[Reply]], keys: Sequence[str], prologue: str) -> None:
-        kinds = {name: str(parameter.annotation) for name, parameter in signature(function).parameters.items()}
+    def __init__(
+        self, function: Callable[P, Awaitable[Reply]], keys: Sequence[str], prologue: str
+    ) -> None:
+        kinds = {
+            name: str(parameter.annotation)
+            for name, parameter in signature(function).parameters.items()
+        }
         lines = [f"local {key} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
         for index, (name, kind) in enumerate(kinds.items(), 1):
-            lines.append(f"local {name} = " + ("{}" if kind == "Rest" else _LUA[kind]).format(index))
+            lines.append(
+                f"local {name} = " + ("{}" if kind == "Rest" else _LUA[kind]).format(index)
+            )
         folder = files(function.__module__.rpartition(".")[0]) / "lua"
         body = (folder / f"{function.__name__}.lua").read_text("utf-8").rstrip("\n")
-        shared = _needed(body, (folder / f"_{prologue}.lua").read_text("utf-8").rstrip("\n")) if prologue else []
+        shared = (
+            _needed(body, (folder / f"_{prologue}.lua").read_text("utf-8").rstrip("\n"))
+            if prologue
+            else []
+        )
         self.text = "\n".join([*lines, *shared, body])
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self._names = [name for name, kind in kinds.items() if kind != "Rest"]
@@ -55,12 +70,18 @@ class Script(Generic[P]):
         self._flags = frozenset(name for name, kind in kinds.items() if kind == "bool")
         _SCRIPTS.append(self.text)
 
-    async def __call__(self, redis: Redis, keys: Sequence[str], /, *_: P.args, **values: P.kwargs) -> Reply:
+    async def __call__(
+        self, redis: Redis, keys: Sequence[str], /, *_: P.args, **values: P.kwargs
+    ) -> Reply:
         """Run the script in one round trip; all scripts are loaded first if Redis has lost it.
 
-        Raises NoCapacity when Redis is away, and when it lacks the script and the user may not load scripts.
+        Raises NoCapacity when Redis is away, and when it lacks the script and the user may not load
+        scripts.
         """
-        arguments = [int(values[name]) if name in self._flags else values[name] for name in self._names]  # type: ignore[call-overload]
+        arguments = [
+            int(values[name]) if name in self._flags else values[name]  # type: ignore[call-overload]
+            for name in self._names
+        ]
         rest = values[self._rest] if self._rest else ()
         command = (len(keys), *keys, *arguments, *rest)  # type: ignore[misc]
         try:
@@ -74,7 +95,9 @@ class Script(Generic[P]):
 
 
 async def load_scripts(redis: Redis) -> None:
-    """Load all scripts into Redis' cache, for this process and for those that may not load any. Raises NoCapacity."""
+    """Load all scripts into Redis' cache, for this process and for those that may not load any.
+    Raises NoCapacity.
+    """
     with translated():
         await _load(redis)
 
@@ -96,16 +119,22 @@ def _loaded(redis: Redis, task: asyncio.Task[None]) -> None:
 
 async def _load_all(redis: Redis) -> None:
     try:
-        for text in _SCRIPTS:  # one by one over the shared connection: a pipeline would need another one of the pool
+        for text in (
+            _SCRIPTS
+        ):  # one by one over the shared connection: a pipeline would need another one of the pool
             await redis.script_load(text)
     except NoPermissionError:
-        raise NoCapacity("Redis has not all scripts of this version, and our user may not load them: a router loads them") from None
+        raise NoCapacity(
+            "Redis has not all scripts of this version, and our user may not load them: a router loads them"
+        ) from None
 
 
 def _needed(body: str, prologue: str) -> list[str]:
-    """The prologue's paragraphs that the body needs, in order: Lua would create each function in every call, at half a microsecond.
+    """The prologue's paragraphs that the body needs, in order: Lua would create each function in
+    every call, at half a microsecond.
 
-    A paragraph defines one local function, which later ones may call; the first may define anything and is always included.
+    A paragraph defines one local function, which later ones may call; the first may define anything
+    and is always included.
     """
     first, *functions = prologue.split("\n\n")
     chosen: list[str] = []
@@ -119,5 +148,7 @@ def _needed(body: str, prologue: str) -> list[str]:
 
 
 def script(*keys: str, prologue: str = "") -> Callable[[Callable[P, Awaitable[Reply]]], Script[P]]:
-    """Makes a `Script` of a function. `keys` names KEYS in Lua; `lua/_<prologue>.lua` has functions that several scripts share."""
+    """Makes a `Script` of a function. `keys` names KEYS in Lua; `lua/_<prologue>.lua` has functions
+    that several scripts share.
+    """
     return lambda function: Script(function, keys, prologue)

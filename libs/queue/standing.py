@@ -1,7 +1,8 @@
-"""What admission control reads of a lane just before it admits or refuses a request: the backlog ahead of it, over all routers.
+"""What admission control reads of a lane just before it admits or refuses a request: the backlog
+ahead of it, over all routers.
 
-Gauges are too stale for that: they are up to a second old, in which a fivefold overload brings five seconds of work. Only `forget`
-changes a lane here: it drops the counters of an unused one.
+Gauges are too stale for that: they are up to a second old, in which a fivefold overload brings five
+seconds of work. Only `forget` changes a lane here: it drops the counters of an unused one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ CALL_TENANTS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A lane's backlog as a new job of one tenant would find it, in tokens: leased, waiting in each priority, and how much of the
-    latter would be served before the job. All but `leased` are estimates: a count of jobs times the lane's average queued job;
-    `interactive_jobs` is that count for `interactive_ahead`."""
+class QueuePosition:
+    """A lane's backlog as a new job of one tenant would find it, in tokens: leased, waiting in each
+    priority, and how much of the latter would be served before the job. All but `leased` are
+    estimates: a count of jobs times the lane's average queued job; `interactive_jobs` is that count
+    for `interactive_ahead`."""
 
     leased: int = 0
     interactive: int = 0
@@ -33,22 +35,26 @@ class Standing:
     interactive_jobs: int = 0
 
 
-class Standings:
-    """The standings in all lanes. `slots` as in `Lanes`. Every method raises NoCapacity while Redis is away."""
+class QueuePositions:
+    """The standings in all lanes. `slots` as in `Lanes`. Every method raises NoCapacity while Redis
+    is away.
+    """
 
     def __init__(self, redis: Redis, *, slots: int = 1) -> None:
         self._redis = redis
         self._keys = Keys(slots)
 
-    async def of(self, lane: LaneKey, tenants: Sequence[str]) -> list[Standing]:
+    async def of(self, lane: LaneKey, tenants: Sequence[str]) -> list[QueuePosition]:
         """The standing of each tenant in the lane, in order; one round trip per 256 tenants."""
-        found: list[Standing] = []
+        found: list[QueuePosition] = []
         for start in range(0, len(tenants), CALL_TENANTS):
             chunk = tenants[start : start + CALL_TENANTS]
-            queued, leased, interactive, bulk, *ahead = await standing(self._redis, self._keys.of(lane), tenants=chunk)
+            queued, leased, interactive, bulk, *ahead = await standing(
+                self._redis, self._keys.of(lane), tenants=chunk
+            )
             size = queued / max(1, interactive + bulk)
             found += [
-                Standing(
+                QueuePosition(
                     leased,
                     interactive=round(size * interactive),
                     bulk=round(size * bulk),
@@ -61,7 +67,9 @@ class Standings:
         return found
 
     async def forget(self, lane: LaneKey) -> bool:
-        """Drops the counters of a lane without work, so that it is no longer listed. False: it has work."""
+        """Drops the counters of a lane without work, so that it is no longer listed. False: it has
+        work.
+        """
         return bool(await forget(self._redis, self._keys.of(lane), lane=lane.name) == 1)
 
 

@@ -1,4 +1,6 @@
-"""The scripts that are not on the path of a job: answering a whole lane, ending a dead worker's leases, and repairing a lane."""
+"""The scripts that are not on the path of a job: answering a whole lane, ending a dead worker's
+leases, and repairing a lane.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,24 @@ async def fail(*, result: bytes, limit: int) -> Reply: ...
 
 @lane_script
 async def end_leases(
-    *, lane: str, bell: str, worker_id: str, prefix: str, max_attempts: int, dead_letter_limit: int, dead_result: bytes
+    *,
+    lane: str,
+    bell: str,
+    worker_id: str,
+    prefix: str,
+    max_attempts: int,
+    dead_letter_limit: int,
+    dead_result: bytes,
 ) -> Reply: ...
 
 
 @lane_script
-async def sweep(*, lane: str, now_ms: int, limit: int, max_attempts: int, dead_letter_limit: int, dead_result: bytes) -> Reply: ...
+async def sweep(
+    *,
+    lane: str,
+    now_ms: int,
+    limit: int,
+    max_attempts: int,
+    dead_letter_limit: int,
+    dead_result: bytes,
+) -> Reply: ...

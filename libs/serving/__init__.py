@@ -1,9 +1,11 @@
-"""How every process of Shoal serves gRPC: one server, one interceptor, health checks that never wait, graceful shutdown."""
+"""How every process of Shoal serves gRPC: one server, one interceptor, health checks that never
+wait, graceful shutdown.
+"""
 
 import os
 
-# gRPC reads this variable when it is imported. Its own log lines are not JSON, and a line for each failed TLS handshake or each
-# compressed request would let anybody who can connect fill a disk.
+# gRPC reads this variable when it is imported. Its own log lines are not JSON, and a line for each
+# failed TLS handshake or each compressed request would let anybody who can connect fill a disk.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from libs.serving.calls.call import Call, current_call
@@ -12,4 +14,14 @@ from libs.serving.security.identity import Identity
 from libs.serving.security.settings import Security
 from libs.serving.server import LIVENESS, Server, Service, serving
 
-__all__ = ["LIVENESS", "Call", "Deadline", "Identity", "Security", "Server", "Service", "current_call", "serving"]
+__all__ = [
+    "LIVENESS",
+    "Call",
+    "Deadline",
+    "Identity",
+    "Security",
+    "Server",
+    "Service",
+    "current_call",
+    "serving",
+]

@@ -1,4 +1,6 @@
-"""The lifecycle of a serving process: reads settings from the environment, sets up logs, and runs the service until a signal."""
+"""The lifecycle of a serving process: reads settings from the environment, sets up logs, and runs
+the service until a signal.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ from libs.telemetry.logs import configure, fields
 
 log = logging.getLogger(__name__)
 
-MOST_FILES = 65_536
-"""The soft limit of open files to ask for: each connection is one, and many systems allow 1,024 unless a process asks for more."""
+MAX_FILES = 65_536
+"""The soft limit of open files to ask for: each connection is one, and many systems allow 1,024
+unless a process asks for more.
+"""
 
 
 class Settings(Protocol):
@@ -43,11 +47,16 @@ _Settings = TypeVar("_Settings", bound=Settings)
 Running = Callable[[_Settings], AbstractAsyncContextManager[object]]
 
 
-def run(name: str, read: Callable[[Mapping[str, str]], _Settings], running: Running[_Settings], *refusals: type[Exception]) -> int:
+def run(
+    name: str,
+    read: Callable[[Mapping[str, str]], _Settings],
+    running: Running[_Settings],
+    *refusals: type[Exception],
+) -> int:
     """Runs a service within its context until SIGTERM or Ctrl-C; a second signal ends it at once.
 
-    Exit status: 0 after a drain; 2 for what the operator must change, raised by `read` or `running` as a ShoalError or one of
-    `refusals`.
+    Exit status: 0 after a drain; 2 for what the operator must change, raised by `read` or `running`
+    as a ShoalError or one of `refusals`.
     """
     status = 0
     refused: tuple[type[Exception], ...] = (ShoalError, *refusals)
@@ -56,7 +65,9 @@ def run(name: str, read: Callable[[Mapping[str, str]], _Settings], running: Runn
         configure(name, settings.log_level)
         traces.start(name, settings.instance, os.environ)
         _allow_connections()
-        memory.limit_heaps(mmap_bytes=memory.SERVER_THRESHOLD_BYTES, trim_bytes=memory.SERVER_THRESHOLD_BYTES)
+        memory.limit_heaps(
+            mmap_bytes=memory.SERVER_THRESHOLD_BYTES, trim_bytes=memory.SERVER_THRESHOLD_BYTES
+        )
         memory.freeze()
         log.info("starting", extra=fields(settings.describe()))
         uvloop.run(_until_signalled(settings, running))
@@ -70,7 +81,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], _Settings], running: Runn
 
 def _allow_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

@@ -1,7 +1,9 @@
-"""Server reflection for clients of both protocols: `grpc.reflection.v1` and `grpc.reflection.v1alpha`.
+"""Server reflection for clients of both protocols: `grpc.reflection.v1` and
+`grpc.reflection.v1alpha`.
 
-grpcio-reflection has only the latter (1.75.0 and 1.85.1). The two differ only in the package's name (grpc/grpc-proto), so v1 is
-described by a renamed copy of v1alpha's descriptor, and answered by v1alpha's servicer.
+grpcio-reflection has only the latter (1.75.0 and 1.85.1). The two differ only in the package's name
+(grpc/grpc-proto), so v1 is described by a renamed copy of v1alpha's descriptor, and answered by
+v1alpha's servicer.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _METHOD: Final = "ServerReflectionInfo"
 
 
 def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
-    """Makes the server describe the services of these names, and reflection itself, to clients of either protocol."""
+    """Makes the server describe the services of these names, and reflection itself, to clients of
+    either protocol.
+    """
     _describe()
     every = [*names, *SERVICE_NAMES]
     reflection.enable_server_reflection(every, server)
@@ -34,10 +38,14 @@ def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
     handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
         info, None, reflection_pb2.ServerReflectionResponse.SerializeToString
     )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {_METHOD: handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE_NAME, {_METHOD: handler}),)
+    )
 
 
-async def _as_old(requests: AsyncIterator[Message]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+async def _as_old(
+    requests: AsyncIterator[Message],
+) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
     async for request in requests:
         yield reflection_pb2.ServerReflectionRequest.FromString(request.SerializeToString())
 

@@ -1,4 +1,6 @@
-"""Hot reload of files when they change, such as certificates, tenants and pools, so that no process has to restart for them."""
+"""Hot reload of files when they change, such as certificates, tenants and pools, so that no process
+has to restart for them.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,33 @@ Stamp = tuple[int, int, int, int]
 Stamps = tuple[Stamp | None, ...]
 
 SETTLE_SECONDS: Final = 0.5
-"""How long files must be unchanged before they are read: of a file that is still being written, only the beginning would be
-read."""
+"""How long files must be unchanged before they are read: of a file that is still being written,
+only the beginning would be read."""
 
 
 class Watched(Generic[Content]):
-    """The result of `read` over files, and over the entries of folders. Thread-safe: `content` is replaced as a whole.
+    """The result of `read` over files, and over the entries of folders. Thread-safe: `content` is
+    replaced as a whole.
 
-    The first read raises what `read` raises (InvalidInput). Later, changed files are read once they were unchanged for
-    SETTLE_SECONDS. A change that cannot be read, or a missing file, is logged as a warning once, and the content stays: a
-    certificate is often newer than its key for a moment, and a half-written file must lock nobody out. `clock`: Unix seconds, as
-    files' times are.
+    The first read raises what `read` raises (InvalidInput). Later, changed files are read once they
+    were unchanged for SETTLE_SECONDS. A change that cannot be read, or a missing file, is logged as
+    a warning once, and the content stays: a certificate is often newer than its key for a moment,
+    and a half-written file must lock nobody out. `clock`: Unix seconds, as files' times are.
     """
 
-    def __init__(self, paths: Sequence[Path], read: Callable[[], Content], *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        read: Callable[[], Content],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._paths = tuple(paths)
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
-        # The state: the content, the files' stamps just before it was read, and the stamps of a version that cannot be read.
+        # The state: the content, the files' stamps just before it was read, and the stamps of a
+        # version that cannot be read.
         self._stamps = self._look_at_files()
         self.content = read()
         self._broken: Stamps | None = None
@@ -60,17 +70,24 @@ class Watched(Generic[Content]):
                 content = self._read()
             except InvalidInput as error:
                 if stamps != self._broken:
-                    log.warning("changed files are not usable; what was read before holds", extra=fields({"reason": error.message}))
+                    log.warning(
+                        "changed files are not usable; what was read before holds",
+                        extra=fields({"reason": error.message}),
+                    )
                 self._broken = stamps
                 return False
             if self._look_at_files() != stamps:  # changed while it was read
                 return False
             self.content, self._stamps = content, stamps
-            log.info("changed files were read", extra=fields({"files": ", ".join(map(str, self._paths))}))
+            log.info(
+                "changed files were read", extra=fields({"files": ", ".join(map(str, self._paths))})
+            )
             return True
 
     def _is_settled(self, stamps: Stamps) -> bool:
-        """Judged by the files' own times, or, should their clock be ahead of ours, by how long these stamps have been seen."""
+        """Judged by the files' own times, or, should their clock be ahead of ours, by how long
+        these stamps have been seen.
+        """
         now = self._clock()
         if stamps != self._changed[0]:
             self._changed = stamps, now
@@ -87,7 +104,9 @@ def _within(path: Path) -> list[Path]:
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """Differs after every change; None: no such file. Follows links: Kubernetes replaces mounted secrets by switching a link."""
+    """Differs after every change; None: no such file. Follows links: Kubernetes replaces mounted
+    secrets by switching a link.
+    """
     try:
         found = os.stat(path)
     except OSError:

@@ -1,10 +1,9 @@
-"""The model store: from a model id to a directory on this node, fetched from the Hugging Face hub or an object store if needed,
-and converted if its weights are torch checkpoints.
+"""The model store: from a model id to a directory on this node, fetched from the Hugging Face hub
+or an object store if needed, and converted if its weights are torch checkpoints.
 
-Not on the request path: `services/worker/memory/residency.py` calls `Store.get`, in a thread of its own, for models that no folder
-holds.
-Order of reading: `libs/names.py`, `source.py`, `select.py`; `hub.py` and `objects.py`; `download.py`, `cache.py`, `local.py`,
-`store.py`.
+Not on the request path: `services/worker/memory/residency.py` calls `Store.get`, in a thread of its
+own, for models that no folder holds. Order of reading: `libs/names.py`, `source.py`, `select.py`;
+`hub.py` and `objects.py`; `download.py`, `cache.py`, `local.py`, `store.py`.
 """
 
 from libs.conversion import TorchCheckpoints

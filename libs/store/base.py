@@ -1,8 +1,10 @@
-"""Adds the files of base models to a model whose repository lacks its tokenizers or its encoders' configurations.
+"""Adds the files of base models to a model whose repository lacks its tokenizers or its encoders'
+configurations.
 
-GLiNER's and GLiREL's repositories name the base model in their configuration (`model_name`), and GLiNER's with two encoders the one
-for labels too (`labels_encoder`). Their files are fetched from the same source, below `base_model/` and `labels_tokenizer/`, and
-`libs/conversion/base_model.py` completes the directory with them.
+GLiNER's and GLiREL's repositories name the base model in their configuration (`model_name`), and
+GLiNER's with two encoders the one for labels too (`labels_encoder`). Their files are fetched from
+the same source, below `base_model/` and `labels_tokenizer/`, and `libs/conversion/base_model.py`
+completes the directory with them.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class _Joined:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Files that a model lacks. `key` of the configuration `file` names the model that has them; they are put into `folder`."""
+    """Files that a model lacks. `key` of the configuration `file` names the model that has them;
+    they are put into `folder`.
+    """
 
     file: str
     key: str
@@ -80,7 +84,9 @@ def with_base_model(model: str, found: Remote, source: Source) -> Remote:
         if file.path in need.names
     ]
     revisions = " ".join([found.revision, *(base.revision for base in others.values())])
-    return _Joined(found, others, (*found.files, *files), hashlib.sha256(revisions.encode()).hexdigest()[:40])
+    return _Joined(
+        found, others, (*found.files, *files), hashlib.sha256(revisions.encode()).hexdigest()[:40]
+    )
 
 
 def _needs(file: str, config: Mapping[str, object], paths: Collection[str]) -> list[_Need]:
@@ -89,9 +95,20 @@ def _needs(file: str, config: Mapping[str, object], paths: Collection[str]) -> l
     if needs_tokenizer or not config.get("encoder_config"):
         names = (*_SETTINGS, *((TOKENIZER, *VOCABULARY_FILES) if needs_tokenizer else ()))
         needs.append(_Need(file, "model_name", BASE_FOLDER, names))
-    in_folder = [path.removeprefix(f"{gliner.LABELS_FOLDER}/") for path in paths if path.startswith(f"{gliner.LABELS_FOLDER}/")]
+    in_folder = [
+        path.removeprefix(f"{gliner.LABELS_FOLDER}/")
+        for path in paths
+        if path.startswith(f"{gliner.LABELS_FOLDER}/")
+    ]
     if config.get("labels_encoder") and TOKENIZER not in in_folder and not vocabulary_of(in_folder):
-        needs.append(_Need(file, "labels_encoder", gliner.LABELS_FOLDER, (*_SETTINGS, TOKENIZER, *VOCABULARY_FILES)))
+        needs.append(
+            _Need(
+                file,
+                "labels_encoder",
+                gliner.LABELS_FOLDER,
+                (*_SETTINGS, TOKENIZER, *VOCABULARY_FILES),
+            )
+        )
     return needs
 
 
@@ -99,19 +116,27 @@ def _base(model: str, need: _Need, name: object, source: Source) -> Remote:
     """The model that has the missing files. Raises ModelBroken."""
     if not isinstance(name, str) or not is_model_id(name):
         shown = repr(str(name)[:100])
-        raise ModelBroken(f"{need.file}: `{need.key}` is {shown}; it must name the base model of {model}, as org/name")
+        raise ModelBroken(
+            f"{need.file}: `{need.key}` is {shown}; it must name the base model of {model}, as org/name"
+        )
     try:
         base = source.find(name)
     except ModelNotFound as error:
-        raise ModelBroken(f"{need.file}: `{need.key}` is {name}, the base model of {model}, which {error.message}") from error
+        raise ModelBroken(
+            f"{need.file}: `{need.key}` is {name}, the base model of {model}, which {error.message}"
+        ) from error
     if isinstance(base, Path):
-        raise ModelBroken(f"{need.file}: `{need.key}` is {name}, of which only a copy in this machine's cache was found")
+        raise ModelBroken(
+            f"{need.file}: `{need.key}` is {name}, of which only a copy in this machine's cache was found"
+        )
     return base
 
 
 def _config(found: Remote, file: RemoteFile) -> dict[str, object]:
     if file.size > _MAX_CONFIG_BYTES:
-        raise ModelBroken(f"{file.path}: has {file.size:,} bytes; at most {_MAX_CONFIG_BYTES:,} are read")
+        raise ModelBroken(
+            f"{file.path}: has {file.size:,} bytes; at most {_MAX_CONFIG_BYTES:,} are read"
+        )
     try:
         config = json.loads(found.read(file, 0, file.size))
     except ValueError as error:

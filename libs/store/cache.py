@@ -2,12 +2,15 @@
 
     <root>/models/<org>/<name>[@revision]/   complete models, and nothing else; `.shoal.json` records what was fetched from where
     <root>/models/.converted/<name>-<key>/   converted copies of directories outside the store (`local.py`)
-    <root>/incoming/<org>/<name>[@revision]/ a download in progress, or left by a process that died: `listing.json`, `files/`,
-                                             and `record.json` once its torch checkpoints are converted
+    <root>/incoming/<org>/<name>[@revision]/ a download in progress, or left by a process that died:
+    `listing.json`, `files/`,
+                                             and `record.json` once its torch checkpoints are
+                                             converted
     <root>/locks/                            one file per model: locked shared by users, exclusive to fetch or remove the model
     <root>/trash/                            copies that are being removed
 
-A model enters and leaves `models/` by one atomic rename. Locks are flock(2): they end with their process, however it ends.
+A model enters and leaves `models/` by one atomic rename. Locks are flock(2): they end with their
+process, however it ends.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ _POLL_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The identity of a download: all that decides whether bytes on the disk are the wanted ones."""
+    """The identity of a download: all that decides whether bytes on the disk are the wanted
+    ones.
+    """
 
     origin: str
     revision: str
@@ -51,7 +56,9 @@ class Listing:
 
     @property
     def bytes(self) -> int:
-        """The most that the files take on the disk. A torch checkpoint and its conversion are there at the same time."""
+        """The most that the files take on the disk. A torch checkpoint and its conversion are there
+        at the same time.
+        """
         return sum(file.size * (2 if is_torch(file.path) else 1) for file in self.files)
 
     def write(self, path: Path) -> None:
@@ -96,7 +103,9 @@ class Lock:
 
 
 class Copy:
-    """A model's directory, protected from eviction until `close`. `base`: of a model that is an adapter of another, this other."""
+    """A model's directory, protected from eviction until `close`. `base`: of a model that is an
+    adapter of another, this other.
+    """
 
     def __init__(self, directory: Path, lock: Lock | None = None, base: Copy | None = None) -> None:
         self.directory = directory
@@ -109,7 +118,9 @@ class Copy:
 
     @property
     def base(self) -> Path | None:
-        """The directory of the model that this one is an adapter of; None for a model of its own."""
+        """The directory of the model that this one is an adapter of; None for a model of its
+        own.
+        """
         return None if self._base is None else self._base.directory
 
     def close(self) -> None:
@@ -156,7 +167,9 @@ class Cache:
             os.utime(self.models / model / RECORD)
 
     def progress(self, model: str) -> Progress | None:
-        """The progress of a download of the model by any process of this node; None if there is none."""
+        """The progress of a download of the model by any process of this node; None if there is
+        none.
+        """
         listing = Listing.read(self._incoming / model / _LISTING)
         if listing is None:
             return None
@@ -164,10 +177,12 @@ class Cache:
         return Progress(done_bytes(listing.files, self._incoming / model / "files"), total)
 
     def begin(self, model: str, listing: Listing, budget_bytes: int) -> Path:
-        """Reserves disk space, evicting the least recently used models if needed. Returns the directory for the files; those that
-        an earlier try left there are kept if they are of this listing. The caller holds the model's lock.
+        """Reserves disk space, evicting the least recently used models if needed. Returns the
+        directory for the files; those that an earlier try left there are kept if they are of this
+        listing. The caller holds the model's lock.
 
-        Raises ModelBroken if the model is larger than the budget, NoCapacity if too much of it is in use, both with the numbers.
+        Raises ModelBroken if the model is larger than the budget, NoCapacity if too much of it is
+        in use, both with the numbers.
         """
         if listing.bytes > budget_bytes:
             raise ModelBroken(
@@ -185,14 +200,18 @@ class Cache:
             return incoming / "files"
 
     def finish_conversion(self, model: str, listing: Listing, steps: Sequence[Step]) -> None:
-        """Records the outputs of a model's conversions in place of their sources, then removes these. The caller holds its lock."""
+        """Records the outputs of a model's conversions in place of their sources, then removes
+        these. The caller holds its lock.
+        """
         incoming = self._incoming / model
         root = incoming / "files"
         sources = {step.source for step in steps}
         digests = {file.path: file.digest for file in listing.files}
         files = [
             RemoteFile(path, (root / path).stat().st_size, digests.get(path, ""))
-            for path in sorted(str(found.relative_to(root)) for found in root.rglob("*") if found.is_file())
+            for path in sorted(
+                str(found.relative_to(root)) for found in root.rglob("*") if found.is_file()
+            )
             if path not in sources and not PurePosixPath(path).name.startswith(".")
         ]
         part = incoming / f"{_RECORD}.part"
@@ -209,8 +228,13 @@ class Cache:
     def publish(self, model: str) -> Path:
         """Makes a completely fetched model visible. The caller holds its lock."""
         incoming, directory = self._incoming / model, self.models / model
-        (incoming / (_RECORD if self.is_converted(model) else _LISTING)).rename(incoming / "files" / RECORD)
-        for folder in [incoming / "files", *(path for path in (incoming / "files").rglob("*") if path.is_dir())]:
+        (incoming / (_RECORD if self.is_converted(model) else _LISTING)).rename(
+            incoming / "files" / RECORD
+        )
+        for folder in [
+            incoming / "files",
+            *(path for path in (incoming / "files").rglob("*") if path.is_dir()),
+        ]:
             _sync(folder)
         directory.parent.mkdir(parents=True, exist_ok=True)
         (incoming / "files").rename(directory)
@@ -230,7 +254,14 @@ class Cache:
                 listing = Listing.read(record)
                 with suppress(FileNotFoundError):
                     model = str(record.parent.relative_to(root))
-                    found.append(_Entry(model, record.parent, listing.bytes if listing else 0, record.stat().st_mtime))
+                    found.append(
+                        _Entry(
+                            model,
+                            record.parent,
+                            listing.bytes if listing else 0,
+                            record.stat().st_mtime,
+                        )
+                    )
         return found
 
     def _make_room(self, model: str, needed: int, budget_bytes: int) -> None:

@@ -1,7 +1,8 @@
-"""Downloads a model's files into a directory: in byte ranges, several in parallel; an interrupted download resumes.
+"""Downloads a model's files into a directory: in byte ranges, several in parallel; an interrupted
+download resumes.
 
-A file is written as `<name>.part`, with a line in `<name>.part.ranges` for each range that has reached the disk. It is renamed to
-its own name when it is complete and verified.
+A file is written as `<name>.part`, with a line in `<name>.part.ranges` for each range that has
+reached the disk. It is renamed to its own name when it is complete and verified.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from libs.errors import ModelBroken, NoCapacity
 from libs.store.source import OutOfReach, Progress, Remote, RemoteFile
 
 _ROUNDS: Final = 2
-"""A file that arrives corrupt is fetched once more; if it is corrupt again, the source's copy is broken."""
+"""A file that arrives corrupt is fetched once more; if it is corrupt again, the source's copy is
+broken.
+"""
 
 _BLOCK_BYTES: Final = 1024 * 1024
 
@@ -31,7 +34,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The parameters of downloads. An interruption loses at most `threads` ranges; that is also the memory in use."""
+    """The parameters of downloads. An interruption loses at most `threads` ranges; that is also the
+    memory in use.
+    """
 
     range_bytes: int = 8 * 1024 * 1024
     threads: int = 8
@@ -39,9 +44,11 @@ class Transfer:
     """Pauses between tries of one request."""
 
 
-def patiently(work: Callable[[], _Answer], pauses: Sequence[float], *, most_unreached: int = 1_000) -> _Answer:
-    """Retries `work` after each pause while it raises NoCapacity, at most `most_unreached` times for OutOfReach; raises its last
-    error."""
+def patiently(
+    work: Callable[[], _Answer], pauses: Sequence[float], *, most_unreached: int = 1_000
+) -> _Answer:
+    """Retries `work` after each pause while it raises NoCapacity, at most `most_unreached` times
+    for OutOfReach; raises its last error."""
     for number, pause in enumerate(pauses):
         try:
             return work()
@@ -53,19 +60,27 @@ def patiently(work: Callable[[], _Answer], pauses: Sequence[float], *, most_unre
 
 
 def download(
-    remote: Remote, files: Sequence[RemoteFile], directory: Path, transfer: Transfer, report: Callable[[Progress], None]
+    remote: Remote,
+    files: Sequence[RemoteFile],
+    directory: Path,
+    transfer: Transfer,
+    report: Callable[[Progress], None],
 ) -> None:
     """Makes `directory` hold all `files`, verified. Nobody else may write there meanwhile.
 
-    `report` is called from several threads, one at a time. Raises ModelBroken (the source's copy is broken, or access denied) and
-    NoCapacity (source unreachable, or the disk not writable); ranges on disk by then are kept for the next try.
+    `report` is called from several threads, one at a time. Raises ModelBroken (the source's copy is
+    broken, or access denied) and NoCapacity (source unreachable, or the disk not writable); ranges
+    on disk by then are kept for the next try.
     """
     parts = [Part(file, directory) for file in files]
     problems: list[str] = []
     for _ in range(_ROUNDS):
         tally = _Tally(parts, report)
         ranges = [(part, start) for part in parts for start in part.missing(transfer.range_bytes)]
-        _all([partial(_fetch, remote, part, start, transfer, tally) for part, start in ranges], transfer)
+        _all(
+            [partial(_fetch, remote, part, start, transfer, tally) for part, start in ranges],
+            transfer,
+        )
         _all([part.finish for part in parts], transfer)
         problems = [part.problem for part in parts if part.problem]
         if not problems:
@@ -94,14 +109,18 @@ def _fetch(remote: Remote, part: Part, start: int, transfer: Transfer, tally: _T
     def read() -> bytes:
         data = remote.read(part.file, start, end)
         if len(data) != end - start:
-            raise NoCapacity(f"{part.file.path}: {remote.origin} sent {len(data):,} bytes instead of {end - start:,}")
+            raise NoCapacity(
+                f"{part.file.path}: {remote.origin} sent {len(data):,} bytes instead of {end - start:,}"
+            )
         return data
 
     data = patiently(read, transfer.retry_seconds)
     try:
         part.write(start, data)
     except OSError as error:
-        raise NoCapacity(f"{part.file.path}: cannot be written to this worker's disk: {error.strerror}") from error
+        raise NoCapacity(
+            f"{part.file.path}: cannot be written to this worker's disk: {error.strerror}"
+        ) from error
     tally.add(end - start)
 
 
@@ -123,7 +142,9 @@ class _Tally:
 
 
 class Part:
-    """One file being downloaded into `directory`. `problem`: why the last `finish` found it corrupt; empty if it did not."""
+    """One file being downloaded into `directory`. `problem`: why the last `finish` found it
+    corrupt; empty if it did not.
+    """
 
     def __init__(self, file: RemoteFile, directory: Path) -> None:
         self.file = file
@@ -136,15 +157,26 @@ class Part:
 
     def done_bytes(self) -> int:
         """Bytes that have reached the disk."""
-        return self.file.size if self._is_complete() else sum(end - start for start, end in self._arrived())
+        return (
+            self.file.size
+            if self._is_complete()
+            else sum(end - start for start, end in self._arrived())
+        )
 
     def missing(self, range_bytes: int) -> list[int]:
         """The starts of the ranges that are still to be fetched."""
         if self._is_complete():
             return []
         arrived = self._arrived()
-        ranges = [(start, min(start + range_bytes, self.file.size)) for start in range(0, self.file.size, range_bytes)]
-        return [start for start, end in ranges if not any(first <= start and end <= last for first, last in arrived)]
+        ranges = [
+            (start, min(start + range_bytes, self.file.size))
+            for start in range(0, self.file.size, range_bytes)
+        ]
+        return [
+            start
+            for start, end in ranges
+            if not any(first <= start and end <= last for first, last in arrived)
+        ]
 
     def write(self, start: int, data: bytes) -> None:
         """Writes a range; returns when it is on disk and recorded."""
@@ -213,11 +245,15 @@ def _digest(path: Path, kind: str) -> str:
 
 
 def _misfit(path: Path, file: RemoteFile) -> str:
-    """Why a safetensors file does not end where its header says; empty if it does. The layout: 8 bytes of length, the header, then
-    the tensors without gaps."""
+    """Why a safetensors file does not end where its header says; empty if it does. The layout: 8
+    bytes of length, the header, then the tensors without gaps."""
     try:
         ends = [entry.end for entry in tensor_entries(path.parent, path.name).values()]
         expected = max(ends, default=8 + len(tensor_header(path.parent, path.name)))
     except ModelBroken as error:
         return f"{file.path}: not a safetensors file: {error.message}"
-    return "" if expected == file.size else f"{file.path}: its header stands for {expected:,} bytes, but it has {file.size:,}"
+    return (
+        ""
+        if expected == file.size
+        else f"{file.path}: its header stands for {expected:,} bytes, but it has {file.size:,}"
+    )

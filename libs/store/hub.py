@@ -1,7 +1,9 @@
-"""The Hugging Face hub as a source, and the cache that other programs of this machine have filled from it.
+"""The Hugging Face hub as a source, and the cache that other programs of this machine have filled
+from it.
 
-Names, revisions, redirects, authorisation and errors are left to huggingface_hub. The bytes are read in ranges by `download.py`,
-because huggingface_hub (2.4) restarts a file after an interruption: its partial files have random names and are removed.
+Names, revisions, redirects, authorisation and errors are left to huggingface_hub. The bytes are
+read in ranges by `download.py`, because huggingface_hub (2.4) restarts a file after an
+interruption: its partial files have random names and are removed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from pathlib import Path
 from typing import Final
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_session, hf_hub_url, snapshot_download, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_session,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -41,26 +50,43 @@ log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 _BUSY: Final = (408, 425, 429)
-_CACHED: Final = ["*.safetensors", "*.bin", "*.pt", "*.json", "*.txt", "*.model", "*.spm", "*.jinja", "artifact.metadata"]
+_CACHED: Final = [
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.spm",
+    "*.jinja",
+    "artifact.metadata",
+]
 
 
 @dataclass(frozen=True)
 class Hub:
-    """`endpoint` and `cache` default to huggingface_hub's (HF_ENDPOINT, HF_HOME). No token but `token` is ever sent."""
+    """`endpoint` and `cache` default to huggingface_hub's (HF_ENDPOINT, HF_HOME). No token but
+    `token` is ever sent.
+    """
 
     token: str = ""
     endpoint: str | None = None
     cache: Path | None = None
 
     def find(self, model: str) -> HubModel | Path:
-        """See `Source`. With HF_HUB_OFFLINE, or while the hub is unreachable, returns the copy in the cache of this machine."""
+        """See `Source`. With HF_HUB_OFFLINE, or while the hub is unreachable, returns the copy in
+        the cache of this machine.
+        """
         try:
             return self._look_up(model)
         except NoCapacity:
             with suppress(ModelBroken):
                 cached = self._cached(model)
                 if cached is not None:
-                    log.warning("the hub cannot be reached: a model is taken from its cache", extra=fields({"model": model}))
+                    log.warning(
+                        "the hub cannot be reached: a model is taken from its cache",
+                        extra=fields({"model": model}),
+                    )
                     return cached
             raise
         except OfflineModeIsEnabled:
@@ -76,28 +102,43 @@ class Hub:
         name, revision = split_revision(model)
         api = HfApi(endpoint=self.endpoint, token=self.token or False)
         with _translated(model, api.endpoint):
-            info = api.model_info(name, revision=revision or None, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            info = api.model_info(
+                name,
+                revision=revision or None,
+                files_metadata=True,
+                timeout=constants.HF_HUB_ETAG_TIMEOUT,
+            )
         if info.sha is None:
             raise ModelBroken(f"{api.endpoint} tells no commit of {model}")
         files = [
             RemoteFile(
                 entry.rfilename,
                 entry.size or 0,
-                f"sha256:{entry.lfs.sha256}" if entry.lfs is not None else f"git:{entry.blob_id}" if entry.blob_id else "",
+                f"sha256:{entry.lfs.sha256}"
+                if entry.lfs is not None
+                else f"git:{entry.blob_id}"
+                if entry.blob_id
+                else "",
             )
             for entry in info.siblings or []
         ]
         return HubModel(self, name, info.sha, tuple(files), api.endpoint)
 
     def _cached(self, model: str) -> Path | None:
-        """A complete snapshot, as far as the cache can tell: it does not know of files that no program ever requested.
+        """A complete snapshot, as far as the cache can tell: it does not know of files that no
+        program ever requested.
 
-        None if it has no configuration of a model or an adapter. Raises ModelBroken if its weights are missing.
+        None if it has no configuration of a model or an adapter. Raises ModelBroken if its weights
+        are missing.
         """
         name, revision = split_revision(model)
         try:
             found = snapshot_download(
-                name, revision=revision or None, cache_dir=self.cache, local_files_only=True, allow_patterns=_CACHED
+                name,
+                revision=revision or None,
+                cache_dir=self.cache,
+                local_files_only=True,
+                allow_patterns=_CACHED,
             )
         except LocalEntryNotFoundError:
             return None
@@ -105,7 +146,9 @@ class Hub:
         names = {path.name for path in snapshot.iterdir()}
         if not names & {adapter.FILE, *CONFIGS}:
             return None
-        if not names & {"modules.json", adapter.WEIGHTS, OPEN_CLIP_WEIGHTS} and not any(map(is_torch, names)):
+        if not names & {"modules.json", adapter.WEIGHTS, OPEN_CLIP_WEIGHTS} and not any(
+            map(is_torch, names)
+        ):
             tensor_files(snapshot, "")
         return snapshot
 
@@ -128,17 +171,23 @@ class HubModel:
         url = hf_hub_url(self.name, file.path, revision=self.revision, endpoint=self.hub.endpoint)
         with (
             _translated(self.name, self.origin),
-            get_session().stream("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response,
+            get_session().stream(
+                "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+            ) as response,
         ):
             hf_raise_for_status(response)
             if not is_whole and response.status_code != httpx2.codes.PARTIAL_CONTENT:
-                raise ModelBroken(f"{file.path}: {self.origin} does not answer requests for a range of it")
+                raise ModelBroken(
+                    f"{file.path}: {self.origin} does not answer requests for a range of it"
+                )
             return response.read()
 
     def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:
         root: Path | None = None
         for file in files:
-            cached = try_to_load_from_cache(self.name, file.path, cache_dir=self.hub.cache, revision=self.revision)
+            cached = try_to_load_from_cache(
+                self.name, file.path, cache_dir=self.hub.cache, revision=self.revision
+            )
             if not isinstance(cached, str) or Path(cached).stat().st_size != file.size:
                 return None
             root = Path(cached.removesuffix(file.path))
@@ -147,7 +196,9 @@ class HubModel:
 
 @contextmanager
 def _translated(model: str, endpoint: str) -> Iterator[None]:
-    """Translates huggingface_hub's errors into ours. Texts are our own: a server's answer is not passed on to clients."""
+    """Translates huggingface_hub's errors into ours. Texts are our own: a server's answer is not
+    passed on to clients.
+    """
     try:
         yield
     except GatedRepoError:
@@ -157,7 +208,8 @@ def _translated(model: str, endpoint: str) -> Iterator[None]:
         ) from None
     except RepositoryNotFoundError:
         raise ModelNotFound(
-            f"{endpoint} has no model {model}, or it is private and the worker's token (HF_TOKEN) does not open it", field="model"
+            f"{endpoint} has no model {model}, or it is private and the worker's token (HF_TOKEN) does not open it",
+            field="model",
         ) from None
     except RevisionNotFoundError:
         raise ModelNotFound(f"{endpoint} has no such revision of {model}", field="model") from None
@@ -173,4 +225,6 @@ def _translated(model: str, endpoint: str) -> Iterator[None]:
     except OfflineModeIsEnabled:
         raise
     except httpx2.HTTPError as error:
-        raise OutOfReach(f"{endpoint} cannot be reached for {model}: {type(error).__name__}") from None
+        raise OutOfReach(
+            f"{endpoint} cannot be reached for {model}: {type(error).__name__}"
+        ) from None

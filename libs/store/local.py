@@ -1,10 +1,11 @@
-"""Converted copies of directories outside the store: models of SHOAL_MODELS, of `shoal models check DIR`, of the Hugging Face
-cache.
+"""Converted copies of directories outside the store: models of SHOAL_MODELS, of `shoal models check
+DIR`, of the Hugging Face cache.
 
-An operator's directory is never written to. One that holds weights only as torch checkpoints is read through a copy in the store's
-folder, `<root>/models/.converted/<name>-<key>/`: its small files and safetensors, linked where the disk allows it, and the
-converted weights. The key is a digest of the files' paths, sizes and times, so a changed directory gets another copy; copies
-count against the disk budget and are evicted as models are.
+An operator's directory is never written to. One that holds weights only as torch checkpoints is
+read through a copy in the store's folder, `<root>/models/.converted/<name>-<key>/`: its small files
+and safetensors, linked where the disk allows it, and the converted weights. The key is a digest of
+the files' paths, sizes and times, so a changed directory gets another copy; copies count against
+the disk budget and are evicted as models are.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class _Directory:
         return self.path
 
     def locate(self, file: RemoteFile) -> Path:
-        """The path of a file. Raises ModelBroken for links out of the directory, as all reading of checkpoints does."""
+        """The path of a file. Raises ModelBroken for links out of the directory, as all reading of
+        checkpoints does.
+        """
         found = locate(self.path, file.path)
         if found is None:
             raise ModelBroken(f"{file.path}: missing from {self.path}")
@@ -74,9 +77,13 @@ class _Directory:
 
 
 class LocalCopies:
-    """Thread-safe; processes of a node that use the same `root` convert a directory once. `budget_bytes`: of the whole store."""
+    """Thread-safe; processes of a node that use the same `root` convert a directory once.
+    `budget_bytes`: of the whole store.
+    """
 
-    def __init__(self, root: Path, budget_bytes: Callable[[], int], torch_checkpoints: TorchCheckpoints) -> None:
+    def __init__(
+        self, root: Path, budget_bytes: Callable[[], int], torch_checkpoints: TorchCheckpoints
+    ) -> None:
         self._root = root
         self._budget_bytes = budget_bytes
         self._torch_checkpoints: TorchCheckpoints = torch_checkpoints
@@ -90,9 +97,11 @@ class LocalCopies:
         return copy if copy.is_dir() else directory
 
     def find(self, directory: Path, report: Report) -> Copy:
-        """The directory to read instead of `directory`: itself, or its converted copy, which is made if need be. Blocks.
+        """The directory to read instead of `directory`: itself, or its converted copy, which is
+        made if need be. Blocks.
 
-        Raises ModelBroken naming a file that cannot be converted, NoCapacity where the disk is full.
+        Raises ModelBroken naming a file that cannot be converted, NoCapacity where the disk is
+        full.
         """
         plan = self._plan(directory)
         if plan is None:
@@ -108,14 +117,18 @@ class LocalCopies:
             self._make(plan, cache, report)
 
     def _plan(self, directory: Path) -> _Plan | None:
-        """How the directory is converted; None if it is read where it lies. Raises ModelBroken if it has no weights that are
-        read."""
-        has_torch = self._torch_checkpoints == "convert" and any(is_torch(name) for name in _names(directory))
+        """How the directory is converted; None if it is read where it lies. Raises ModelBroken if
+        it has no weights that are read."""
+        has_torch = self._torch_checkpoints == "convert" and any(
+            is_torch(name) for name in _names(directory)
+        )
         if not has_torch and not vocabulary_of([path.name for path in directory.glob("*")]):
             return None
         found = _read(directory)
         try:
-            files = select(directory.name, found, is_adapter=False, torch_checkpoints=self._torch_checkpoints)
+            files = select(
+                directory.name, found, is_adapter=False, torch_checkpoints=self._torch_checkpoints
+            )
         except ModelBroken:
             if not has_torch or any(file.path.endswith(".safetensors") for file in found.files):
                 return None  # it may be of a layout that is read where it lies
@@ -123,7 +136,9 @@ class LocalCopies:
         if not steps_of(file.path for file in files):
             return None
         listing = Listing(found.origin, found.revision, files)
-        key = hashlib.sha256(f"{directory.resolve()}\n{listing}\n{_marks(found, files)}".encode()).hexdigest()[:16]
+        key = hashlib.sha256(
+            f"{directory.resolve()}\n{listing}\n{_marks(found, files)}".encode()
+        ).hexdigest()[:16]
         name = _NAME.sub("-", directory.resolve().name)[:80]
         return _Plan(found, listing, f"{_AREA}/{name}-{key}")
 
@@ -142,26 +157,41 @@ class LocalCopies:
                 for file in plan.listing.files:
                     if file.path not in sources:
                         _place(plan.found.locate(file), incoming / file.path)
-                convert(plan.found.path, incoming, steps, lambda name, done, total: report(Progress(done, total)))
+                convert(
+                    plan.found.path,
+                    incoming,
+                    steps,
+                    lambda name, done, total: report(Progress(done, total)),
+                )
                 cache.finish_conversion(plan.name, plan.listing, steps)
             cache.publish(plan.name)
             seconds = time.monotonic() - started
-            log.info("torch checkpoints converted", extra=fields({"directory": str(plan.found.path), "seconds": seconds}))
+            log.info(
+                "torch checkpoints converted",
+                extra=fields({"directory": str(plan.found.path), "seconds": seconds}),
+            )
         except OSError as error:
-            raise NoCapacity(f"{plan.found.path} cannot be converted on this machine's disk: {error.strerror}") from error
+            raise NoCapacity(
+                f"{plan.found.path} cannot be converted on this machine's disk: {error.strerror}"
+            ) from error
         finally:
             lock.close()
 
 
-def write_converted(directory: Path, output: Path, on_progress: OnProgress) -> tuple[Converted, ...]:
-    """Writes a copy of a model's directory whose torch checkpoints, GGUF or ONNX file are converted; `output` must not be there.
-    Returns the conversions: none, and nothing is written, if its weights are safetensors.
+def write_converted(
+    directory: Path, output: Path, on_progress: OnProgress
+) -> tuple[Converted, ...]:
+    """Writes a copy of a model's directory whose torch checkpoints, GGUF or ONNX file are
+    converted; `output` must not be there. Returns the conversions: none, and nothing is written, if
+    its weights are safetensors.
 
-    Raises ModelBroken naming a file that cannot be converted, InvalidInput if `output` is there, NoCapacity where it cannot be
-    written.
+    Raises ModelBroken naming a file that cannot be converted, InvalidInput if `output` is there,
+    NoCapacity where it cannot be written.
     """
     if output.exists():
-        raise InvalidInput(f"{output} is there already: name a directory that is not", field="output")
+        raise InvalidInput(
+            f"{output} is there already: name a directory that is not", field="output"
+        )
     found = _read(directory)
     steps = _foreign(found)
     if steps:
@@ -191,7 +221,9 @@ def write_converted(directory: Path, output: Path, on_progress: OnProgress) -> t
 
 
 def _foreign(found: _Directory) -> tuple[Step, ...]:
-    """The conversion of a directory that has its weights only as GGUF or ONNX; empty for others. Raises ModelBroken."""
+    """The conversion of a directory that has its weights only as GGUF or ONNX; empty for others.
+    Raises ModelBroken.
+    """
     paths = [file.path for file in found.files]
     if any(path.endswith(".safetensors") or is_torch(path) for path in paths):
         return ()
@@ -199,7 +231,9 @@ def _foreign(found: _Directory) -> tuple[Step, ...]:
     if not steps:
         return ()
     if steps[0].kind == "gguf" and find_spec("gguf") is None:
-        raise ModelBroken(f"{steps[0].source}: needs the gguf package: pip install 'shoal-mesh[gguf]'")
+        raise ModelBroken(
+            f"{steps[0].source}: needs the gguf package: pip install 'shoal-mesh[gguf]'"
+        )
     if steps[0].kind == "onnx" and "config.json" not in paths:
         raise ModelBroken(
             f"{steps[0].source}: config.json is missing beside it; an ONNX file does not say which model of transformers it is of"
@@ -238,16 +272,22 @@ def _read(directory: Path) -> _Directory:
     for pattern in ("*", "*/*", "*/*/*"):
         for path in directory.glob(pattern):
             if path.is_file() and not path.name.startswith("."):
-                files.append(RemoteFile(path.relative_to(directory).as_posix(), path.stat().st_size))
+                files.append(
+                    RemoteFile(path.relative_to(directory).as_posix(), path.stat().st_size)
+                )
             if len(files) > _MAX_FILES:
-                raise ModelBroken(f"{directory}: has more than {_MAX_FILES:,} files; it is not a model's directory")
+                raise ModelBroken(
+                    f"{directory}: has more than {_MAX_FILES:,} files; it is not a model's directory"
+                )
     return _Directory(directory, tuple(sorted(files, key=lambda file: file.path)), "local")
 
 
 def _marks(found: _Directory, files: Sequence[RemoteFile]) -> str:
     """When the files were last changed, and which they are on their disk."""
     stats = [(file.path, (found.path / file.path).stat()) for file in files]
-    return "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}" for path, stat in stats)
+    return "\n".join(
+        f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}" for path, stat in stats
+    )
 
 
 def _place(source: Path, target: Path) -> None:

@@ -1,4 +1,6 @@
-"""Object stores and mounted file systems through fsspec: `<url>/<org>/<name>[@revision]/<files>`."""
+"""Object stores and mounted file systems through fsspec:
+`<url>/<org>/<name>[@revision]/<files>`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from libs.store.source import OutOfReach, RemoteFile
 
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _PLAIN_ENCRYPTION: Final = (None, "AES256")
-"""With any other encryption the ETag of an S3 object is not its MD5 (AWS, "Checking object integrity": SSE-C and SSE-KMS)."""
+"""With any other encryption the ETag of an S3 object is not its MD5 (AWS, "Checking object
+integrity": SSE-C and SSE-KMS).
+"""
 
 
 class FileSystem(Protocol):
@@ -29,7 +33,9 @@ class FileSystem(Protocol):
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """`root` is the path that `url` names within the file system; `trouble`: the errors it raises when it is unreachable."""
+    """`root` is the path that `url` names within the file system; `trouble`: the errors it raises
+    when it is unreachable.
+    """
 
     url: str
     files: FileSystem
@@ -41,11 +47,18 @@ class ObjectStore:
         folder = f"{self.root}/{model}"
         with self.translated(model):
             found = self.files.find(folder, detail=True)
-            files = [_remote_file(self.files, folder, path, entry) for path, entry in sorted(found.items())]
+            files = [
+                _remote_file(self.files, folder, path, entry)
+                for path, entry in sorted(found.items())
+            ]
         if not files:
             raise ModelNotFound(f"{self.url} has no model {model}", field="model")
-        marks = "\n".join(f"{path} {entry.get('size')} {_mark(entry)}" for path, entry in sorted(found.items()))
-        return ObjectModel(self, folder, hashlib.sha256(marks.encode()).hexdigest()[:40], tuple(files))
+        marks = "\n".join(
+            f"{path} {entry.get('size')} {_mark(entry)}" for path, entry in sorted(found.items())
+        )
+        return ObjectModel(
+            self, folder, hashlib.sha256(marks.encode()).hexdigest()[:40], tuple(files)
+        )
 
     @contextmanager
     def translated(self, model: str) -> Iterator[None]:
@@ -56,14 +69,20 @@ class ObjectStore:
         except FileNotFoundError:
             raise ModelNotFound(f"{self.url} has no model {model}", field="model") from None
         except PermissionError:
-            raise ModelBroken(f"{self.url} refuses {model}: give the worker credentials that may list and read it") from None
+            raise ModelBroken(
+                f"{self.url} refuses {model}: give the worker credentials that may list and read it"
+            ) from None
         except trouble as error:
-            raise OutOfReach(f"{self.url} cannot be reached for {model}: {type(error).__name__}") from None
+            raise OutOfReach(
+                f"{self.url} cannot be reached for {model}: {type(error).__name__}"
+            ) from None
 
 
 @dataclass(frozen=True)
 class ObjectModel:
-    """See `Remote`. `revision` is a digest of names, sizes and ETags (modification times where there are none)."""
+    """See `Remote`. `revision` is a digest of names, sizes and ETags (modification times where
+    there are none).
+    """
 
     store: ObjectStore
     folder: str
@@ -82,14 +101,18 @@ class ObjectModel:
         return None
 
 
-def _remote_file(files: FileSystem, folder: str, path: str, entry: Mapping[str, object]) -> RemoteFile:
+def _remote_file(
+    files: FileSystem, folder: str, path: str, entry: Mapping[str, object]
+) -> RemoteFile:
     size = entry.get("size")
     relative = path.partition(f"{folder.lstrip('/')}/")[2]
     return RemoteFile(relative, size if isinstance(size, int) else 0, _digest(files, path, entry))
 
 
 def _digest(files: FileSystem, path: str, entry: Mapping[str, object]) -> str:
-    """`md5Hash` of Google Cloud Storage; the ETag of S3 where it is the MD5, which it is not after a multipart upload."""
+    """`md5Hash` of Google Cloud Storage; the ETag of S3 where it is the MD5, which it is not after
+    a multipart upload.
+    """
     md5 = entry.get("md5Hash")
     if isinstance(md5, str):
         return f"md5:{base64.b64decode(md5).hex()}"
@@ -106,4 +129,10 @@ def _encryption(files: FileSystem, path: str) -> object:
 
 
 def _mark(entry: Mapping[str, object]) -> object:
-    return entry.get("ETag") or entry.get("etag") or entry.get("md5Hash") or entry.get("mtime") or entry.get("created")
+    return (
+        entry.get("ETag")
+        or entry.get("etag")
+        or entry.get("md5Hash")
+        or entry.get("mtime")
+        or entry.get("created")
+    )

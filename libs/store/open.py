@@ -1,4 +1,6 @@
-"""Opens the sources that SHOAL_STORES names. A source's library is imported only where it is configured."""
+"""Opens the sources that SHOAL_STORES names. A source's library is imported only where it is
+configured.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,29 @@ from libs.store.local import LocalCopies
 from libs.store.source import Source
 from libs.store.store import Store
 
-_LIBRARIES: Final = {"s3": ("s3fs", "shoal-mesh[s3]"), "gs": ("gcsfs", "shoal-mesh[gs]"), "file": ("fsspec", "shoal-mesh[worker]")}
+_LIBRARIES: Final = {
+    "s3": ("s3fs", "shoal-mesh[s3]"),
+    "gs": ("gcsfs", "shoal-mesh[gs]"),
+    "file": ("fsspec", "shoal-mesh[worker]"),
+}
 _HUB: Final = "hf"
 _DISK_SHARE: Final = 0.9
 
 
 def default_root(environ: Mapping[str, str]) -> Path:
-    """The default of SHOAL_STORE_DIR, where copies are kept: `shoal/` below XDG_CACHE_HOME or ~/.cache."""
-    return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "/tmp") / ".cache") / "shoal"  # noqa: S108
+    """The default of SHOAL_STORE_DIR, where copies are kept: `shoal/` below XDG_CACHE_HOME or
+    ~/.cache.
+    """
+    home = environ.get("HOME") or "/tmp"  # noqa: S108
+    return Path(environ.get("XDG_CACHE_HOME") or Path(home) / ".cache") / "shoal"
 
 
 def check_urls(text: str) -> tuple[str, ...]:
-    """The sources of SHOAL_STORES: `hf`, `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///folder`, separated by commas, in
-    search order.
+    """The sources of SHOAL_STORES: `hf`, `s3://bucket/prefix`, `gs://bucket/prefix`,
+    `file:///folder`, separated by commas, in search order.
 
-    Raises InvalidInput for anything else, and for a source whose library is not installed, naming the extra that brings it.
+    Raises InvalidInput for anything else, and for a source whose library is not installed, naming
+    the extra that brings it.
     """
     urls = tuple(entry.strip().rstrip("/") for entry in text.split(",") if entry.strip())
     for url in urls:
@@ -45,37 +55,63 @@ def _check(url: str) -> None:
     elif separator and place and protocol in _LIBRARIES:
         library, extra = _LIBRARIES[protocol]
     else:
-        raise InvalidInput(f"SHOAL_STORES: {url!r} is not hf, s3://…, gs://… or file:///…", field="SHOAL_STORES")
+        raise InvalidInput(
+            f"SHOAL_STORES: {url!r} is not hf, s3://…, gs://… or file:///…", field="SHOAL_STORES"
+        )
     if protocol == "file" and not place.startswith("/"):
-        raise InvalidInput(f"SHOAL_STORES: {url!r} is not an absolute path: write file:///…", field="SHOAL_STORES")
+        raise InvalidInput(
+            f"SHOAL_STORES: {url!r} is not an absolute path: write file:///…", field="SHOAL_STORES"
+        )
     if find_spec(library) is None:
-        raise InvalidInput(f"SHOAL_STORES: {url} needs {library}: pip install '{extra}'", field="SHOAL_STORES")
+        raise InvalidInput(
+            f"SHOAL_STORES: {url} needs {library}: pip install '{extra}'", field="SHOAL_STORES"
+        )
 
 
-def open_store(urls: tuple[str, ...], root: Path, budget_bytes: int, torch_checkpoints: TorchCheckpoints = "convert") -> Store:
-    """The store of these sources. `budget_bytes` 0: nine tenths of the disk's free space now plus the bytes of present copies.
+def open_store(
+    urls: tuple[str, ...],
+    root: Path,
+    budget_bytes: int,
+    torch_checkpoints: TorchCheckpoints = "convert",
+) -> Store:
+    """The store of these sources. `budget_bytes` 0: nine tenths of the disk's free space now plus
+    the bytes of present copies.
 
     Raises InvalidInput if `root` cannot be written.
     """
     try:
         cache = Cache(root)
     except OSError as error:
-        raise InvalidInput(f"SHOAL_STORE_DIR: {root} cannot be used: {error.strerror}", field="SHOAL_STORE_DIR") from error
-    return Store([_open(url) for url in urls], cache, _budget(cache, budget_bytes), torch_checkpoints=torch_checkpoints)
+        raise InvalidInput(
+            f"SHOAL_STORE_DIR: {root} cannot be used: {error.strerror}", field="SHOAL_STORE_DIR"
+        ) from error
+    return Store(
+        [_open(url) for url in urls],
+        cache,
+        _budget(cache, budget_bytes),
+        torch_checkpoints=torch_checkpoints,
+    )
 
 
-def open_copies(root: Path, budget_bytes: int, torch_checkpoints: TorchCheckpoints = "convert") -> LocalCopies:
-    """The converted copies of directories outside the store, in its folder, which is created with the first of them."""
+def open_copies(
+    root: Path, budget_bytes: int, torch_checkpoints: TorchCheckpoints = "convert"
+) -> LocalCopies:
+    """The converted copies of directories outside the store, in its folder, which is created with
+    the first of them.
+    """
     return LocalCopies(root, lambda: _budget(Cache(root), budget_bytes), torch_checkpoints)
 
 
 def _budget(cache: Cache, budget_bytes: int) -> int:
-    return budget_bytes or int((shutil.disk_usage(cache.root).free + cache.used_bytes()) * _DISK_SHARE)
+    return budget_bytes or int(
+        (shutil.disk_usage(cache.root).free + cache.used_bytes()) * _DISK_SHARE
+    )
 
 
 def _open(url: str) -> Source:
     if url == _HUB:
-        # Read when huggingface_hub is imported; without it huggingface_hub sends the hub torch's version and more.
+        # Read when huggingface_hub is imported; without it huggingface_hub sends the hub torch's
+        # version and more.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         from libs.store.hub import Hub
 
@@ -91,7 +127,9 @@ def _open(url: str) -> Source:
 
 
 def _trouble(protocol: str) -> tuple[type[Exception], ...]:
-    """The errors, besides OSError, that a library raises when its service is unreachable or credentials are missing."""
+    """The errors, besides OSError, that a library raises when its service is unreachable or
+    credentials are missing.
+    """
     if protocol == "s3":
         from aiohttp import ClientError
         from botocore.exceptions import BotoCoreError

@@ -1,6 +1,8 @@
-"""Selects the files of a model to fetch: those needed to serve it, none that are run. Decided before any weights are fetched.
+"""Selects the files of a model to fetch: those needed to serve it, none that are run. Decided
+before any weights are fetched.
 
-Weights are safetensors where a folder has them, else torch checkpoints, which are converted once (`libs/conversion`)."""
+Weights are safetensors where a folder has them, else torch checkpoints, which are converted once
+(`libs/conversion`)."""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from libs.catalog.checkpoint.files import Config
 from libs.catalog.kinds.extraction import gliner, gliner2, glirel
 from libs.catalog.kinds.scoring import laya
 from libs.catalog.kinds.vision import images
-from libs.conversion.plan import BASE_FOLDER, FOREIGN, TorchCheckpoints, beside, is_beside, torch_weights
+from libs.conversion.plan import (
+    BASE_FOLDER,
+    FOREIGN,
+    TorchCheckpoints,
+    beside,
+    is_beside,
+    torch_weights,
+)
 from libs.errors import ModelBroken
 from libs.store.source import Remote, RemoteFile
 
@@ -41,10 +50,17 @@ _TEXT_FOLDERS: Final = (
     laya.TOKENIZER_FOLDER,
     BASE_FOLDER,
 )
-"""Beside a module: GLiNER's second tokenizer, transformers' named templates, the encoder's configuration of GLiNER2 and laya, and
-laya's tokenizer."""
+"""Beside a module: GLiNER's second tokenizer, transformers' named templates, the encoder's
+configuration of GLiNER2 and laya, and laya's tokenizer."""
 
-CONFIGS: Final = ("config.json", "modules.json", gliner.FILE, glirel.FILE, laya.FILE, images.OPEN_CLIP)
+CONFIGS: Final = (
+    "config.json",
+    "modules.json",
+    gliner.FILE,
+    glirel.FILE,
+    laya.FILE,
+    images.OPEN_CLIP,
+)
 """A directory with one of these is a checkpoint."""
 
 _ANY_ADVICE: Final = "`shoal models convert DIR` writes model.safetensors"
@@ -61,18 +77,25 @@ _BASE_MODEL: Final = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w.-]+/[\w.-]+
 
 
 def select(
-    model: str, remote: Remote, *, is_adapter: bool = True, torch_checkpoints: TorchCheckpoints = "convert"
+    model: str,
+    remote: Remote,
+    *,
+    is_adapter: bool = True,
+    torch_checkpoints: TorchCheckpoints = "convert",
 ) -> tuple[RemoteFile, ...]:
-    """The files to fetch: configuration, vocabulary and weights of the root and of the folders of its modules; for an adapter its
-    own two files, and those of its processor and tokenizer unless it is wanted as one (`is_adapter`) of a model that has these.
+    """The files to fetch: configuration, vocabulary and weights of the root and of the folders of
+    its modules; for an adapter its own two files, and those of its processor and tokenizer unless
+    it is wanted as one (`is_adapter`) of a model that has these.
 
-    Raises ModelBroken if there is no configuration, or if weights are there only in a format that is not read; NoCapacity as
-    `Remote.read` does.
+    Raises ModelBroken if there is no configuration, or if weights are there only in a format that
+    is not read; NoCapacity as `Remote.read` does.
     """
     by_path = _by_path(model, remote)
     can_convert = torch_checkpoints == "convert"
     if adapter.FILE in by_path and not any(name in by_path for name in adapter.MODEL_WEIGHTS):
-        return _adapter_files(model, remote, by_path, is_adapter=is_adapter, can_convert=can_convert)
+        return _adapter_files(
+            model, remote, by_path, is_adapter=is_adapter, can_convert=can_convert
+        )
     if not any(name in by_path for name in CONFIGS):
         _refuse_foreign(model, remote, [path for path in by_path if path.endswith(".gguf")])
         raise ModelBroken(f"config.json: missing from {model} in {remote.origin}")
@@ -85,14 +108,20 @@ def select(
         weights += _torch_files(model, remote, by_path, folder, safe, can_convert=can_convert)
     if not weights:
         raise ModelBroken(f"model.safetensors: missing from {model} in {remote.origin}")
-    places = {"", *folders, *(_inside(folder, name) for folder in folders for name in _TEXT_FOLDERS)}
+    places = {
+        "",
+        *folders,
+        *(_inside(folder, name) for folder in folders for name in _TEXT_FOLDERS),
+    }
     texts = [file for file in remote.files if _folder(file) in places and _is_text(file)]
     return tuple(sorted([*texts, *weights, *own_adapters], key=lambda file: file.path))
 
 
 def _own_adapters(remote: Remote, by_path: dict[str, RemoteFile]) -> list[RemoteFile]:
     """The two files of each adapter that a model has of its own (jina-embeddings-v5)."""
-    folders = [path.removesuffix(f"/{adapter.FILE}") for path in by_path if _OWN_ADAPTER.fullmatch(path)]
+    folders = [
+        path.removesuffix(f"/{adapter.FILE}") for path in by_path if _OWN_ADAPTER.fullmatch(path)
+    ]
     config = _json(remote, by_path["config.json"]) if folders and "config.json" in by_path else None
     if not isinstance(config, dict) or config.get("model_type") != tasks.V5:
         return []
@@ -101,27 +130,38 @@ def _own_adapters(remote: Remote, by_path: dict[str, RemoteFile]) -> list[Remote
 
 
 def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:
-    """The files with safe paths, by path. Raises ModelBroken for a listing that cannot be laid out on a disk."""
+    """The files with safe paths, by path. Raises ModelBroken for a listing that cannot be laid out
+    on a disk.
+    """
     found: dict[str, RemoteFile] = {}
     folders: set[str] = set()
     for file in remote.files:
         if not _is_safe(file.path):
             continue  # never fetched
         if file.path in found or file.size < 0:
-            problem = "is listed twice" if file.path in found else f"is listed with {file.size} bytes"
+            problem = (
+                "is listed twice" if file.path in found else f"is listed with {file.size} bytes"
+            )
             raise ModelBroken(f"{file.path}: {problem} in {model} of {remote.origin}")
         found[file.path] = file
         folders.update(str(parent) for parent in PurePosixPath(file.path).parents)
     for path in folders & found.keys():
-        raise ModelBroken(f"{path}: is listed as a file and as a folder in {model} of {remote.origin}")
+        raise ModelBroken(
+            f"{path}: is listed as a file and as a folder in {model} of {remote.origin}"
+        )
     return found
 
 
 def _adapter_files(
-    model: str, remote: Remote, by_path: dict[str, RemoteFile], *, is_adapter: bool, can_convert: bool
+    model: str,
+    remote: Remote,
+    by_path: dict[str, RemoteFile],
+    *,
+    is_adapter: bool,
+    can_convert: bool,
 ) -> tuple[RemoteFile, ...]:
-    """The two files of a LoRA adapter, whatever else its repository holds (training checkpoints), and its texts if it is to be
-    merged into its base."""
+    """The two files of a LoRA adapter, whatever else its repository holds (training checkpoints),
+    and its texts if it is to be merged into its base."""
     weights = by_path.get(adapter.WEIGHTS) or by_path.get(adapter.TORCH_WEIGHTS)
     if weights is None:
         raise ModelBroken(f"{adapter.WEIGHTS}: missing from {model} in {remote.origin}")
@@ -130,7 +170,11 @@ def _adapter_files(
     own = (by_path[adapter.FILE], weights)
     if is_adapter:
         return own
-    texts = [file for file in by_path.values() if not _folder(file) and _is_text(file) and file not in own]
+    texts = [
+        file
+        for file in by_path.values()
+        if not _folder(file) and _is_text(file) and file not in own
+    ]
     return (*own, *sorted(texts, key=lambda file: file.path))
 
 
@@ -144,8 +188,12 @@ def _is_weights(file: RemoteFile) -> bool:
     return name.endswith(_WEIGHTS) and not _DUPLICATES.fullmatch(name) and _is_safe(file.path)
 
 
-def _of_one_layout(remote: Remote, by_path: dict[str, RemoteFile], weights: list[RemoteFile]) -> list[RemoteFile]:
-    """Without the copy of the weights that would not be read, of a repository that has open_clip's layout beside transformers'."""
+def _of_one_layout(
+    remote: Remote, by_path: dict[str, RemoteFile], weights: list[RemoteFile]
+) -> list[RemoteFile]:
+    """Without the copy of the weights that would not be read, of a repository that has open_clip's
+    layout beside transformers'.
+    """
     if images.OPEN_CLIP_WEIGHTS not in by_path or images.OPEN_CLIP not in by_path:
         return weights
     is_open_clip = _is_open_clip(remote, by_path)
@@ -157,11 +205,15 @@ def _is_open_clip(remote: Remote, by_path: dict[str, RemoteFile]) -> bool:
     if images.OPEN_CLIP not in by_path:
         return False
     config = _json(remote, by_path["config.json"]) if "config.json" in by_path else None
-    return not images.describes_towers(Config("config.json", config) if isinstance(config, dict) else None)
+    return not images.describes_towers(
+        Config("config.json", config) if isinstance(config, dict) else None
+    )
 
 
 def _is_text(file: RemoteFile) -> bool:
-    return (file.path.endswith(_TEXTS) or PurePosixPath(file.path).name == _METADATA) and _is_safe(file.path)
+    return (file.path.endswith(_TEXTS) or PurePosixPath(file.path).name == _METADATA) and _is_safe(
+        file.path
+    )
 
 
 def _is_safe(path: str) -> bool:
@@ -178,14 +230,22 @@ def _torch_files(
     *,
     can_convert: bool,
 ) -> list[RemoteFile]:
-    """The torch checkpoints to convert in a folder: its weights, if it has none as safetensors, and files in addition to them.
+    """The torch checkpoints to convert in a folder: its weights, if it has none as safetensors, and
+    files in addition to them.
 
-    Raises ModelBroken if weights are there only in a format that is not read, or as torch checkpoints where these are refused.
+    Raises ModelBroken if weights are there only in a format that is not read, or as torch
+    checkpoints where these are refused.
     """
     names = {PurePosixPath(path).name for path in by_path if _folder(by_path[path]) == folder}
     more = beside(names) if not folder else ()
-    has_weights = any(_folder(file) == folder and not is_beside(PurePosixPath(file.path).name) for file in safe)
-    main = () if has_weights else torch_weights(names, is_open_clip=not folder and _is_open_clip(remote, by_path))
+    has_weights = any(
+        _folder(file) == folder and not is_beside(PurePosixPath(file.path).name) for file in safe
+    )
+    main = (
+        ()
+        if has_weights
+        else torch_weights(names, is_open_clip=not folder and _is_open_clip(remote, by_path))
+    )
     if main and not can_convert:
         raise _refused(model, remote, _inside(folder, main[0]))
     others = sorted(name for name in names if name.endswith(_OTHERS))
@@ -200,12 +260,18 @@ def _torch_files(
 
 
 def _refuse_foreign(model: str, remote: Remote, paths: Sequence[str]) -> None:
-    """Raise ModelBroken with what to use instead for a repository whose weights are in GGUF or ONNX files alone."""
+    """Raise ModelBroken with what to use instead for a repository whose weights are in GGUF or ONNX
+    files alone.
+    """
     if not paths:
         return
     name = PurePosixPath(min(paths))
     base = _base_model(remote)
-    instead = f"its base model {base!r}, if that is published as safetensors" if base else "the repository that it was made from"
+    instead = (
+        f"its base model {base!r}, if that is published as safetensors"
+        if base
+        else "the repository that it was made from"
+    )
     raise ModelBroken(
         f"{name}: {model} has its weights in {remote.origin} only as {name.suffix[1:].upper()}. Use {instead}; or download it, run "
         "`shoal models convert DIR`, and put the result into a folder of SHOAL_MODELS"
@@ -235,10 +301,11 @@ def _refused(model: str, remote: Remote, path: str) -> ModelBroken:
 
 
 def _module_folders(remote: Remote, by_path: dict[str, RemoteFile]) -> set[str]:
-    """Folders of the modules that sentence-transformers loads ("" is the root); without modules.json, only the root.
+    """Folders of the modules that sentence-transformers loads ("" is the root); without
+    modules.json, only the root.
 
-    modules.json is a list of objects with `type` and `path`. A Router's router_config.json (an Asym's config.json) has `types`, an
-    object keyed by folders within its own.
+    modules.json is a list of objects with `type` and `path`. A Router's router_config.json (an
+    Asym's config.json) has `types`, an object keyed by folders within its own.
     """
     if "modules.json" not in by_path:
         return {""}
@@ -247,7 +314,9 @@ def _module_folders(remote: Remote, by_path: dict[str, RemoteFile]) -> set[str]:
         raise ModelBroken("modules.json: must hold a list of objects")
     found: set[str] = set()
     for entry in listed:
-        path, kind = (entry.get("path"), entry.get("type")) if isinstance(entry, dict) else (None, None)
+        path, kind = (
+            (entry.get("path"), entry.get("type")) if isinstance(entry, dict) else (None, None)
+        )
         if isinstance(path, str):
             folder = _checked("modules.json", path)
             found.add(folder)

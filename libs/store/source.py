@@ -11,7 +11,8 @@ from libs.errors import NoCapacity
 
 
 class OutOfReach(NoCapacity):
-    """The source could not be connected to. A source that answers that it is busy raises a plain NoCapacity.
+    """The source could not be connected to. A source that answers that it is busy raises a plain
+    NoCapacity.
 
     The store raises ModelUnreachable instead where a model is looked for.
     """
@@ -29,7 +30,8 @@ class Progress:
 class RemoteFile:
     """A file of a model in a source: `path` from the model's root, with slashes; `size` in bytes.
 
-    `digest` is `sha256:<hex>`, `git:<hex>` (SHA-1 of the git blob), `md5:<hex>`, or empty if the source gives none.
+    `digest` is `sha256:<hex>`, `git:<hex>` (SHA-1 of the git blob), `md5:<hex>`, or empty if the
+    source gives none.
     """
 
     path: str
@@ -53,10 +55,14 @@ class Remote(Protocol):
         """All of them, wanted or not."""
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Bytes `start` to `end` (exclusive) of a file. Raises NoCapacity if a retry may help, else ModelBroken."""
+        """Bytes `start` to `end` (exclusive) of a file. Raises NoCapacity if a retry may help, else
+        ModelBroken.
+        """
 
     def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:
-        """A directory of this machine that already has all these files of this revision; None if there is none."""
+        """A directory of this machine that already has all these files of this revision; None if
+        there is none.
+        """
 
 
 class Source(Protocol):
@@ -65,5 +71,6 @@ class Source(Protocol):
     def find(self, model: str) -> Remote | Path:
         """The model, or a directory of this machine that holds it. `model` is a model id.
 
-        Raises ModelNotFound, ModelBroken (it exists but cannot be fetched, with advice) or NoCapacity (a retry may help).
+        Raises ModelNotFound, ModelBroken (it exists but cannot be fetched, with advice) or
+        NoCapacity (a retry may help).
         """

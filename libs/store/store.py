@@ -1,4 +1,6 @@
-"""`Store.get`: the directory of a model, from this node's copies or from the first source that has it."""
+"""`Store.get`: the directory of a model, from this node's copies or from the first source that has
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _POLL_SECONDS: Final = 0.1
 
 
 class Store:
-    """Thread-safe and single-flight: however many threads and processes of this node ask for a model, it is fetched once."""
+    """Thread-safe and single-flight: however many threads and processes of this node ask for a
+    model, it is fetched once.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,8 @@ class Store:
         self._local = LocalCopies(cache.root, lambda: budget_bytes, torch_checkpoints)
         self._transfer = transfer or Transfer()
         self._mutex = threading.Lock()
-        # Mutable state: fetches in progress in this process; each results in None, or in a directory outside the store.
+        # Mutable state: fetches in progress in this process; each results in None, or in a
+        # directory outside the store.
         self._fetches: dict[str, Future[Path | None]] = {}
 
     @property
@@ -57,11 +62,13 @@ class Store:
         return self._cache.models
 
     def get(self, model: str, report: Report, *, is_adapter: bool = False) -> Copy:
-        """Blocks until the model is on this node. `report` is called from any thread, first when a download is known to be needed;
-        of several threads that ask at the same time only one gets reports. `is_adapter`: accept only a LoRA adapter.
+        """Blocks until the model is on this node. `report` is called from any thread, first when a
+        download is known to be needed; of several threads that ask at the same time only one gets
+        reports. `is_adapter`: accept only a LoRA adapter.
 
-        Raises ModelNotFound, ModelUnreachable (a source cannot be connected to, and no other has the model), ModelBroken (with
-        advice) or NoCapacity (a source is busy or fell silent during a download, or the disk budget is in use).
+        Raises ModelNotFound, ModelUnreachable (a source cannot be connected to, and no other has
+        the model), ModelBroken (with advice) or NoCapacity (a source is busy or fell silent during
+        a download, or the disk budget is in use).
         """
         if not is_model_id(model):
             raise ModelNotFound(f"{model!r} is not a model id of the form org/name", field="model")
@@ -74,10 +81,14 @@ class Store:
                 if directory is not None:
                     return self._local.find(directory, report)
         except OSError as error:  # usually a full disk: not a fault of the model
-            raise NoCapacity(f"{model} cannot be written to this worker's disk: {error.strerror}") from error
+            raise NoCapacity(
+                f"{model} cannot be written to this worker's disk: {error.strerror}"
+            ) from error
 
     def _copy(self, model: str) -> Copy | None:
-        """The complete copy, locked against eviction. None also while another process removes it."""
+        """The complete copy, locked against eviction. None also while another process removes
+        it.
+        """
         lock = self._cache.lock(model)
         directory = self._cache.directory(model) if lock.try_shared() else None
         if directory is None:
@@ -114,9 +125,12 @@ class Store:
                     errors.append(error)
         raise _worst(model, errors)
 
-    def _fetch_from(self, source: Source, model: str, report: Report, is_adapter: bool) -> Path | None:
+    def _fetch_from(
+        self, source: Source, model: str, report: Report, is_adapter: bool
+    ) -> Path | None:
         pauses = self._transfer.retry_seconds
-        # Clients wait to learn whether any source has the model: an unreachable one is tried twice, and not five times.
+        # Clients wait to learn whether any source has the model: an unreachable one is tried twice,
+        # and not five times.
         try:
             found = patiently(lambda: source.find(model), pauses, most_unreached=1)
         except OutOfReach as error:
@@ -124,9 +138,20 @@ class Store:
         if isinstance(found, Path):
             return found
         if is_adapter and all(file.path != lora.FILE for file in found.files):
-            raise ModelNotFound(f"{model} in {found.origin} is no adapter: it has no {lora.FILE}", field="adapter")
-        remote = found if is_adapter else patiently(partial(with_base_model, model, found, source), pauses)
-        files = patiently(lambda: select(model, remote, is_adapter=is_adapter, torch_checkpoints=self._torch_checkpoints), pauses)
+            raise ModelNotFound(
+                f"{model} in {found.origin} is no adapter: it has no {lora.FILE}", field="adapter"
+            )
+        remote = (
+            found
+            if is_adapter
+            else patiently(partial(with_base_model, model, found, source), pauses)
+        )
+        files = patiently(
+            lambda: select(
+                model, remote, is_adapter=is_adapter, torch_checkpoints=self._torch_checkpoints
+            ),
+            pauses,
+        )
         directory = remote.on_disk(files)
         if directory is not None:
             return directory
@@ -146,14 +171,22 @@ class Store:
         self._cache.publish(model)
         seconds = time.monotonic() - started
         told = fields(
-            {"model": model, "origin": remote.origin, "revision": remote.revision, "bytes": listing.bytes, "seconds": seconds}
+            {
+                "model": model,
+                "origin": remote.origin,
+                "revision": remote.revision,
+                "bytes": listing.bytes,
+                "seconds": seconds,
+            }
         )
         log.info("model fetched", extra=told)
         return None
 
     @contextmanager
     def _alone(self, model: str, report: Report) -> Iterator[None]:
-        """Holds the model's exclusive lock; while another process of this node fetches the model, reports its progress."""
+        """Holds the model's exclusive lock; while another process of this node fetches the model,
+        reports its progress.
+        """
         lock = self._cache.lock(model)
         try:
             while not lock.try_exclusive():
@@ -167,7 +200,8 @@ class Store:
 
 
 def _worst(model: str, errors: Sequence[ShoalError]) -> ShoalError:
-    """The error to raise if no source gave the model: ModelBroken before NoCapacity, ModelUnreachable and ModelNotFound.
+    """The error to raise if no source gave the model: ModelBroken before NoCapacity,
+    ModelUnreachable and ModelNotFound.
 
     A ModelUnreachable says what each source answered.
     """

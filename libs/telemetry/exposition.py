@@ -1,6 +1,8 @@
-"""`/metrics` for Prometheus: the series of `metrics.py` over plain HTTP, as text or OpenMetrics (with exemplars) by negotiation.
+"""`/metrics` for Prometheus: the series of `metrics.py` over plain HTTP, as text or OpenMetrics
+(with exemplars) by negotiation.
 
-Every scrape reads memory in a thread of its own, so that neither it nor the event loop waits for the other.
+Every scrape reads memory in a thread of its own, so that neither it nor the event loop waits for
+the other.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from libs.telemetry.metrics import REGISTRY, Reading
 
 
 @asynccontextmanager
-async def serving_metrics(address: str, read: Callable[[], Iterable[Metric]], *, with_own: bool = True) -> AsyncIterator[str]:
-    """Serve `http://address/metrics` until the context ends: the series that `read` returns and, if `with_own`, this process's.
+async def serving_metrics(
+    address: str, read: Callable[[], Iterable[Metric]], *, with_own: bool = True
+) -> AsyncIterator[str]:
+    """Serve `http://address/metrics` until the context ends: the series that `read` returns and, if
+    `with_own`, this process's.
 
-    Yields the address with the port that was bound (port 0: any). For an empty address nothing is served, and "" is yielded. Raises
-    InvalidInput for an address that is not host:port, NoCapacity if it is taken.
+    Yields the address with the port that was bound (port 0: any). For an empty address nothing is
+    served, and "" is yielded. Raises InvalidInput for an address that is not host:port, NoCapacity
+    if it is taken.
     """
     if not address:
         yield ""
@@ -34,7 +40,9 @@ async def serving_metrics(address: str, read: Callable[[], Iterable[Metric]], *,
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise NoCapacity(f"cannot listen on {address} for metrics: is another process there?") from error
+        raise NoCapacity(
+            f"cannot listen on {address} for metrics: is another process there?"
+        ) from error
     try:
         yield f"{host}:{server.server_port}"
     finally:
@@ -48,5 +56,7 @@ def parse_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     number = int(port) if port.isascii() and port.isdigit() else math.inf
     if not host or not 0 <= number <= 65_535:
-        raise InvalidInput(f"{address!r} is not of the form host:port", field="SHOAL_METRICS_ADDRESS")
+        raise InvalidInput(
+            f"{address!r} is not of the form host:port", field="SHOAL_METRICS_ADDRESS"
+        )
     return host.strip("[]"), int(number)

@@ -1,4 +1,6 @@
-"""One page of metrics for several processes of one machine: each process's own page, with a label that names the process."""
+"""One page of metrics for several processes of one machine: each process's own page, with a label
+that names the process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _MAX_PAGE_BYTES: Final = 64 << 20
 def gather(sources: Mapping[str, str]) -> Iterator[Metric]:
     """Yield the metric families of all processes, each sample with the label `process`.
 
-    A process that does not answer is left out, as Prometheus would see it: `up` is 1 for those that answered and 0 for the rest.
+    A process that does not answer is left out, as Prometheus would see it: `up` is 1 for those that
+    answered and 0 for the rest.
 
     Args:
         sources: the metrics address (host:port) of each process, by its name.
@@ -35,7 +38,9 @@ def gather(sources: Mapping[str, str]) -> Iterator[Metric]:
         for name, page in zip(sources, threads.map(_page, sources.values()), strict=True):
             up.add_sample("up", {LABEL: name}, float(page is not None))
             for found in text_string_to_metric_families(page or ""):
-                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type, found.unit))
+                family = families.setdefault(
+                    found.name, Metric(found.name, found.documentation, found.type, found.unit)
+                )
                 for sample in found.samples:
                     family.samples.append(sample._replace(labels={**sample.labels, LABEL: name}))
     yield up
@@ -44,9 +49,14 @@ def gather(sources: Mapping[str, str]) -> Iterator[Metric]:
 
 def _page(address: str) -> str | None:
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_FETCH_SECONDS) as answer:  # an address of our own child
+        with urllib.request.urlopen(
+            f"http://{address}/metrics", timeout=_FETCH_SECONDS
+        ) as answer:  # an address of our own child
             content: bytes = answer.read(_MAX_PAGE_BYTES)
     except (urllib.error.URLError, OSError) as error:
-        log.info("a process does not answer for its metrics", extra=fields({"address": address, "error": str(error)}))
+        log.info(
+            "a process does not answer for its metrics",
+            extra=fields({"address": address, "error": str(error)}),
+        )
         return None
     return content.decode()

@@ -1,8 +1,8 @@
 """Logs as lines of JSON on stderr, over the standard library's logging.
 
-A message is a constant; variable values are fields: `log.info("model loaded", extra=fields({"model": name}))`. Every line written
-while an RPC is answered also carries its request id, and its trace and span ids if it is traced. Texts of clients never belong into
-a log.
+A message is a constant; variable values are fields: `log.info("model loaded",
+extra=fields({"model": name}))`. Every line written while an RPC is answered also carries its
+request id, and its trace and span ids if it is traced. Texts of clients never belong into a log.
 """
 
 from __future__ import annotations
@@ -35,19 +35,24 @@ def fields(values: Mapping[str, Value]) -> dict[str, Mapping[str, Value]]:
 
 
 def configure(service: str, level: str = "INFO") -> None:
-    """Sends every log record of this process to stderr as JSON; `service` is on each line. Replaces earlier handlers."""
+    """Sends every log record of this process to stderr as JSON; `service` is on each line. Replaces
+    earlier handlers.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # No line has them, and each costs a record some µs: the place of the call, and the names of thread and process.
+    # No line has them, and each costs a record some µs: the place of the call, and the names of
+    # thread and process.
     logging._srcfile = ""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, service, logger, message, request_id, trace_id, the record's fields, exception."""
+    """One JSON object a line: time, level, service, logger, message, request_id, trace_id, the
+    record's fields, exception.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -71,5 +76,6 @@ class JsonFormatter(logging.Formatter):
         line.update(getattr(record, _ATTRIBUTE, {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        # In ASCII, so that no character controls the reader's terminal: U+009B does, although it is not in C0.
+        # In ASCII, so that no character controls the reader's terminal: U+009B does, although it is
+        # not in C0.
         return _ENCODER.encode(line)

@@ -1,4 +1,5 @@
-"""Traces over OpenTelemetry, where the standard variables ask for them; else no span is recorded or sent.
+"""Traces over OpenTelemetry, where the standard variables ask for them; else no span is recorded or
+sent.
 
 One request is one trace (semantic conventions for RPC and messaging):
 
@@ -13,9 +14,11 @@ One request is one trace (semantic conventions for RPC and messaging):
           ├ worker   finish                             INTERNAL
           └ router   shoal.v1.WorkerService/Complete    SERVER    whichever router takes the answer
 
-Variables: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) turns traces on; further OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER
-and its argument, OTEL_BSP_*, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER (none) as the SDK
-reads them. A thread of the SDK exports spans, and drops them if the collector is unavailable: a request never waits for its trace.
+Variables: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT) turns traces on; further
+OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER and its argument, OTEL_BSP_*, OTEL_SERVICE_NAME,
+OTEL_RESOURCE_ATTRIBUTES, OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER (none) as the SDK reads them. A
+thread of the SDK exports spans, and drops them if the collector is unavailable: a request never
+waits for its trace.
 """
 
 from __future__ import annotations
@@ -48,11 +51,15 @@ _TRACER: Final = trace.get_tracer("shoal", VERSION)
 Attributes = Mapping[str, AttributeValue]
 
 _exporting = False
-"""Whether `start` has started to export spans. Else none need be made of calls that no caller traces."""
+"""Whether `start` has started to export spans. Else none need be made of calls that no caller
+traces.
+"""
 
 
 def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
-    """Starts to export this process' spans as the environment configures it. False: it does not. Raises InvalidInput."""
+    """Starts to export this process' spans as the environment configures it. False: it does not.
+    Raises InvalidInput.
+    """
     if not is_wanted(environ):
         return False
     # Imported only here: a mesh without traces does not pay for the SDK's import.
@@ -79,12 +86,20 @@ def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
     """Whether the environment asks for traces. Raises InvalidInput for an unsupported protocol."""
-    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
+    if (
+        environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or environ.get("OTEL_TRACES_EXPORTER") == "none"
+    ):
         return False
-    if not (environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+    if not (
+        environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        or environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    ):
         return False
     name = (
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL" if environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") else "OTEL_EXPORTER_OTLP_PROTOCOL"
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+        if environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+        else "OTEL_EXPORTER_OTLP_PROTOCOL"
     )
     if environ.get(name, "") not in _PROTOCOLS:
         raise InvalidInput(f"{name} must be grpc, not {environ[name]!r}", field=name)
@@ -92,7 +107,9 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def stop() -> None:
-    """Exports the remaining spans. Blocks for at most STOP_SECONDS, so that no process waits for an unavailable collector."""
+    """Exports the remaining spans. Blocks for at most STOP_SECONDS, so that no process waits for an
+    unavailable collector.
+    """
     shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
     if shutdown is not None:
         last = threading.Thread(target=shutdown, name="last spans", daemon=True)
@@ -101,7 +118,9 @@ def stop() -> None:
 
 
 def context_of(traceparent: str) -> Context | None:
-    """The trace context of a header; None if it has none, or one that is not sampled: then no spans are made."""
+    """The trace context of a header; None if it has none, or one that is not sampled: then no spans
+    are made.
+    """
     if not traceparent:
         return None
     context = _PROPAGATOR.extract({TRACEPARENT: traceparent})
@@ -128,34 +147,48 @@ def exemplar(span: Span) -> dict[str, str] | None:
 
 
 def rpc(method: str, parent: Mapping[str, str], attributes: Attributes) -> Span:
-    """The SERVER span of one call; `parent`: the call's metadata. NONE if neither this process nor the caller traces. The caller of
-    this function ends it."""
+    """The SERVER span of one call; `parent`: the call's metadata. NONE if neither this process nor
+    the caller traces. The caller of this function ends it."""
     if not _exporting and not parent.get(TRACEPARENT):
         return NONE
     service, _, name = method.lstrip("/").partition("/")
-    known: dict[str, AttributeValue] = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+    known: dict[str, AttributeValue] = {
+        "rpc.system": "grpc",
+        "rpc.service": service,
+        "rpc.method": name,
+    }
     context = _PROPAGATOR.extract(parent)
-    return _TRACER.start_span(f"{service}/{name}", context, SpanKind.SERVER, known | dict(attributes))
+    return _TRACER.start_span(
+        f"{service}/{name}", context, SpanKind.SERVER, known | dict(attributes)
+    )
 
 
 def http(method: str, route: str, parent: Mapping[str, str]) -> Span:
-    """The SERVER span of one HTTP request; `parent`: its headers. NONE if neither this process nor the caller traces. The caller of
-    this function ends it."""
+    """The SERVER span of one HTTP request; `parent`: its headers. NONE if neither this process nor
+    the caller traces. The caller of this function ends it."""
     if not _exporting and not parent.get(TRACEPARENT):
         return NONE
     attributes = {"http.request.method": method, "http.route": route}
-    return _TRACER.start_span(f"{method} {route}", _PROPAGATOR.extract(parent), SpanKind.SERVER, attributes)
+    return _TRACER.start_span(
+        f"{method} {route}", _PROPAGATOR.extract(parent), SpanKind.SERVER, attributes
+    )
 
 
 def entered(span: Span) -> AbstractContextManager[object]:
-    """Makes the span the current one, without ending it or recording errors: `failed` does the latter."""
+    """Makes the span the current one, without ending it or recording errors: `failed` does the
+    latter.
+    """
     if span is NONE:
         return _UNTRACED
-    return trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
+    return trace.use_span(
+        span, end_on_exit=False, record_exception=False, set_status_on_exception=False
+    )
 
 
 def sending(lane: str) -> AbstractContextManager[Span]:
-    """Makes a PRODUCER span for a request's jobs, a child of the current span, the current one; NONE if that is not sampled."""
+    """Makes a PRODUCER span for a request's jobs, a child of the current span, the current one;
+    NONE if that is not sampled.
+    """
     return _sending(lane) if traceparent_of(trace.get_current_span()) else _UNTRACED
 
 
@@ -189,7 +222,9 @@ def begin(
 
 
 def failed(span: Span, error: ShoalError) -> None:
-    """Records the error that a span ends with, by its reason only: messages may quote what a client sent."""
+    """Records the error that a span ends with, by its reason only: messages may quote what a client
+    sent.
+    """
     span.set_attribute("error.type", error.reason)
     span.set_status(Status(StatusCode.ERROR, error.reason))
 

@@ -35,11 +35,17 @@ def read_aliases(path: Path) -> Names:
     try:
         content = yaml.safe_load(path.read_bytes())
     except OSError as error:
-        raise InvalidInput(f"SHOAL_ALIASES: {path} cannot be read: {error.strerror}", field="SHOAL_ALIASES") from error
+        raise InvalidInput(
+            f"SHOAL_ALIASES: {path} cannot be read: {error.strerror}", field="SHOAL_ALIASES"
+        ) from error
     except yaml.YAMLError as error:
-        raise InvalidInput(f"SHOAL_ALIASES: {path} is not YAML: {error}", field="SHOAL_ALIASES") from error
+        raise InvalidInput(
+            f"SHOAL_ALIASES: {path} is not YAML: {error}", field="SHOAL_ALIASES"
+        ) from error
     found = content.get("aliases", {}) if isinstance(content, Mapping) else None
-    if not isinstance(found, Mapping) or (isinstance(content, Mapping) and set(content) - {"aliases"}):
+    if not isinstance(found, Mapping) or (
+        isinstance(content, Mapping) and set(content) - {"aliases"}
+    ):
         raise _wrong(path, "it must have one key, aliases, with a map from names to models")
     return Names({str(name): _target(path, str(name), entry) for name, entry in found.items()})
 
@@ -47,19 +53,29 @@ def read_aliases(path: Path) -> Names:
 def _target(path: Path, name: str, entry: Any) -> Target:
     entry = {"model": entry} if isinstance(entry, str) else entry
     if not _NAME.fullmatch(name):
-        raise _wrong(path, f"{name!r} is no name: 1..256 letters, digits, '.', '_', ':', '/' or '-'")
+        raise _wrong(
+            path, f"{name!r} is no name: 1..256 letters, digits, '.', '_', ':', '/' or '-'"
+        )
     if not isinstance(entry, Mapping) or set(entry) - _KEYS:
-        raise _wrong(path, f"{name}: it must be a model id, or a map with {', '.join(sorted(_KEYS))}")
+        raise _wrong(
+            path, f"{name}: it must be a model id, or a map with {', '.join(sorted(_KEYS))}"
+        )
     model, role, dimensions = entry.get("model"), entry.get("role", ""), entry.get("dimensions", 0)
     adapter = entry.get("adapter", "")
     if not isinstance(model, str) or not is_model_id(model):
         raise _wrong(path, f"{name}.model must be org/name or org/name@revision")
     if role not in ("", *ROLES):
         raise _wrong(path, f"{name}.role must be {' or '.join(ROLES)}")
-    if not isinstance(dimensions, int) or isinstance(dimensions, bool) or not 0 <= dimensions < 1 << 31:
+    if (
+        not isinstance(dimensions, int)
+        or isinstance(dimensions, bool)
+        or not 0 <= dimensions < 1 << 31
+    ):
         raise _wrong(path, f"{name}.dimensions must be a whole number from 0")
     if adapter and not (isinstance(adapter, str) and is_adapter_name(adapter)):
-        raise _wrong(path, f"{name}.adapter must be org/name, or the name of an adapter of the model's own")
+        raise _wrong(
+            path, f"{name}.adapter must be org/name, or the name of an adapter of the model's own"
+        )
     return Target(model, role, dimensions, adapter)
 
 

@@ -26,7 +26,7 @@ from services.edge.intake.budget import Budget
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
 from services.edge.past.history import History
-from services.edge.ports.doors import Door
+from services.edge.ports.doors import PrefixApp
 from services.edge.ports.pages import Pages
 from services.edge.ports.tei_grpc import TeiServer, serving_tei
 from services.edge.reference import reference_answers
@@ -41,9 +41,13 @@ HEALTH_NAME: Final = "edge"
 """The health name of SHOAL_HEALTH_ADDRESS (grpc.health.v1, as of all services)."""
 LOOK_SECONDS: Final = 1.0
 GUARD_SECONDS: Final = 30.0
-"""How often an edge that is guarded against web pages asks whether routers ask for credentials now."""
+"""How often an edge that is guarded against web pages asks whether routers ask for credentials
+now.
+"""
 START_SECONDS: Final = 5.0
-"""How long the first look at the routers may take before the edge begins to serve without them, as not ready."""
+"""How long the first look at the routers may take before the edge begins to serve without them, as
+not ready.
+"""
 
 
 class Edge:
@@ -55,11 +59,18 @@ class Edge:
         self.console_address = ""
         self.aliases = settings.aliases
         # Beyond this machine the edge serves only for routers that know who calls.
-        self._trust = Trust(settings.security.trust_domain if settings.security.client_ca else "", settings.vouches)
-        self._needs_authentication = not (settings.is_local or settings.security.allow_insecure or settings.security.client_ca)
+        self._trust = Trust(
+            settings.security.trust_domain if settings.security.client_ca else "", settings.vouches
+        )
+        self._needs_authentication = not (
+            settings.is_local or settings.security.allow_insecure or settings.security.client_ca
+        )
         self.state.is_open = self._needs_authentication
-        # Where nothing else makes callers show a credential, web pages are refused until a router has refused a token.
-        may_be_open = (settings.is_local or settings.security.allow_insecure) and not settings.security.client_ca
+        # Where nothing else makes callers show a credential, web pages are refused until a router
+        # has refused a token.
+        may_be_open = (
+            settings.is_local or settings.security.allow_insecure
+        ) and not settings.security.client_ca
         self._may_be_open = self.state.is_guarded = may_be_open
         self._next_guard_look = 0.0
         table = Table()
@@ -71,13 +82,19 @@ class Edge:
             "/ping": _alive,
             "/readyz": self._ready,
             "/v2/health/live": lambda: Answer(json_of({"live": True})),
-            "/v2/health/ready": lambda: Answer(json_of({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503),
+            "/v2/health/ready": lambda: Answer(
+                json_of({"ready": self.state.is_ready}), 200 if self.state.is_ready else 503
+            ),
             "/openapi.json": lambda: Answer(described),
             **reference_answers(),
         }
         self.pages = Pages(
             self.state,
-            hosts=(*settings.hosts, *settings.console_hosts, *map(name_of, settings.console_origins)),
+            hosts=(
+                *settings.hosts,
+                *settings.console_hosts,
+                *map(name_of, settings.console_origins),
+            ),
             origins=settings.origins,
             own_origins=settings.console_origins,
             checks_host=settings.is_local or bool(settings.hosts),
@@ -90,7 +107,9 @@ class Edge:
             self.state,
             table=table,
             bounds=Bounds(
-                reading.Bounds(settings.body_bytes, settings.body_seconds, settings.body_pause_seconds),
+                reading.Bounds(
+                    settings.body_bytes, settings.body_seconds, settings.body_pause_seconds
+                ),
                 settings.deadline_seconds,
                 settings.longest_deadline_seconds,
             ),
@@ -148,7 +167,9 @@ class Edge:
         return not self.state.is_open
 
     async def _look_at_credentials(self) -> None:
-        """Refuses web pages as long as routers let everybody in. Asks when routers begin to serve, and again while they do so."""
+        """Refuses web pages as long as routers let everybody in. Asks when routers begin to serve,
+        and again while they do so.
+        """
         now = asyncio.get_running_loop().time()
         if self.state.is_ready and (not self.state.is_guarded or now < self._next_guard_look):
             return
@@ -174,24 +195,33 @@ class Edge:
     def read_metrics(self, server: Callable[[], Server | None]) -> Iterator[Metric]:
         """Called on the thread of a scrape."""
         serving_now = server()
-        yield metrics.HTTP_CONNECTIONS.family({(): serving_now.connections if serving_now is not None else 0})
+        yield metrics.HTTP_CONNECTIONS.family(
+            {(): serving_now.connections if serving_now is not None else 0}
+        )
         yield metrics.HTTP_HELD_BYTES.family({(): self.state.held_bytes})
         yield metrics.HTTP_ROUTER_UP.family({(): self.state.is_ready})
 
     def _ready(self) -> Answer:
         status = 200 if self.state.is_ready else 503
-        return Answer(json_of({"status": "ready" if self.state.is_ready else "no router answers"}), status)
+        return Answer(
+            json_of({"status": "ready" if self.state.is_ready else "no router answers"}), status
+        )
 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[str]:
-    """An edge that serves at the yielded address. Leaving the context drains it. Raises NoCapacity if an address is taken."""
+    """An edge that serves at the yielded address. Leaving the context drains it. Raises NoCapacity
+    if an address is taken.
+    """
     async with AsyncExitStack() as stack:
         routers = await stack.enter_async_context(Routers(settings.routers, settings.routers_tls))
         edge = Edge(settings, routers)
         servers: list[Server] = []
         await stack.enter_async_context(
-            serving_metrics(settings.metrics_address, lambda: edge.read_metrics(lambda: servers[0] if servers else None))
+            serving_metrics(
+                settings.metrics_address,
+                lambda: edge.read_metrics(lambda: servers[0] if servers else None),
+            )
         )
         tei = {address: edge.tei_server(settings, model) for address, model in settings.tei_grpc}
         publish = _to_all(await _health(stack, settings.security.health_address), tei.values())
@@ -202,21 +232,40 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         await publish(edge.state.is_ready)
         looking = asyncio.create_task(edge.look_around(publish))
         stack.callback(looking.cancel)
-        limits = Limits(settings.connections, settings.header_seconds, settings.idle_seconds, settings.body_seconds)
+        limits = Limits(
+            settings.connections,
+            settings.header_seconds,
+            settings.idle_seconds,
+            settings.body_seconds,
+        )
         grace, tls = settings.grace_seconds, settings.security.tls
-        shared = edge.console if edge.console is not None and not settings.console_address else edge.application
+        shared = (
+            edge.console
+            if edge.console is not None and not settings.console_address
+            else edge.application
+        )
         server = await stack.enter_async_context(
-            serving_http(settings.address, edge.pages.guard(shared), limits, tls, grace_seconds=grace)
+            serving_http(
+                settings.address, edge.pages.guard(shared), limits, tls, grace_seconds=grace
+            )
         )
         servers.append(server)
         if edge.console is not None and settings.console_address:
             # On this machine alone the console is plain HTTP: no certificate names a tunnel's end.
             console_tls = None if is_loopback(settings.console_address) else tls
-            own = serving_http(settings.console_address, edge.pages.guard(edge.console), limits, console_tls, grace_seconds=grace)
+            own = serving_http(
+                settings.console_address,
+                edge.pages.guard(edge.console),
+                limits,
+                console_tls,
+                grace_seconds=grace,
+            )
             edge.console_address = (await stack.enter_async_context(own)).address
         for address, model in settings.tei_http:
-            door = edge.pages.guard(Door(edge.application, model))
-            await stack.enter_async_context(serving_http(address, door, limits, tls, grace_seconds=grace))
+            door = edge.pages.guard(PrefixApp(edge.application, model))
+            await stack.enter_async_context(
+                serving_http(address, door, limits, tls, grace_seconds=grace)
+            )
         await stack.enter_async_context(serving_tei(tei, settings.security, grace_seconds=grace))
         await publish(edge.state.is_ready)
         if edge.console is not None:
@@ -246,7 +295,9 @@ async def _health(stack: AsyncExitStack, address: str) -> Callable[[bool], Await
     return publish
 
 
-def _to_all(publish: Callable[[bool], Awaitable[None]], servers: Collection[TeiServer]) -> Callable[[bool], Awaitable[None]]:
+def _to_all(
+    publish: Callable[[bool], Awaitable[None]], servers: Collection[TeiServer]
+) -> Callable[[bool], Awaitable[None]]:
     """Sets the health of TEI's servers, too."""
 
     async def to_all(is_ready: bool) -> None:

@@ -1,6 +1,8 @@
-"""One request, read top to bottom: its route, its body, its question for the mesh, the answer; every error becomes an answer here.
+"""One request, read top to bottom: its route, its body, its question for the mesh, the answer;
+every error becomes an answer here.
 
-An ASGI application. The server cancels the request's task when its client leaves, and with it the call to the router.
+An ASGI application. The server cancels the request's task when its client leaves, and with it the
+call to the router.
 """
 
 from __future__ import annotations
@@ -24,12 +26,29 @@ from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
 from services.edge.compression import ENCODINGS, Compression, compressed, wanted
-from services.edge.credentials import Trust, headers_of, metadata_of, request_id_of, seconds_of, trace_of
+from services.edge.credentials import (
+    Trust,
+    headers_of,
+    metadata_of,
+    request_id_of,
+    seconds_of,
+    trace_of,
+)
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
 from services.edge.intake.reading import FREE_BYTES, Intake, Payer
-from services.edge.messages.base import Answer, Dialect, Headers, Problem, Question, Received, Route, Stream, noting_truncation
+from services.edge.messages.base import (
+    Answer,
+    Dialect,
+    Headers,
+    HttpError,
+    MeshCall,
+    Received,
+    Route,
+    Stream,
+    noting_truncation,
+)
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
 from services.edge.past.cost import Cost
@@ -47,7 +66,9 @@ CLIENT_LEFT: Final = 499
 _AS_IT_COMES: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Tells proxies not to collect the pieces of an answer (the second: nginx)."""
 _SEND_BYTES: Final = 256 * 1024
-"""An answer is sent in pieces of about so much: what a client that reads slowly makes wait in the transport's buffer."""
+"""An answer is sent in pieces of about so much: what a client that reads slowly makes wait in the
+transport's buffer.
+"""
 
 
 class Connected(Protocol):
@@ -71,8 +92,9 @@ class Bounds:
 
 @dataclass(slots=True)
 class State:
-    """What the process knows of itself. `is_ready`: a router answers. `is_open`: nobody can tell who calls, and the edge must not
-    serve beyond this machine. `is_guarded`: callers need no credential as far as is known, so web pages are refused."""
+    """What the process knows of itself. `is_ready`: a router answers. `is_open`: nobody can tell
+    who calls, and the edge must not serve beyond this machine. `is_guarded`: callers need no
+    credential as far as is known, so web pages are refused."""
 
     is_ready: bool = False
     is_open: bool = False
@@ -108,7 +130,9 @@ class _Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Along:
-    """An answer that is sent while it is made. It is not compressed, which would keep pieces back."""
+    """An answer that is sent while it is made. It is not compressed, which would keep pieces
+    back.
+    """
 
     pieces: AsyncGenerator[bytes]
     media_type: bytes
@@ -117,8 +141,8 @@ class _Along:
 
 
 class Application:
-    """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path. `observe`: is given what became
-    of each request for inference, and of each other POST."""
+    """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path.
+    `observe`: is given what became of each request for inference, and of each other POST."""
 
     def __init__(
         self,
@@ -162,20 +186,26 @@ class Application:
             finally:
                 if exchange.payer is not None:
                     exchange.payer.close()
-                # The connection keeps this list for seconds, until the rest of a refused body has been dropped.
+                # The connection keeps this list for seconds, until the rest of a refused body has
+                # been dropped.
                 scope["headers"].clear()
                 _report(exchange)
                 if self._observe is not None and (exchange.cost.verb or exchange.method == "POST"):
                     self._observe(_finished(exchange))
 
     async def _exchange(
-        self, exchange: _Exchange, scope: Scope, receive: Receive, send: Send, connection: Connected | None
+        self,
+        exchange: _Exchange,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        connection: Connected | None,
     ) -> None:
         try:
             answer = await self._answered(exchange, scope, receive, connection)
             if isinstance(answer, Answer):
                 answer = compressed(answer, self._encoding(exchange, scope))
-        except Problem as problem:
+        except HttpError as problem:
             exchange.reason = problem.reason
             answer = _told(exchange, problem)
         except Exception:
@@ -183,11 +213,16 @@ class Application:
             exchange.reason = "INTERNAL"
             answer = exchange.dialect.error(_unexpected(exchange))
         milliseconds = str(round((time.perf_counter() - exchange.begin) * 1000)).encode()
-        common = ((b"x-request-id", exchange.request_id.encode()), (b"openai-processing-ms", milliseconds))
+        common = (
+            (b"x-request-id", exchange.request_id.encode()),
+            (b"openai-processing-ms", milliseconds),
+        )
         exchange.status = await _send(send, answer, common) or CLIENT_LEFT
 
-    async def _answered(self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None) -> Answer | _Along:
-        """Raises Problem."""
+    async def _answered(
+        self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None
+    ) -> Answer | _Along:
+        """Raises HttpError."""
         headers = exchange.headers
         REQUEST_ID.set(exchange.request_id)
         route, model = self._table.find(exchange.method, scope["path"])
@@ -197,14 +232,23 @@ class Application:
         exchange.span = traces.http(exchange.method, route.path, headers)
         with traces.entered(exchange.span):
             if self._state.is_open:
-                raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
-            certificate = connection.certificate if connection is not None and self._trust.certificates else None
+                raise HttpError(
+                    "NOT_READY",
+                    "the routers let everybody in, so this edge does not serve beyond its machine",
+                )
+            certificate = (
+                connection.certificate
+                if connection is not None and self._trust.certificates
+                else None
+            )
             metadata = metadata_of(headers, exchange.request_id, certificate, self._trust)
             payer = exchange.payer = self.intake.payer(address_of(scope), metadata)
             # The head as it arrived, and as text: both are kept while the body arrives.
             await payer.take_head(2 * head_bytes(scope))
             metadata += trace_of(headers, traces.traceparent_of(exchange.span))
-            seconds = seconds_of(headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds)
+            seconds = seconds_of(
+                headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds
+            )
             deadline = time.monotonic() + seconds
             is_whole = connection is not None and connection.is_whole
             body = await self.intake.body(receive, headers, payer, is_whole=is_whole)
@@ -212,17 +256,33 @@ class Application:
             length = headers.get("inference-header-content-length", "")
             client = "sie-sdk" if "x-sie-sdk-version" in headers else headers.get("user-agent", "")
             received = Received(
-                body, self._names(), model, *kinds, exchange.request_id, length, self._vocabulary, client, int(time.time())
+                body,
+                self._names(),
+                model,
+                *kinds,
+                exchange.request_id,
+                length,
+                self._vocabulary,
+                client,
+                int(time.time()),
             )
             await self.intake.admit(route.decoded(received), payer, is_msgpack=received.is_msgpack)
             return await self._asked(exchange, payer, route, received, metadata, deadline)
 
     async def _asked(
-        self, exchange: _Exchange, payer: Payer, route: Route, received: Received, metadata: Metadata, deadline: float
+        self,
+        exchange: _Exchange,
+        payer: Payer,
+        route: Route,
+        received: Received,
+        metadata: Metadata,
+        deadline: float,
     ) -> Answer | _Along:
-        """Asks the mesh until there is an answer. Raises Problem."""
-        step: Question | Stream | Answer
-        step, message = await _maybe_in_thread(len(received.body), lambda: _serialised(route.ask(received)))
+        """Asks the mesh until there is an answer. Raises HttpError."""
+        step: MeshCall | Stream | Answer
+        step, message = await _maybe_in_thread(
+            len(received.body), lambda: _serialised(route.ask(received))
+        )
         held = 0
         while not isinstance(step, Answer):
             if len(message) > max(held, len(received.body)):
@@ -236,12 +296,15 @@ class Application:
             exchange.cost.note_question(step.message)
             seconds = _left(deadline)
             try:
-                reply, size = await self._routers.ask_sized(step.method, message, seconds=seconds, metadata=metadata)
+                reply, size = await self._routers.ask_sized(
+                    step.method, message, seconds=seconds, metadata=metadata
+                )
             except ShoalError as error:
-                # No variable holds the problem: its traceback holds this frame, and the cycle would keep the request's body.
-                otherwise = step.otherwise(Problem.of(error, step))
+                # No variable holds the problem: its traceback holds this frame, and the cycle would
+                # keep the request's body.
+                otherwise = step.otherwise(HttpError.of(error, step))
                 if otherwise is None:
-                    raise Problem.of(error, step) from None
+                    raise HttpError.of(error, step) from None
                 step, message = _serialised(otherwise)
             else:
                 exchange.cost.note_reply(reply)
@@ -250,16 +313,25 @@ class Application:
                 step, message = _serialised(noting_truncation(step.answer(reply), reply))
         return step
 
-    async def _begun(self, exchange: _Exchange, stream: Stream, message: bytes, metadata: Metadata, deadline: float) -> _Along:
-        """Waits for the first reply. Raises Problem."""
+    async def _begun(
+        self,
+        exchange: _Exchange,
+        stream: Stream,
+        message: bytes,
+        metadata: Metadata,
+        deadline: float,
+    ) -> _Along:
+        """Waits for the first reply. Raises HttpError."""
         MODEL.set(getattr(stream.message, "model", ""))
         exchange.cost.note_question(stream.message)
-        replies = self._routers.stream(stream.method, message, seconds=_left(deadline), metadata=metadata)
+        replies = self._routers.stream(
+            stream.method, message, seconds=_left(deadline), metadata=metadata
+        )
         try:
             first = await anext(replies)
             begin = stream.tell(first)
         except ShoalError as error:
-            raise Problem.of(error, stream) from None
+            raise HttpError.of(error, stream) from None
         except BaseException:
             await replies.aclose()
             raise
@@ -272,7 +344,7 @@ class Application:
         return wanted(exchange.headers.get("accept-encoding", ""))
 
 
-def _serialised(step: Question | Stream | Answer) -> tuple[Question | Stream | Answer, bytes]:
+def _serialised(step: MeshCall | Stream | Answer) -> tuple[MeshCall | Stream | Answer, bytes]:
     return step, b"" if isinstance(step, Answer) else step.message.SerializeToString()
 
 
@@ -285,18 +357,20 @@ def head_bytes(scope: Scope) -> int:
 
 
 def _left(deadline: float) -> float:
-    """Seconds. Raises Problem where there are none."""
+    """Seconds. Raises HttpError where there are none."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
-        raise Problem("DEADLINE_PASSED", "the request's time was over before it could be sent to a router")
+        raise HttpError(
+            "DEADLINE_PASSED", "the request's time was over before it could be sent to a router"
+        )
     return seconds
 
 
 async def _told_along(
     exchange: _Exchange, stream: Stream, begin: tuple[Any, bytes], replies: AsyncGenerator[Any]
 ) -> AsyncGenerator[bytes]:
-    """What is written, as it comes. `begin`: the first reply and its bytes. A failure ends it in the dialect's form, since the
-    status has been sent."""
+    """What is written, as it comes. `begin`: the first reply and its bytes. A failure ends it in
+    the dialect's form, since the status has been sent."""
     async with aclosing(replies):
         try:
             reply, piece = begin
@@ -304,17 +378,17 @@ async def _told_along(
             async for reply in replies:
                 yield stream.tell(reply)
             if not stream.is_last(reply):
-                raise Problem("INTERNAL", "the router ended its answer before it was whole")
+                raise HttpError("INTERNAL", "the router ended its answer before it was whole")
             exchange.cost.note_reply(reply)
         except Exception as error:
             yield stream.fail(_broken_off(exchange, stream, error))
 
 
-def _broken_off(exchange: _Exchange, stream: Stream, error: Exception) -> Problem:
+def _broken_off(exchange: _Exchange, stream: Stream, error: Exception) -> HttpError:
     """Why an answer ends whose status has been sent."""
     if isinstance(error, ShoalError):
-        problem = Problem.of(error, stream)
-    elif isinstance(error, Problem):
+        problem = HttpError.of(error, stream)
+    elif isinstance(error, HttpError):
         problem = error
     else:
         log.exception("request failed", extra=fields({"route": exchange.name}))
@@ -326,8 +400,8 @@ def _broken_off(exchange: _Exchange, stream: Stream, error: Exception) -> Proble
     return problem
 
 
-def _unexpected(exchange: _Exchange) -> Problem:
-    return Problem("INTERNAL", f"unexpected error; the log has it as {exchange.request_id}")
+def _unexpected(exchange: _Exchange) -> HttpError:
+    return HttpError("INTERNAL", f"unexpected error; the log has it as {exchange.request_id}")
 
 
 def address_of(scope: Scope) -> str:
@@ -345,29 +419,41 @@ def _is_near(scope: Scope) -> bool:
 _is_loopback = lru_cache(maxsize=1024)(is_loopback_host)
 
 
-def _told(exchange: _Exchange, problem: Problem) -> Answer:
+def _told(exchange: _Exchange, problem: HttpError) -> Answer:
     """The problem in its dialect."""
     if exchange.span is not traces.NONE:
         exchange.span.set_attribute("error.type", problem.reason)
     answer = (problem.dialect or exchange.dialect).error(problem)
     if problem.status == 405:
-        return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, (b"allow", problem.allow.encode())))
+        return Answer(
+            answer.body,
+            answer.status,
+            answer.media_type,
+            (*answer.headers, (b"allow", problem.allow.encode())),
+        )
     if problem.status == 415:
         accepted = (b"accept-encoding", ", ".join(ENCODINGS).encode())
         return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, accepted))
     if problem.status == 408:
-        return Answer(answer.body, answer.status, answer.media_type, (*answer.headers, (b"connection", b"close")))
+        return Answer(
+            answer.body,
+            answer.status,
+            answer.media_type,
+            (*answer.headers, (b"connection", b"close")),
+        )
     return answer
 
 
 async def _maybe_in_thread(
-    size: int, work: Callable[[], tuple[Question | Stream | Answer, bytes]]
-) -> tuple[Question | Stream | Answer, bytes]:
+    size: int, work: Callable[[], tuple[MeshCall | Stream | Answer, bytes]]
+) -> tuple[MeshCall | Stream | Answer, bytes]:
     return await asyncio.to_thread(work) if size > FREE_BYTES else work()
 
 
 async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:
-    """Writes the answer; returns its status. Between two pieces of a large one other requests have their turn."""
+    """Writes the answer; returns its status. Between two pieces of a large one other requests have
+    their turn.
+    """
     headers = [(b"content-type", answer.media_type), *common, *answer.headers]
     if isinstance(answer, _Along):
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -379,7 +465,13 @@ async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         sent = 0
         while len(body) - sent > _SEND_BYTES:
-            await send({"type": "http.response.body", "body": body[sent : sent + _SEND_BYTES], "more_body": True})
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": body[sent : sent + _SEND_BYTES],
+                    "more_body": True,
+                }
+            )
             sent += _SEND_BYTES
         await send({"type": "http.response.body", "body": body[sent:] if sent else body})
         return answer.status
@@ -396,7 +488,9 @@ async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:
 
 
 async def _send_along(send: Send, pieces: AsyncGenerator[bytes]) -> None:
-    """Sends each piece when it is there; the next one is asked for when the client has taken enough of those before."""
+    """Sends each piece when it is there; the next one is asked for when the client has taken enough
+    of those before.
+    """
     async with aclosing(pieces):
         async for piece in pieces:
             if piece:
@@ -406,13 +500,23 @@ async def _send_along(send: Send, pieces: AsyncGenerator[bytes]) -> None:
 
 def _finished(exchange: _Exchange) -> Finished:
     seconds = time.perf_counter() - exchange.begin
-    return Finished(time.time(), exchange.request_id, exchange.name, exchange.status, exchange.reason, seconds, exchange.cost)
+    return Finished(
+        time.time(),
+        exchange.request_id,
+        exchange.name,
+        exchange.status,
+        exchange.reason,
+        seconds,
+        exchange.cost,
+    )
 
 
 @lru_cache(maxsize=1024)
 def _counted(route: str, status: int) -> tuple[Counter, Histogram]:
     """The series of a route and a status: looking them up costs more than counting."""
-    return metrics.HTTP_REQUESTS.labels(route, str(status)), metrics.HTTP_REQUEST_SECONDS.labels(route)
+    return metrics.HTTP_REQUESTS.labels(route, str(status)), metrics.HTTP_REQUEST_SECONDS.labels(
+        route
+    )
 
 
 def _report(exchange: _Exchange) -> None:
@@ -424,7 +528,12 @@ def _report(exchange: _Exchange) -> None:
     times.observe(seconds, traces.exemplar(span) if span is not traces.NONE else None)
     if log.isEnabledFor(logging.INFO):
         with traces.entered(span):
-            values: dict[str, Value] = {"method": exchange.method, "route": name, "status": status, "seconds": round(seconds, 6)}
+            values: dict[str, Value] = {
+                "method": exchange.method,
+                "route": name,
+                "status": status,
+                "seconds": round(seconds, 6),
+            }
             log.info("request", extra=fields(values))
     if span is not traces.NONE:
         span.set_attribute("http.response.status_code", status)

@@ -1,7 +1,8 @@
-"""Compressed bodies: requests are inflated as they come, within bounds; answers are compressed where that is worth it. Pure.
+"""Compressed bodies: requests are inflated as they come, within bounds; answers are compressed
+where that is worth it. Pure.
 
-gzip and deflate (zlib's form; of requests the bare one, too). All work is done in steps of about a millisecond, so that the event
-loop can serve others between them.
+gzip and deflate (zlib's form; of requests the bare one, too). All work is done in steps of about a
+millisecond, so that the event loop can serve others between them.
 """
 
 from __future__ import annotations
@@ -11,24 +12,30 @@ import zlib
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from services.edge.messages.base import Answer, Problem, invalid
+from services.edge.messages.base import Answer, HttpError, invalid
 
 Compression = Literal["auto", "on", "off"]
 """Whether answers are compressed where clients accept it. auto: for callers beyond this machine."""
 ENCODINGS: Final = ("gzip", "deflate")
 STEP_BYTES: Final = 64 << 10
-"""Bytes that are inflated in one go: a quarter of a millisecond, and no more than a caller may send that nobody has identified."""
-MOST_RATIO: Final = 100
-"""A body may grow to so many times its size. JSON of texts grows to 3 … 20 times; deflate can do 1,032."""
+"""Bytes that are inflated in one go: a quarter of a millisecond, and no more than a caller may send
+that nobody has identified.
+"""
+MAX_RATIO: Final = 100
+"""A body may grow to so many times its size. JSON of texts grows to 3 … 20 times; deflate can do
+1,032.
+"""
 FREE_BYTES: Final = 1 << 20
 """Up to here any ratio is good: many equal short texts."""
-LEAST_BYTES: Final = 1 << 10
+MIN_BYTES: Final = 1 << 10
 """A smaller answer is sent as it is."""
 SLICE_BYTES: Final = 32 << 10
 """Bytes of an answer that are compressed in one go."""
 SAMPLE_BYTES: Final = 8 << 10
 WORTH_RATIO: Final = 0.7
-"""An answer whose beginning does not shrink to this is sent as it is: base64 of float32 shrinks to 0.76, JSON to 0.45."""
+"""An answer whose beginning does not shrink to this is sent as it is: base64 of float32 shrinks to
+0.76, JSON to 0.45.
+"""
 _LEVEL: Final = 1
 """Level 6 takes four to eight times as long and saves another twentieth."""
 _GZIP, _ZLIB, _BARE = 31, 15, -15
@@ -36,21 +43,26 @@ _HEAD_BYTES: Final = 2
 
 
 class Inflating:
-    """One body on its way. Raises Problem UNSUPPORTED_MEDIA for an encoding that is not among ENCODINGS."""
+    """One body on its way. Raises HttpError UNSUPPORTED_MEDIA for an encoding that is not among
+    ENCODINGS.
+    """
 
     def __init__(self, encoding: str) -> None:
         self._is_gzip = encoding in ("gzip", "x-gzip")
         if not self._is_gzip and encoding != "deflate":
             text = f"content-encoding {encoding[:40]!r} is not supported: send gzip, deflate, or the body as it is"
-            raise Problem("UNSUPPORTED_MEDIA", text)
-        # The state: zlib's (None: not begun), bytes that wait for its beginning, and bytes in and out.
+            raise HttpError("UNSUPPORTED_MEDIA", text)
+        # The state: zlib's (None: not begun), bytes that wait for its beginning, and bytes in and
+        # out.
         self._zlib = zlib.decompressobj(_GZIP) if self._is_gzip else None
         self._waiting = b""
         self._taken = 0
         self._given = 0
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """What the next bytes of the body hold, in pieces of at most STEP_BYTES. Raises Problem INVALID_INPUT, TOO_LARGE."""
+        """What the next bytes of the body hold, in pieces of at most STEP_BYTES. Raises HttpError
+        INVALID_INPUT, TOO_LARGE.
+        """
         if self._zlib is None:
             self._waiting += part
             if len(self._waiting) < _HEAD_BYTES:
@@ -70,14 +82,16 @@ class Inflating:
             rest = self._zlib.unconsumed_tail or self._zlib.unused_data
             self._taken += len(part) - len(rest)
             self._given += len(piece)
-            if self._given > max(FREE_BYTES, MOST_RATIO * self._taken):
-                text = f"the body grows to more than {MOST_RATIO} times its size when it is decompressed: send it as it is"
-                raise Problem("TOO_LARGE", text)
+            if self._given > max(FREE_BYTES, MAX_RATIO * self._taken):
+                text = f"the body grows to more than {MAX_RATIO} times its size when it is decompressed: send it as it is"
+                raise HttpError("TOO_LARGE", text)
             part = rest
             yield piece
 
     def end(self) -> None:
-        """Raises Problem INVALID_INPUT where the body has ended and what is compressed has not."""
+        """Raises HttpError INVALID_INPUT where the body has ended and what is compressed has
+        not.
+        """
         if self._zlib is None or not self._zlib.eof:
             raise invalid("the compressed body is cut off", "")
 
@@ -115,7 +129,7 @@ def compressed(answer: Answer, encoding: str) -> Answer:
     rest: Iterator[bytes] = iter(())
     begin, rest = (answer.body, rest) if isinstance(answer.body, bytes) else _begun(answer.body)
     headers = (*answer.headers, (b"vary", b"accept-encoding"))
-    if len(begin) < LEAST_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
+    if len(begin) < MIN_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
         body = begin if isinstance(answer.body, bytes) else itertools.chain((begin,), rest)
         return Answer(body, answer.status, answer.media_type, headers)
     headers = (*headers, (b"content-encoding", encoding.encode()))

@@ -1,7 +1,8 @@
-"""From a request's headers to the metadata of the call to a router: credential, tenant, request id, trace, deadline.
+"""From a request's headers to the metadata of the call to a router: credential, tenant, request id,
+trace, deadline.
 
-The edge checks no token. It only keeps callers from using a certificate that is the edge's own, and says whom a caller's
-certificate names, where callers present one.
+The edge checks no token. It only keeps callers from using a certificate that is the edge's own, and
+says whom a caller's certificate names, where callers present one.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from libs.serving.calls.call import REQUEST_ID_HEADER, TENANT_HEADER
 from libs.serving.security.authentication import certified
 from libs.serving.security.identity import is_printable
 from libs.telemetry.traces import TRACEPARENT, TRACESTATE
-from services.edge.messages.base import Problem, invalid
+from services.edge.messages.base import HttpError, invalid
 
 AUTHORIZATION: Final = "authorization"
 API_KEY: Final = "api-key"
 """How clients in Azure's style send their key."""
 TIMEOUTS: Final = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
 """Seconds that the caller will wait: ours, and what OpenAI's clients send."""
-_MOST_TOKEN: Final = 8192
+_MAX_TOKEN: Final = 8192
 _CALLERS: Final = ("client", "admin")
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the edge requires of a caller. `certificates`: callers present one, of this trust domain (empty: none). `vouches`:
-    routers would take a call without a token for the edge's own."""
+    """What the edge requires of a caller. `certificates`: callers present one, of this trust domain
+    (empty: none). `vouches`: routers would take a call without a token for the edge's own."""
 
     certificates: str = ""
     vouches: bool = False
@@ -48,15 +49,18 @@ def headers_of(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def request_id_of(headers: Mapping[str, str], new: str) -> str:
-    """The caller's, which is the idempotency key, or `new`. Raises Problem."""
+    """The caller's, which is the idempotency key, or `new`. Raises HttpError."""
     given = headers.get(REQUEST_ID_HEADER, "")
     if given and not is_printable(given):
-        raise invalid("the header x-request-id must be 1..128 printable ASCII characters without spaces", REQUEST_ID_HEADER)
+        raise invalid(
+            "the header x-request-id must be 1..128 printable ASCII characters without spaces",
+            REQUEST_ID_HEADER,
+        )
     return given or new
 
 
 def seconds_of(headers: Mapping[str, str], default: float, longest: float) -> float:
-    """Seconds that the caller will wait for the answer. Raises Problem."""
+    """Seconds that the caller will wait for the answer. Raises HttpError."""
     for name in TIMEOUTS:
         text = headers.get(name, "")
         if not text:
@@ -72,13 +76,16 @@ def seconds_of(headers: Mapping[str, str], default: float, longest: float) -> fl
     return default
 
 
-def metadata_of(headers: Mapping[str, str], request_id: str, certificate: Mapping[str, Any] | None, trust: Trust) -> Metadata:
-    """Return the metadata for the router, without the trace; it says that the edge reads answers of any size.
+def metadata_of(
+    headers: Mapping[str, str], request_id: str, certificate: Mapping[str, Any] | None, trust: Trust
+) -> Metadata:
+    """Return the metadata for the router, without the trace; it says that the edge reads answers of
+    any size.
 
-    Raises Problem for a credential that cannot be passed on.
+    Raises HttpError for a credential that cannot be passed on.
 
-    A certificate that names a caller counts before a token: OpenAI's clients always send one, and a mesh of certificates takes
-    none.
+    A certificate that names a caller counts before a token: OpenAI's clients always send one, and a
+    mesh of certificates takes none.
     """
     metadata = [(REQUEST_ID_HEADER, request_id), *ANY_ANSWER]
     bearer = _bearer(headers)
@@ -89,10 +96,16 @@ def metadata_of(headers: Mapping[str, str], request_id: str, certificate: Mappin
     elif bearer:
         metadata.append((AUTHORIZATION, bearer))
     elif trust.vouches:
-        raise Problem("UNAUTHENTICATED", "this call needs a credential: send the header `Authorization: Bearer <token>`")
+        raise HttpError(
+            "UNAUTHENTICATED",
+            "this call needs a credential: send the header `Authorization: Bearer <token>`",
+        )
     if tenant:
         if not is_printable(tenant):
-            raise invalid("the header x-shoal-tenant must be 1..128 printable ASCII characters without spaces", TENANT_HEADER)
+            raise invalid(
+                "the header x-shoal-tenant must be 1..128 printable ASCII characters without spaces",
+                TENANT_HEADER,
+            )
         metadata.append((TENANT_HEADER, tenant))
     return tuple(metadata)
 
@@ -103,11 +116,16 @@ def trace_of(headers: Mapping[str, str], traceparent: str) -> Metadata:
     if not found or not is_printable(found):
         return ()
     state = headers.get(TRACESTATE, "")
-    return ((TRACEPARENT, found), *([(TRACESTATE, state)] if state.isascii() and state.isprintable() and state else []))
+    return (
+        (TRACEPARENT, found),
+        *([(TRACESTATE, state)] if state.isascii() and state.isprintable() and state else []),
+    )
 
 
 def _bearer(headers: Mapping[str, str]) -> str:
-    """The credential, as the router reads it. Some clients leave out the word Bearer, or send an empty one."""
+    """The credential, as the router reads it. Some clients leave out the word Bearer, or send an
+    empty one.
+    """
     given = headers.get(AUTHORIZATION, "").strip()
     kind, _, token = given.partition(" ")
     if not given:
@@ -115,18 +133,24 @@ def _bearer(headers: Mapping[str, str]) -> str:
     elif not token:
         token = "" if kind.lower() == "bearer" else kind
     elif kind.lower() != "bearer":
-        raise Problem("UNAUTHENTICATED", "the header Authorization must be `Bearer <token>`")
+        raise HttpError("UNAUTHENTICATED", "the header Authorization must be `Bearer <token>`")
     token = token.strip()
     if not token:
         return ""
-    if len(token) > _MOST_TOKEN or not all("!" <= letter <= "~" for letter in token):
-        raise Problem("UNAUTHENTICATED", "the token must be 1..8192 printable ASCII characters without spaces")
+    if len(token) > _MAX_TOKEN or not all("!" <= letter <= "~" for letter in token):
+        raise HttpError(
+            "UNAUTHENTICATED", "the token must be 1..8192 printable ASCII characters without spaces"
+        )
     return f"Bearer {token}"
 
 
 def _uris(certificate: Mapping[str, Any] | None) -> list[bytes]:
     """Of a caller's certificate, as ssl.SSLObject.getpeercert gives it."""
-    return [value.encode() for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
+    return [
+        value.encode()
+        for kind, value in (certificate or {}).get("subjectAltName", ())
+        if kind == "URI"
+    ]
 
 
 def _certified_tenant(uris: Sequence[bytes], named: str, trust_domain: str) -> str:
@@ -134,7 +158,9 @@ def _certified_tenant(uris: Sequence[bytes], named: str, trust_domain: str) -> s
     try:
         identity = certified(uris, trust_domain)
         if identity.role not in _CALLERS:
-            raise PermissionDenied(f"role {identity.role} may not call inference: it needs role client or admin")
+            raise PermissionDenied(
+                f"role {identity.role} may not call inference: it needs role client or admin"
+            )
         return identity.tenant_for(named)
     except (Unauthenticated, PermissionDenied) as error:
-        raise Problem(error.reason, error.message) from None
+        raise HttpError(error.reason, error.message) from None

@@ -1,4 +1,6 @@
-"""The OpenAPI 3.1 document of a table of routes: schemas from the Structs by which bodies are read. Pure."""
+"""The OpenAPI 3.1 document of a table of routes: schemas from the Structs by which bodies are read.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,20 @@ _ERROR: Final = {
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """The document, as JSON can hold it."""
     given = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
-    types: list[Any] = list(dict.fromkeys(one for kind in given for one in (kind if isinstance(kind, tuple) else (kind,))))
-    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    types: list[Any] = list(
+        dict.fromkeys(
+            one for kind in given for one in (kind if isinstance(kind, tuple) else (kind,))
+        )
+    )
+    schemas, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
     schema_of: dict[Any, Any] = dict(zip(types, schemas, strict=True))
-    schema_of |= {kind: {"anyOf": [schema_of[one] for one in kind]} for kind in given if isinstance(kind, tuple)}
+    schema_of |= {
+        kind: {"anyOf": [schema_of[one] for one in kind]}
+        for kind in given
+        if isinstance(kind, tuple)
+    }
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
@@ -34,16 +46,22 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             "version": VERSION,
             "description": "Small models behind the wire formats that programs already speak (docs/http.md).",
         },
-        # Relative to the document's own address, which a proxy in front of the edge may have changed.
+        # Relative to the document's own address, which a proxy in front of the edge may have
+        # changed.
         "servers": [{"url": "/", "description": "The edge that serves this document."}],
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{}, {"bearer": []}],
     }
 
 
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    identity = "".join(part if part.isalnum() else "_" for part in f"{route.method.lower()}{route.path}").strip("_")
+    identity = "".join(
+        part if part.isalnum() else "_" for part in f"{route.method.lower()}{route.path}"
+    ).strip("_")
     content = {"schema": schema_of[route.answer]} if route.answer is not None else {}
     kind = "text/plain" if route.answer is str else "application/json"
     contents = {kind: content}
@@ -53,12 +71,26 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         "operationId": identity,
         "summary": route.summary,
         "tags": [route.dialect.name],
-        "responses": {"200": {"description": "The answer.", "content": contents}, "default": _ERROR},
+        "responses": {
+            "200": {"description": "The answer.", "content": contents},
+            "default": _ERROR,
+        },
     }
     if MODEL in route.path:
         schema = {"type": "string"}
         description = "A model id, org/name, with its slash as it is or as %2F; or an alias."
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema, "description": description}]
+        operation["parameters"] = [
+            {
+                "name": "model",
+                "in": "path",
+                "required": True,
+                "schema": schema,
+                "description": description,
+            }
+        ]
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema_of[route.body]}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema_of[route.body]}},
+        }
     return operation

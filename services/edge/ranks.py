@@ -1,4 +1,6 @@
-"""Finds the ranks of OpenAI's tokenizer cl100k_base in an installed package, so that token ids are read without a setting."""
+"""Finds the ranks of OpenAI's tokenizer cl100k_base in an installed package, so that token ids are
+read without a setting.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PLACES: Final = (
 
 
 def installed_cl100k() -> Path | None:
-    """Return the file of the first package that has it with the published content; None if no package does."""
+    """Return the file of the first package that has it with the published content; None if no
+    package does.
+    """
     for name, place in PLACES:
         try:
             path = Path(str(distribution(name).locate_file(place)))

@@ -1,7 +1,9 @@
-"""The gRPC side of the edge: one channel to each router address, and failover for what no router has taken.
+"""The gRPC side of the edge: one channel to each router address, and failover for what no router
+has taken.
 
-Requests go as bytes that are made beforehand, answers come as messages of protobuf. Nothing is repeated that a router has taken:
-clients of HTTP repeat by themselves, and two layers of retries multiply an overload.
+Requests go as bytes that are made beforehand, answers come as messages of protobuf. Nothing is
+repeated that a router has taken: clients of HTTP repeat by themselves, and two layers of retries
+multiply an overload.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from shoal.v1 import caller_pb2, mesh_pb2, models_pb2
 INFERENCE: Final = "shoal.v1.InferenceService"
 LOOK_SECONDS: Final = 2.0
 IDENTIFY_SECONDS: Final = 10.0
-"""How long a router may take to identify a caller: as long as it takes a request from an overloaded one to be refused."""
+"""How long a router may take to identify a caller: as long as it takes a request from an overloaded
+one to be refused.
+"""
 
 PROBE_ID: Final = "edge-asks-whether-routers-authenticate"
 """The request id of `lets_everybody_in`."""
@@ -42,14 +46,25 @@ class Routers:
     async def __aenter__(self) -> Routers:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._transport.close()
 
-    async def ask(self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata) -> R:
-        """The reply to a serialised request. Cancelling the task cancels the call. Raises shoal.errors.ShoalError."""
+    async def ask(
+        self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata
+    ) -> R:
+        """The reply to a serialised request. Cancelling the task cancels the call. Raises
+        shoal.errors.ShoalError.
+        """
         return (await self.ask_sized(method, body, seconds=seconds, metadata=metadata))[0]
 
-    async def ask_sized(self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata) -> tuple[R, int]:
+    async def ask_sized(
+        self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata
+    ) -> tuple[R, int]:
         """The same, with the reply's size in bytes as it came."""
         as_bytes = self._methods.get(method.path)
         if as_bytes is None:
@@ -59,23 +74,29 @@ class Routers:
             address = self._addresses.current
             tries -= 1
             try:
-                reply: tuple[R, int] = await self._transport.send(address, as_bytes, body, timeout=seconds, metadata=metadata)
+                reply: tuple[R, int] = await self._transport.send(
+                    address, as_bytes, body, timeout=seconds, metadata=metadata
+                )
                 return reply
             except (CannotConnect, Draining) as error:
                 self._addresses.failed(address)
                 if tries <= 0 or self._is_taken(error):
                     raise
 
-    async def stream(self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata) -> AsyncGenerator[R]:
-        """The replies to a serialised request, which goes to another router until one has replied. Closing the generator cancels
-        the call. Raises ShoalError."""
+    async def stream(
+        self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata
+    ) -> AsyncGenerator[R]:
+        """The replies to a serialised request, which goes to another router until one has replied.
+        Closing the generator cancels the call. Raises ShoalError."""
         as_bytes: Method[bytes, R] = Method(method.path, bytes, method.parse)
         tries, has_begun = max(2, len(self._addresses)), False
         while True:
             address = self._addresses.current
             tries -= 1
             try:
-                replies = self._transport.stream(address, as_bytes, body, timeout=seconds, metadata=metadata)
+                replies = self._transport.stream(
+                    address, as_bytes, body, timeout=seconds, metadata=metadata
+                )
                 async with aclosing(replies):
                     async for reply in replies:
                         has_begun = True
@@ -90,8 +111,12 @@ class Routers:
         """Whether the router may have got the request, or there is no other router."""
         return isinstance(error, CannotConnect) and (error.was_sent or len(self._addresses) == 1)
 
-    async def watch(self, metadata: Metadata, interval_seconds: float = 1.0) -> AsyncGenerator[mesh_pb2.WatchMeshResponse]:
-        """The mesh once an interval, from one router until it ends the stream. Raises ShoalError."""
+    async def watch(
+        self, metadata: Metadata, interval_seconds: float = 1.0
+    ) -> AsyncGenerator[mesh_pb2.WatchMeshResponse]:
+        """The mesh once an interval, from one router until it ends the stream. Raises
+        ShoalError.
+        """
         address = self._addresses.current
         request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
         try:
@@ -104,29 +129,47 @@ class Routers:
             raise
 
     async def tenant(self, metadata: Metadata) -> str:
-        """The tenant that a caller acts for. Raises the ShoalError by which a router refuses its calls."""
+        """The tenant that a caller acts for. Raises the ShoalError by which a router refuses its
+        calls.
+        """
         body = caller_pb2.GetCallerRequest().SerializeToString()
-        return (await self.ask(GET_CALLER, body, seconds=IDENTIFY_SECONDS, metadata=metadata)).tenant
+        return (
+            await self.ask(GET_CALLER, body, seconds=IDENTIFY_SECONDS, metadata=metadata)
+        ).tenant
 
     async def may_watch(self, metadata: Metadata) -> None:
         """Raises the ShoalError by which a router refuses this caller a look at the mesh."""
-        await self.ask(GET_MESH, mesh_pb2.GetMeshRequest().SerializeToString(), seconds=LOOK_SECONDS, metadata=metadata)
+        await self.ask(
+            GET_MESH,
+            mesh_pb2.GetMeshRequest().SerializeToString(),
+            seconds=LOOK_SECONDS,
+            metadata=metadata,
+        )
 
     async def is_serving(self) -> bool:
         """Whether a router takes inference requests now."""
         for _ in range(len(self._addresses)):
             address = self._addresses.current
             with suppress(ShoalError):
-                if await self._transport.send(address, HEALTH, INFERENCE, timeout=LOOK_SECONDS, metadata=()):
+                if await self._transport.send(
+                    address, HEALTH, INFERENCE, timeout=LOOK_SECONDS, metadata=()
+                ):
                     return True
             self._addresses.failed(address)
         return False
 
     async def lets_everybody_in(self) -> bool:
-        """Whether a router answers a caller whose token nobody has issued. Raises ShoalError where none can be asked."""
+        """Whether a router answers a caller whose token nobody has issued. Raises ShoalError where
+        none can be asked.
+        """
         metadata = (("authorization", "Bearer nobody"), ("x-request-id", PROBE_ID))
         try:
-            await self.ask(LIST_MODELS, models_pb2.ListModelsRequest().SerializeToString(), seconds=LOOK_SECONDS, metadata=metadata)
+            await self.ask(
+                LIST_MODELS,
+                models_pb2.ListModelsRequest().SerializeToString(),
+                seconds=LOOK_SECONDS,
+                metadata=metadata,
+            )
         except ShoalError as error:
             if error.code in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
                 return False

@@ -1,7 +1,8 @@
 """The table of routes: which dialect answers which method and path. Pure.
 
-`{model}` in a path stands for the rest, slashes included, because model ids have one: paths are matched as the server has decoded
-them (`%2F` is a slash). To add a dialect, add its module's ROUTES here.
+`{model}` in a path stands for the rest, slashes included, because model ids have one: paths are
+matched as the server has decoded them (`%2F` is a slash). To add a dialect, add its module's ROUTES
+here.
 """
 
 from __future__ import annotations
@@ -9,9 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from services.edge.dialects import cohere, huggingface, jina, kserve, models, ollama, openai, rerank, sie, tei, tokens, vllm
+from services.edge.dialects import (
+    cohere,
+    huggingface,
+    jina,
+    kserve,
+    models,
+    ollama,
+    openai,
+    rerank,
+    sie,
+    tei,
+    tokens,
+    vllm,
+)
 from services.edge.dialects.writing import chat, completions, ollama_chat
-from services.edge.messages.base import Dialect, Problem, Route
+from services.edge.messages.base import Dialect, HttpError, Route
 
 MODEL: Final = "{model}"
 ROUTES: Final[tuple[Route, ...]] = (
@@ -36,7 +50,9 @@ DEFAULT: Final[Dialect] = openai.OPENAI
 
 
 class Table:
-    """Finds the route of a request. A path without `{model}` comes before one with it, and of those the longest first."""
+    """Finds the route of a request. A path without `{model}` comes before one with it, and of those
+    the longest first.
+    """
 
     def __init__(self, routes: Iterable[Route] = ROUTES) -> None:
         self.routes: Sequence[Route] = tuple(routes)
@@ -47,18 +63,23 @@ class Table:
         self._open.sort(key=lambda row: -len(row[0]) - len(row[1]))
 
     def find(self, method: str, path: str) -> tuple[Route, str]:
-        """The route, and what `{model}` stands for. Raises Problem NO_SUCH_ROUTE, or WRONG_METHOD with the methods in its
-        `allow`."""
+        """The route, and what `{model}` stands for. Raises HttpError NO_SUCH_ROUTE, or WRONG_METHOD
+        with the methods in its `allow`."""
         methods, model = self._match(path)
         if methods is None:
-            problem = Problem("NO_SUCH_ROUTE", f"there is no {method} {path[:200]} here; GET /openapi.json lists what there is")
+            problem = HttpError(
+                "NO_SUCH_ROUTE",
+                f"there is no {method} {path[:200]} here; GET /openapi.json lists what there is",
+            )
             if path.startswith("/api/"):
                 problem.dialect = ollama.OLLAMA
             raise problem
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(methods))
-            raise Problem("WRONG_METHOD", f"{path[:200]} takes {allowed}, not {method}", allow=allowed)
+            raise HttpError(
+                "WRONG_METHOD", f"{path[:200]} takes {allowed}, not {method}", allow=allowed
+            )
         return route, model
 
     def _match(self, path: str) -> tuple[dict[str, Route] | None, str]:

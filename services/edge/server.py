@@ -1,7 +1,9 @@
-"""The HTTP server: uvicorn's protocol on httptools, with what it lacks: timers for slow heads, bounded heads and connections,
-cancellation when a client leaves, certificates that are read again, and our way of draining.
+"""The HTTP server: uvicorn's protocol on httptools, with what it lacks: timers for slow heads,
+bounded heads and connections, cancellation when a client leaves, certificates that are read again,
+and our way of draining.
 
-A connection's state is uvicorn's; the application is any ASGI application. `Connection` is in the scope's state, under CONNECTION.
+A connection's state is uvicorn's; the application is any ASGI application. `Connection` is in the
+scope's state, under CONNECTION.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ from urllib.parse import unquote
 import httptools
 from uvicorn import Config
 from uvicorn._types import ASGI3Application, ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from libs.errors import InvalidInput, NoCapacity
@@ -41,25 +47,38 @@ CONNECTION: Final = "connection"
 HEAD_BYTES: Final = 64 << 10
 """The most bytes of a request's line and headers."""
 MAX_HEADERS: Final = 128
-"""Headers of a request. Each one is three Python objects, so that a limit of bytes alone would let a head take thirty times its
-size. Proxies pass at most 100 (Envoy, Apache, Kestrel)."""
+"""Headers of a request. Each one is three Python objects, so that a limit of bytes alone would let
+a head take thirty times its size. Proxies pass at most 100 (Envoy, Apache, Kestrel)."""
 MAX_TRAILER_BYTES: Final = 8 << 10
-"""Bytes of a chunked body's trailers, which are dropped, and of any other stretch of a body that holds no content."""
+"""Bytes of a chunked body's trailers, which are dropped, and of any other stretch of a body that
+holds no content.
+"""
 MAX_UNFINISHED_BYTES: Final = 16 << 20
-"""Bytes of all heads of a server whose end has not arrived. Most clients send a head in one piece, which does not count here."""
+"""Bytes of all heads of a server whose end has not arrived. Most clients send a head in one piece,
+which does not count here.
+"""
 _NOT_HTTP: Final = b"this is not an HTTP request"
-_LARGE_HEAD: Final = b"the request's headers are larger than the %d bytes that are allowed" % HEAD_BYTES
+_LARGE_HEAD: Final = (
+    b"the request's headers are larger than the %d bytes that are allowed" % HEAD_BYTES
+)
 _MANY_HEADERS: Final = b"the request has more than the %d headers that are allowed" % MAX_HEADERS
-_LARGE_TRAILERS: Final = b"the request's trailers are larger than the %d bytes that are allowed" % MAX_TRAILER_BYTES
+_LARGE_TRAILERS: Final = (
+    b"the request's trailers are larger than the %d bytes that are allowed" % MAX_TRAILER_BYTES
+)
 _MANY_HOSTS: Final = b"the request has more than one Host header: send one"
-_CODING: Final = b"the only transfer-encoding supported is chunked: send a compressed body with content-encoding"
+_CODING: Final = (
+    b"the only transfer-encoding supported is chunked: send a compressed body with content-encoding"
+)
 _BUSY: Final = b"this server is reading as many unfinished requests as it takes: try again"
 _BLANK_LINE: Final = b"\r\n\r\n"
 LINGER_SECONDS: Final = 5.0
-"""How long the rest of a request that is answered already is read and dropped: closing at once would reset the connection before
-the client has read the answer. Also how long a connection that is being closed may take to send what it still has."""
-MOST_PIPELINED: Final = 64
-"""Requests that may wait behind the one being answered on a connection; each takes some kilobytes."""
+"""How long the rest of a request that is answered already is read and dropped: closing at once
+would reset the connection before the client has read the answer. Also how long a connection that is
+being closed may take to send what it still has."""
+MAX_PIPELINED: Final = 64
+"""Requests that may wait behind the one being answered on a connection; each takes some
+kilobytes.
+"""
 MAX_PIPELINED_BYTES: Final = 256 << 10
 """Memory that the heads of these requests may take."""
 HEADER_OVERHEAD_BYTES: Final = 128
@@ -81,7 +100,9 @@ class Limits:
 
 
 class _Refusal(Exception):
-    """Ends the parsing of a request. Raised in callbacks of the parser with a status and a message."""
+    """Ends the parsing of a request. Raised in callbacks of the parser with a status and a
+    message.
+    """
 
 
 class _State(ServerState):
@@ -109,8 +130,8 @@ class _Answering:
 
 
 class Cycle(RequestResponseCycle):
-    """One request and its answer. Unlike uvicorn's, it writes head and first bytes of an answer at once, and cuts off a client that
-    takes nothing of an answer for `write_seconds`."""
+    """One request and its answer. Unlike uvicorn's, it writes head and first bytes of an answer at
+    once, and cuts off a client that takes nothing of an answer for `write_seconds`."""
 
     write_seconds = 60.0
     head_memory_bytes = 0
@@ -165,7 +186,11 @@ class Cycle(RequestResponseCycle):
                 self.keep_alive = False
         if not self.keep_alive and (b"connection", b"close") not in headers:
             lines.append(b"connection: close\r\n")
-        if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
+        if (
+            self.chunked_encoding is None
+            and self.scope["method"] != "HEAD"
+            and status not in (204, 304)
+        ):
             self.chunked_encoding = True
             lines.append(b"transfer-encoding: chunked\r\n")
         head = b"".join(lines)
@@ -189,7 +214,9 @@ def _reply_to(error: httptools.HttpParserError) -> tuple[int, bytes]:
 
 
 def closed(transport: asyncio.Transport, seconds: float) -> None:
-    """Closes a connection once everything is sent, at the latest after `seconds`: a client that reads nothing would keep it."""
+    """Closes a connection once everything is sent, at the latest after `seconds`: a client that
+    reads nothing would keep it.
+    """
     transport.close()
     if transport.get_write_buffer_size():
         asyncio.get_running_loop().call_later(seconds, transport.abort)
@@ -199,12 +226,15 @@ class Connection(HttpToolsProtocol):
     """One connection."""
 
     def __init__(self, config: Config, state: _State, limits: Limits) -> None:
-        super().__init__(config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop())
+        super().__init__(
+            config=config, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
+        )
         self._state = state
         self.app_state = {CONNECTION: self}
         self._limits = limits
-        # The state: the request that is being answered (uvicorn's `cycle` is the last that has come) and its tasks, the timer of
-        # the head or of the rest, bytes of the head (read so far, and as they came while its end had not), and what is being read.
+        # The state: the request that is being answered (uvicorn's `cycle` is the last that has
+        # come) and its tasks, the timer of the head or of the rest, bytes of the head (read so far,
+        # and as they came while its end had not), and what is being read.
         self._answered: RequestResponseCycle | None = None
         self._answering: set[asyncio.Task[object]] = set()
         self._timer: TimerHandle | None = None
@@ -212,13 +242,15 @@ class Connection(HttpToolsProtocol):
         self._unfinished_bytes = 0
         self._reads_head = False
         self._reads_body = False
-        # Of the bytes that are being parsed: whether they hold content of a body, and how many of them, at least, are such content
-        # or heads that ended. How many bytes before them held no content, and those of trailers.
+        # Of the bytes that are being parsed: whether they hold content of a body, and how many of
+        # them, at least, are such content or heads that ended. How many bytes before them held no
+        # content, and those of trailers.
         self._has_content = False
         self._progress_bytes = 0
         self._bytes_without_content = 0
         self._trailer_bytes = 0
-        # Whether a second parser is told a head again, and what the connection is closed with once all requests are answered.
+        # Whether a second parser is told a head again, and what the connection is closed with once
+        # all requests are answered.
         self._resumes = False
         self._refused: tuple[int, bytes] | None = None
 
@@ -255,8 +287,8 @@ class Connection(HttpToolsProtocol):
             self._answered.message_event.set()
         for task in self._answering:
             task.cancel()
-        # The request refers to its connection. Without these references back, memory is free when its task ends, not only when
-        # the garbage collector runs.
+        # The request refers to its connection. Without these references back, memory is free when
+        # its task ends, not only when the garbage collector runs.
         self._forget_request()
         self.scope, self.headers = cast(Any, None), []
         self.app_state = {}
@@ -272,7 +304,9 @@ class Connection(HttpToolsProtocol):
                 self._decline_upgrade()
                 continue
             except httptools.HttpParserError as error:
-                return self._refuse(*_reply_to(error))  # no variable holds the error: its traceback holds this frame
+                return self._refuse(
+                    *_reply_to(error)
+                )  # no variable holds the error: its traceback holds this frame
             if self._reads_head:
                 self._count_unfinished(self._unparsed_bytes(data))
                 if self._unfinished_bytes > HEAD_BYTES:
@@ -281,14 +315,20 @@ class Connection(HttpToolsProtocol):
                     self._refuse(503, _BUSY)
             elif self._reads_body:
                 # The parser collects a trailer until its end, and calls nothing before it.
-                self._bytes_without_content = 0 if self._has_content else self._bytes_without_content + self._unparsed_bytes(data)
+                self._bytes_without_content = (
+                    0
+                    if self._has_content
+                    else self._bytes_without_content + self._unparsed_bytes(data)
+                )
                 if self._bytes_without_content > MAX_TRAILER_BYTES:
                     self._refuse(431, _LARGE_TRAILERS)
             break
         return None
 
     def _unparsed_bytes(self, data: bytes) -> int:
-        """Return an upper bound of the bytes that the parser keeps: those after the last blank line and after all that ended."""
+        """Return an upper bound of the bytes that the parser keeps: those after the last blank line
+        and after all that ended.
+        """
         return min(len(data.rpartition(_BLANK_LINE)[2]), len(data) - self._progress_bytes)
 
     def on_message_begin(self) -> None:
@@ -359,7 +399,10 @@ class Connection(HttpToolsProtocol):
         self.cycle.head_memory_bytes = self._head_bytes + HEADER_OVERHEAD_BYTES * len(self.headers)
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
-        elif len(self.pipeline) < MOST_PIPELINED and self._waiting_bytes() + self.cycle.head_memory_bytes <= MAX_PIPELINED_BYTES:
+        elif (
+            len(self.pipeline) < MAX_PIPELINED
+            and self._waiting_bytes() + self.cycle.head_memory_bytes <= MAX_PIPELINED_BYTES
+        ):
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         else:
@@ -421,9 +464,10 @@ class Connection(HttpToolsProtocol):
             closed(self.transport, LINGER_SECONDS)
 
     def _decline_upgrade(self) -> None:
-        """Goes on with HTTP/1.1 after an offer to speak another protocol. The parser takes what follows the head for that protocol;
-        Java's HttpClient, which offers HTTP/2 in its first request, sends its body there. Another parser reads it, to which a
-        head without the offer is told."""
+        """Goes on with HTTP/1.1 after an offer to speak another protocol. The parser takes what
+        follows the head for that protocol; Java's HttpClient, which offers HTTP/2 in its first
+        request, sends its body there. Another parser reads it, to which a head without the offer is
+        told."""
         self.parser = httptools.HttpRequestParser(self)
         if body := self._body_headers():
             self._resumes = True
@@ -432,7 +476,9 @@ class Connection(HttpToolsProtocol):
     def _body_headers(self) -> bytes:
         """The headers that say how long the body is; empty: there is none."""
         told = (b"content-length", b"transfer-encoding")
-        return b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in told)
+        return b"".join(
+            b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in told
+        )
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
@@ -440,7 +486,12 @@ class Connection(HttpToolsProtocol):
 
     def _forget_answered(self) -> None:
         """Releases a request that is answered: an idle connection keeps none."""
-        if self._reads_body or self.pipeline or self.cycle is None or not self.cycle.response_complete:
+        if (
+            self._reads_body
+            or self.pipeline
+            or self.cycle is None
+            or not self.cycle.response_complete
+        ):
             return
         self._forget_request()
         if not self._reads_head:
@@ -454,7 +505,9 @@ class Connection(HttpToolsProtocol):
         self._state.unfinished_bytes += size
 
     def _expect_head(self) -> None:
-        self._timer = self.loop.call_later(self._limits.header_seconds, self._refuse, 408, b"the request's headers came too slowly")
+        self._timer = self.loop.call_later(
+            self._limits.header_seconds, self._refuse, 408, b"the request's headers came too slowly"
+        )
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -462,8 +515,8 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, status: int, message: bytes) -> None:
-        """Answers what is no request yet, in all dialects' form, and closes the connection. What came whole before it is answered
-        first."""
+        """Answers what is no request yet, in all dialects' form, and closes the connection. What
+        came whole before it is answered first."""
         if self.transport.is_closing():
             return
         if self._reads_body and self.pipeline:
@@ -487,7 +540,9 @@ class Connection(HttpToolsProtocol):
 class Server:
     """A listening server; `address` has the port that was really bound."""
 
-    def __init__(self, application: Callable[[Any, Any, Any], Awaitable[None]], limits: Limits) -> None:
+    def __init__(
+        self, application: Callable[[Any, Any, Any], Awaitable[None]], limits: Limits
+    ) -> None:
         self.address = ""
         self._limits = limits
         self._state = _State()
@@ -518,11 +573,15 @@ class Server:
         return self._is_draining
 
     async def start(self, address: str, tls: TlsFiles | None) -> None:
-        """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files that cannot be used."""
+        """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files
+        that cannot be used.
+        """
         host, port = parse_address(address)
         context = context_of(tls) if tls is not None else None
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
             family, kind, protocol, _, name = found[0]
             self._socket = socket.socket(family, kind, protocol)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -546,7 +605,9 @@ class Server:
                 await self._listen(watched.content)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Closes idle connections and accepts no more; waits for requests in flight, at most `grace_seconds`, and cuts the rest."""
+        """Closes idle connections and accepts no more; waits for requests in flight, at most
+        `grace_seconds`, and cuts the rest.
+        """
         self._is_draining = True
         log.info("draining", extra=fields({"grace_seconds": grace_seconds}))
         if self._listener is not None:
@@ -609,7 +670,9 @@ async def serving_http(
 
 
 def context_of(tls: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 and newer by the files as they are now. Raises InvalidInput naming variable and file."""
+    """TLS 1.2 and newer by the files as they are now. Raises InvalidInput naming variable and
+    file.
+    """
     tls.read()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -620,7 +683,9 @@ def context_of(tls: TlsFiles) -> ssl.SSLContext:
             context.load_verify_locations(tls.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{tls.cert} (SHOAL_TLS_CERT) cannot be used: {error}", field="SHOAL_TLS_CERT") from error
+        raise InvalidInput(
+            f"{tls.cert} (SHOAL_TLS_CERT) cannot be used: {error}", field="SHOAL_TLS_CERT"
+        ) from error
     return context
 
 

@@ -1,1 +1,3 @@
-"""The whole mesh on one machine: Redis, a router, a scheduler and workers as child processes on loopback."""
+"""The whole mesh on one machine: Redis, a router, a scheduler and workers as child processes on
+loopback.
+"""

@@ -14,14 +14,17 @@ from services.local.settings import available_cores
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""If none of these exists, there is no usable accelerator, and torch, which takes seconds to import, need not be asked."""
+"""If none of these exists, there is no usable accelerator, and torch, which takes seconds to
+import, need not be asked.
+"""
 _COUNT_CODE: Final = "import torch; print(torch.cuda.device_count())"
 _COUNT_SECONDS: Final = 120.0
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:(?P<numbers>\d+(,\d+)*))?")
 
 
 def accelerators(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The accelerators that `--device` selects, by their names in CUDA_VISIBLE_DEVICES; none: the CPU.
+    """The accelerators that `--device` selects, by their names in CUDA_VISIBLE_DEVICES; none: the
+    CPU.
 
     Raises InvalidInput for an invalid or missing device.
     """
@@ -36,30 +39,45 @@ def accelerators(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def visible(listed: str | None, count: int) -> tuple[str, ...]:
-    """The names of the `count` accelerators that torch sees. `listed`: CUDA_VISIBLE_DEVICES, None if it is not set."""
-    names = list(map(str, range(count))) if listed is None else [name.strip() for name in listed.split(",")]
+    """The names of the `count` accelerators that torch sees. `listed`: CUDA_VISIBLE_DEVICES, None
+    if it is not set.
+    """
+    names = (
+        list(map(str, range(count)))
+        if listed is None
+        else [name.strip() for name in listed.split(",")]
+    )
     return tuple(names[:count])
 
 
 def chosen(device: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The visible accelerators that `device` selects: all, or those at its positions in the list, each once."""
+    """The visible accelerators that `device` selects: all, or those at its positions in the list,
+    each once.
+    """
     found = _DEVICE.fullmatch(device)
     assert found is not None
     if device.startswith("cuda") and not names:
-        raise InvalidInput(f"device {device} was requested, but torch finds no such device on this machine", field="device")
+        raise InvalidInput(
+            f"device {device} was requested, but torch finds no such device on this machine",
+            field="device",
+        )
     if found["numbers"] is None:
         return tuple(names)
     numbers = list(dict.fromkeys(map(int, found["numbers"].split(","))))
     if max(numbers) >= len(names):
         raise InvalidInput(
-            f"device {device} was requested, but this machine has only {len(names)}, numbered 0 to {len(names) - 1}", field="device"
+            f"device {device} was requested, but this machine has only {len(names)}, numbered 0 to {len(names) - 1}",
+            field="device",
         )
     return tuple(names[number] for number in numbers)
 
 
-def layout(workers: int | None, threads: int | None, accelerators: int = 0, cores: int | None = None) -> tuple[int, int]:
-    """Workers and threads of each. With accelerators one worker each, else one single-threaded worker a core unless given otherwise
-    (measured: 427 against 375 sentences/s). Raises InvalidInput for more than there are."""
+def layout(
+    workers: int | None, threads: int | None, accelerators: int = 0, cores: int | None = None
+) -> tuple[int, int]:
+    """Workers and threads of each. With accelerators one worker each, else one single-threaded
+    worker a core unless given otherwise (measured: 427 against 375 sentences/s). Raises
+    InvalidInput for more than there are."""
     cores = cores or available_cores()
     if workers is None:
         workers = accelerators or max(1, cores // (threads or 1))
@@ -84,12 +102,17 @@ def _exists(path: str) -> bool:
 
 
 def _count(environ: Mapping[str, str]) -> int:
-    """The number of accelerators that torch sees, in a process of its own: this one must not import torch or open a device. 0
-    without torch."""
+    """The number of accelerators that torch sees, in a process of its own: this one must not import
+    torch or open a device. 0 without torch."""
     command = [sys.executable, "-P", "-c", _COUNT_CODE]
     try:
         counted = subprocess.run(  # noqa: S603  # words of our own
-            command, env=dict(environ), capture_output=True, text=True, timeout=_COUNT_SECONDS, check=True
+            command,
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=_COUNT_SECONDS,
+            check=True,
         )
         return int(counted.stdout)
     except (subprocess.SubprocessError, OSError, ValueError):

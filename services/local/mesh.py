@@ -1,4 +1,6 @@
-"""The object graph of the local mesh: Redis, then router, scheduler, workers and edge, and their supervisor."""
+"""The object graph of the local mesh: Redis, then router, scheduler, workers and edge, and their
+supervisor.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ from services.local.supervision.child import Child
 from services.local.supervision.environment import environment_of
 from services.local.supervision.policy import Role, ending
 from services.local.supervision.supervisor import Notify, Supervisor
-from services.local.trust.certificates import Party, caller_variables, edge_variables, issue_all, server_variables
+from services.local.trust.certificates import (
+    Party,
+    caller_variables,
+    edge_variables,
+    issue_all,
+    server_variables,
+)
 from services.local.workplace import Workplace, workplace
 
 START_SECONDS: Final = 120.0
@@ -44,11 +52,13 @@ _Service: TypeAlias = tuple[Role, str, list[str], dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
-    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask (empty: no scheduler),
-    `http_address` where clients of HTTP do (empty: no edge), `tei_grpc_address` those of TEI's gRPC (empty: none).
-    `metrics_address` where the metrics of all processes are one page (empty: nowhere).
+    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask
+    (empty: no scheduler), `http_address` where clients of HTTP do (empty: no edge),
+    `tei_grpc_address` those of TEI's gRPC (empty: none). `metrics_address` where the metrics of all
+    processes are one page (empty: nowhere).
 
-    `logs`: the folder with a file for each process. `certificates`: where its certificates are, if it uses TLS.
+    `logs`: the folder with a file for each process. `certificates`: where its certificates are, if
+    it uses TLS.
     """
 
     address: str
@@ -68,10 +78,11 @@ def to_stderr(message: str) -> None:
 
 @asynccontextmanager
 async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterator[LocalMesh]:
-    """Starts the mesh, yields when its router answers and all workers have reported, and stops it on exit. Meanwhile a process that
-    ends is restarted, and `notify` is called with a message.
+    """Starts the mesh, yields when its router answers and all workers have reported, and stops it
+    on exit. Meanwhile a process that ends is restarted, and `notify` is called with a message.
 
-    Raises InvalidInput if the port is taken, NoCapacity if a process does not come up (with the end of its output).
+    Raises InvalidInput if the port is taken, NoCapacity if a process does not come up (with the end
+    of its output).
     """
     port = settings.port or free_port()
     check_port_is_free(port)
@@ -88,14 +99,23 @@ async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterat
         if tei_address:
             common["SHOAL_TEI_GRPC_ADDRESSES"] = tei_address
         services = _services(settings, certificates)
-        sources = {name: f"127.0.0.1:{free_port()}" for _, name, _, _ in services} if settings.metrics_address else {}
-        metrics = serving_metrics(settings.metrics_address, partial(gather, sources), with_own=False)
+        sources = (
+            {name: f"127.0.0.1:{free_port()}" for _, name, _, _ in services}
+            if settings.metrics_address
+            else {}
+        )
+        metrics = serving_metrics(
+            settings.metrics_address, partial(gather, sources), with_own=False
+        )
         metrics_address = await stack.enter_async_context(metrics)
         children = _children(services, common, sources, place)
         stack.push_async_callback(_stop, children)
         for _, child in children:
             await child.start()
-        await _or_failure([child for _, child in children], _ready(address, certificates, settings.workers, http_address))
+        await _or_failure(
+            [child for _, child in children],
+            _ready(address, certificates, settings.workers, http_address),
+        )
         supervisor = await stack.enter_async_context(Supervisor(children, place.processes, notify))
         yield LocalMesh(
             address,
@@ -111,21 +131,36 @@ async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterat
 
 
 def _children(
-    services: Sequence[_Service], common: dict[str, str], metrics: Mapping[str, str], place: Workplace
+    services: Sequence[_Service],
+    common: dict[str, str],
+    metrics: Mapping[str, str],
+    place: Workplace,
 ) -> list[tuple[Role, Child]]:
-    """Return the children, in start order. `metrics`: the address of each service's own metrics, by its name."""
+    """Return the children, in start order. `metrics`: the address of each service's own metrics, by
+    its name.
+    """
     redis = redis_arguments(find_redis_server(), place.redis, is_durable=True)
     children: list[tuple[Role, Child]] = [
-        ("redis", Child("redis", redis, environment_of("redis", os.environ), place.logs / "redis.log"))
+        (
+            "redis",
+            Child("redis", redis, environment_of("redis", os.environ), place.logs / "redis.log"),
+        )
     ]
     for role, name, command, extra in services:
-        variables = environment_of(role, os.environ) | {"SHOAL_METRICS_ADDRESS": metrics.get(name, "")} | common | extra
+        variables = (
+            environment_of(role, os.environ)
+            | {"SHOAL_METRICS_ADDRESS": metrics.get(name, "")}
+            | common
+            | extra
+        )
         children.append((role, Child(name, command, variables, place.logs / f"{name}.log")))
     return children
 
 
 async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
-    """Stops the edge and then the router first: they drain, which needs all other processes to answer the calls in flight."""
+    """Stops the edge and then the router first: they drain, which needs all other processes to
+    answer the calls in flight.
+    """
     for role in STOP_ORDER:
         await asyncio.gather(*(child.stop() for own, child in children if own == role))
 
@@ -139,7 +174,9 @@ def _http_address(settings: Settings) -> str:
 
 
 def _free_address(port: int | None, option: str) -> str:
-    """An address with this port, or with a free one for 0; empty for None. Raises InvalidInput if something listens there."""
+    """An address with this port, or with a free one for 0; empty for None. Raises InvalidInput if
+    something listens there.
+    """
     if port is None:
         return ""
     port = port or free_port()
@@ -148,18 +185,29 @@ def _free_address(port: int | None, option: str) -> str:
 
 
 def _aliases(settings: Settings, place: Workplace) -> dict[str, str]:
-    """Write the edge's file of aliases for a mesh with a default model, and return its variable. Raises InvalidInput."""
+    """Write the edge's file of aliases for a mesh with a default model, and return its variable.
+    Raises InvalidInput.
+    """
     if not settings.default_model:
         return {}
     if os.environ.get("SHOAL_ALIASES"):
         names = ", ".join(NAMELESS)
-        raise InvalidInput(f"SHOAL_ALIASES is set: name {settings.default_model} as {names} in that file", field="SHOAL_ALIASES")
-    place.aliases.write_text(json.dumps({"aliases": dict.fromkeys(NAMELESS, settings.default_model)}))
+        raise InvalidInput(
+            f"SHOAL_ALIASES is set: name {settings.default_model} as {names} in that file",
+            field="SHOAL_ALIASES",
+        )
+    place.aliases.write_text(
+        json.dumps({"aliases": dict.fromkeys(NAMELESS, settings.default_model)})
+    )
     return {"SHOAL_ALIASES": str(place.aliases)}
 
 
 def _common_variables(
-    settings: Settings, address: str, scheduler_address: str, place: Workplace, http_address: str = ""
+    settings: Settings,
+    address: str,
+    scheduler_address: str,
+    place: Workplace,
+    http_address: str = "",
 ) -> dict[str, str]:
     """The variables of all services, which override this shell's."""
     device = {"SHOAL_DEVICE": settings.device} if settings.device != "auto" else {}
@@ -185,13 +233,21 @@ def _common_variables(
 def _services(settings: Settings, certificates: Path | None) -> list[_Service]:
     def service(role: Role, name: str, more: dict[str, str]) -> _Service:
         command = [sys.executable, "-P", launch.__file__, f"services.{role}"]
-        return role, name, command, more | (_trust(certificates, role) if certificates is not None else {})
+        return (
+            role,
+            name,
+            command,
+            more | (_trust(certificates, role) if certificates is not None else {}),
+        )
 
     names = [f"worker-{number}" for number in range(settings.workers)]
     return [
         service("router", "router", {}),
         *([service("scheduler", "scheduler", {})] if settings.has_scheduler else []),
-        *(service("worker", name, {"SHOAL_WORKER_ID": name, **_device(settings, at)}) for at, name in enumerate(names)),
+        *(
+            service("worker", name, {"SHOAL_WORKER_ID": name, **_device(settings, at)})
+            for at, name in enumerate(names)
+        ),
         *([service("edge", "edge", {})] if settings.http_port is not None else []),
     ]
 
@@ -206,16 +262,22 @@ def _trust(certificates: Path, role: Role) -> dict[str, str]:
 
 def _device(settings: Settings, worker: int) -> dict[str, str]:
     """The variables that make only its own accelerator visible to a worker."""
-    return {"SHOAL_DEVICE": "cuda", VISIBLE: settings.accelerators[worker]} if settings.accelerators else {}
+    return (
+        {"SHOAL_DEVICE": "cuda", VISIBLE: settings.accelerators[worker]}
+        if settings.accelerators
+        else {}
+    )
 
 
 async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, None]) -> None:
-    """Runs `work`. Raises NoCapacity if a child ends first, or START_SECONDS pass: a child that fails at the start would fail
-    again."""
+    """Runs `work`. Raises NoCapacity if a child ends first, or START_SECONDS pass: a child that
+    fails at the start would fail again."""
     working = asyncio.create_task(work)
     exits = {asyncio.create_task(child.wait()): child for child in children}
     try:
-        done, _ = await asyncio.wait({working, *exits}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {working, *exits}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
         if working in done:
             return working.result()
         for exited, child in exits.items():
@@ -224,7 +286,9 @@ async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, Non
                     f"{child.name} {ending(exited.result())} during the start. The end of its log ({child.log}):\n{child.log_end()}"
                 )
         ends = "\n".join(f"--- {child.log}\n{child.log_end(5)}" for child in children)
-        raise NoCapacity(f"the mesh was not ready after {START_SECONDS:.0f} s. The ends of the logs:\n{ends}")
+        raise NoCapacity(
+            f"the mesh was not ready after {START_SECONDS:.0f} s. The ends of the logs:\n{ends}"
+        )
     finally:
         for task in (working, *exits):
             task.cancel()
@@ -236,7 +300,9 @@ async def _ready(address: str, certificates: Path | None, workers: int, http_add
         await _listens(http_address)
     async with _channel(address, certificates) as channel:
         watch: mesh_pb2_grpc.MeshServiceAsyncStub = mesh_pb2_grpc.MeshServiceStub(channel)  # type: ignore[assignment]
-        async for look in watch.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=0.2), wait_for_ready=True):
+        async for look in watch.WatchMesh(
+            mesh_pb2.WatchMeshRequest(interval_seconds=0.2), wait_for_ready=True
+        ):
             if len(look.mesh.workers) >= workers:
                 return
 
@@ -257,5 +323,7 @@ async def _listens(address: str) -> None:
 def _channel(address: str, certificates: Path | None) -> grpc.aio.Channel:
     if certificates is None:
         return grpc.aio.insecure_channel(address)
-    ca, key, chain = ((certificates / name).read_bytes() for name in ("ca.pem", "admin.key", "admin.pem"))
+    ca, key, chain = (
+        (certificates / name).read_bytes() for name in ("ca.pem", "admin.key", "admin.pem")
+    )
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, chain))

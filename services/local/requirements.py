@@ -1,4 +1,6 @@
-"""The modules that the children of `shoal up` import, checked before the start, so that missing ones are named in one line."""
+"""The modules that the children of `shoal up` import, checked before the start, so that missing
+ones are named in one line.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from libs.errors import NoCapacity
 NEEDED: Final = (
     *("redis", "yaml", "jwt", "cryptography", "numpy"),  # router and scheduler
     *("uvicorn", "httptools", "msgspec", "orjson"),  # edge
-    *("torch", "safetensors", "tokenizers", "jinja2", "fsspec", "huggingface_hub", "PIL", "pypdfium2"),  # worker
+    *(
+        "torch",
+        "safetensors",
+        "tokenizers",
+        "jinja2",
+        "fsspec",
+        "huggingface_hub",
+        "PIL",
+        "pypdfium2",
+    ),  # worker
 )
 
 

@@ -32,25 +32,37 @@ class Settings:
     """Port of the edge's TEI API over gRPC; 0: a free one. None: it is not served."""
     workers: int = 1
     threads: int = 1
-    """Threads of each worker. More threads in all than cores are refused: the forward passes would compete for cores."""
+    """Threads of each worker. More threads in all than cores are refused: the forward passes would
+    compete for cores.
+    """
     models: str = ""
-    """As SHOAL_MODELS of the worker: `org/name=/path` entries and roots `<root>/<org>/<name>`, separated by colons."""
+    """As SHOAL_MODELS of the worker: `org/name=/path` entries and roots `<root>/<org>/<name>`,
+    separated by colons.
+    """
     stores: str = ""
     """As SHOAL_STORES of the worker: the sources of models that no folder has."""
     dtype: str = "auto"
     device: str = "auto"
     """As SHOAL_DEVICE of the worker, which stays as it is with "auto"."""
     accelerators: tuple[str, ...] = ()
-    """One accelerator per worker, by its name in CUDA_VISIBLE_DEVICES: each worker sees only its own."""
+    """One accelerator per worker, by its name in CUDA_VISIBLE_DEVICES: each worker sees only its
+    own.
+    """
     default_model: str = ""
-    """The model of requests over HTTP that name none, such as TEI's /embed. Empty: such requests are refused."""
+    """The model of requests over HTTP that name none, such as TEI's /embed. Empty: such requests
+    are refused.
+    """
     has_scheduler: bool = False
     metrics_address: str = ""
-    """Where the metrics of all processes are one page, host:port; port 0: a free one. Empty: nowhere."""
+    """Where the metrics of all processes are one page, host:port; port 0: a free one. Empty:
+    nowhere.
+    """
     keep_logs: Path | None = None
     """The folder for logs. None: a temporary one, removed with the mesh unless the mesh fails."""
     has_console: bool = False
-    """Whether the edge shows the console, at the port of HTTP; never with `tls`, where the edge itself has the role client."""
+    """Whether the edge shows the console, at the port of HTTP; never with `tls`, where the edge
+    itself has the role client.
+    """
     tls: bool = False
     """Mutual TLS between all processes, with certificates made for this mesh alone."""
     environment: tuple[tuple[str, str], ...] = ()
@@ -58,25 +70,44 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise InvalidInput(f"port {self.port} is not valid: it must be 0 to 65535", field="port")
+            raise InvalidInput(
+                f"port {self.port} is not valid: it must be 0 to 65535", field="port"
+            )
         if self.http_port is not None and not 0 <= self.http_port <= 65535:
-            raise InvalidInput(f"port {self.http_port} is not valid: it must be 0 to 65535", field="http-port")
+            raise InvalidInput(
+                f"port {self.http_port} is not valid: it must be 0 to 65535", field="http-port"
+            )
         if self.http_port and self.http_port == self.port:
-            raise InvalidInput(f"port {self.port} cannot be both that of the router and that of HTTP", field="http-port")
+            raise InvalidInput(
+                f"port {self.port} cannot be both that of the router and that of HTTP",
+                field="http-port",
+            )
         if self.tei_grpc_port is not None:
             if not 0 <= self.tei_grpc_port <= 65535:
-                raise InvalidInput(f"port {self.tei_grpc_port} is not valid: it must be 0 to 65535", field="tei-grpc-port")
+                raise InvalidInput(
+                    f"port {self.tei_grpc_port} is not valid: it must be 0 to 65535",
+                    field="tei-grpc-port",
+                )
             if self.http_port is None:
-                raise InvalidInput("TEI's API over gRPC is the edge's: it cannot be served without HTTP", field="tei-grpc-port")
+                raise InvalidInput(
+                    "TEI's API over gRPC is the edge's: it cannot be served without HTTP",
+                    field="tei-grpc-port",
+                )
             if self.tei_grpc_port and self.tei_grpc_port in (self.port, self.http_port):
-                raise InvalidInput(f"port {self.tei_grpc_port} cannot be that of two services", field="tei-grpc-port")
+                raise InvalidInput(
+                    f"port {self.tei_grpc_port} cannot be that of two services",
+                    field="tei-grpc-port",
+                )
         if self.metrics_address:
             parse_address(self.metrics_address)
         if self.workers < 1 or self.threads < 1:
-            raise InvalidInput("the numbers of workers and of threads must be at least 1", field="workers")
+            raise InvalidInput(
+                "the numbers of workers and of threads must be at least 1", field="workers"
+            )
         if self.accelerators and len(self.accelerators) < self.workers:
             raise InvalidInput(
-                f"{self.workers} workers cannot share {len(self.accelerators)} accelerators: each needs its own", field="workers"
+                f"{self.workers} workers cannot share {len(self.accelerators)} accelerators: each needs its own",
+                field="workers",
             )
 
 
@@ -86,7 +117,9 @@ def available_cores() -> int:
 
 
 def known_models(given: list[str], environ: Mapping[str, str]) -> str:
-    """The models to offer: those given, those of SHOAL_MODELS, and MiniLM if its package is installed."""
+    """The models to offer: those given, those of SHOAL_MODELS, and MiniLM if its package is
+    installed.
+    """
     entries = [*given, *filter(None, environ.get("SHOAL_MODELS", "").split(":"))]
     bundled = packaged_minilm()
     if bundled is not None and not any(entry.startswith(f"{MINILM}=") for entry in entries):
@@ -94,23 +127,35 @@ def known_models(given: list[str], environ: Mapping[str, str]) -> str:
     for entry in entries:
         path = Path(entry.partition("=")[2] or entry)
         if not path.is_dir():
-            raise InvalidInput(f"{path} is not a directory (given as model {entry!r})", field="model")
+            raise InvalidInput(
+                f"{path} is not a directory (given as model {entry!r})", field="model"
+            )
     for entry in given:
         _refuse_folder_without_models(entry)
     return ":".join(entries)
 
 
 def _refuse_folder_without_models(entry: str) -> None:
-    """Refuse a folder of models that has none: a typing error would be noticed at the first request, as a missing model."""
+    """Refuse a folder of models that has none: a typing error would be noticed at the first
+    request, as a missing model.
+    """
     if "=" in entry:
         return
     folder = Path(entry)
     if any((folder / name).is_file() for name in CONFIGS):
         example = f"org/{folder.resolve().name}={entry}"
-        raise InvalidInput(f"{entry} is the folder of one model: give the model a name, such as --model {example}", field="model")
-    if not any(found.is_file() for name in (*CONFIGS, adapter.FILE) for found in folder.glob(f"*/*/{name}")):
+        raise InvalidInput(
+            f"{entry} is the folder of one model: give the model a name, such as --model {example}",
+            field="model",
+        )
+    if not any(
+        found.is_file() for name in (*CONFIGS, adapter.FILE) for found in folder.glob(f"*/*/{name}")
+    ):
         message = "a folder of models has subfolders <org>/<name>, each with a config.json"
-        raise InvalidInput(f"{entry} has no models: {message}. For one model, give --model org/name={entry}", field="model")
+        raise InvalidInput(
+            f"{entry} has no models: {message}. For one model, give --model org/name={entry}",
+            field="model",
+        )
 
 
 def default_model(given: str, models: str, stores: str) -> str:
@@ -126,7 +171,10 @@ def default_model(given: str, models: str, stores: str) -> str:
     """
     name = given.partition("=")[0]
     if not is_model_id(name):
-        raise InvalidInput(f"{given!r} is not a model: give org/name, or org/name=/path/to/checkpoint", field="model")
+        raise InvalidInput(
+            f"{given!r} is not a model: give org/name, or org/name=/path/to/checkpoint",
+            field="model",
+        )
     if not stores and all(name != offered for offered, _ in _offered(models)):
         message = f"no folder has the model {name}, and SHOAL_STORES names no store that could"
         raise InvalidInput(f"{message}: give {name}=/path/to/checkpoint", field="model")
@@ -134,8 +182,8 @@ def default_model(given: str, models: str, stores: str) -> str:
 
 
 def example_model(models: str, stores: str, default: str = "") -> str:
-    """A model for the first commands that a user tries: the default one if a store has it, else an offered one that encodes, else
-    MiniLM if the hub is a source. Empty: none is known."""
+    """A model for the first commands that a user tries: the default one if a store has it, else an
+    offered one that encodes, else MiniLM if the hub is a source. Empty: none is known."""
     if default and all(name != default for name, _ in _offered(models)):
         return default
     for name, directory in _offered(models):
@@ -158,8 +206,8 @@ def _offered(models: str) -> Iterator[tuple[str, Path]]:
 
 
 def known_stores(environ: Mapping[str, str]) -> str:
-    """The sources of SHOAL_STORES, even if that is empty; if it is not set, the hub: who runs this mesh also requests its
-    models."""
+    """The sources of SHOAL_STORES, even if that is empty; if it is not set, the hub: who runs this
+    mesh also requests its models."""
     return environ.get("SHOAL_STORES", "hf")
 
 
@@ -187,8 +235,8 @@ def check_port_is_free(port: int, option: str = "port") -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that stays free while its process restarts: below 32768, where the kernel takes none for outgoing
-    connections."""
+    """A port of 127.0.0.1 that stays free while its process restarts: below 32768, where the kernel
+    takes none for outgoing connections."""
     while True:
         port = 10_000 + secrets.randbelow(22_000)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

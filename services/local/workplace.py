@@ -1,4 +1,6 @@
-"""The folder of a local mesh: sockets, certificates, Redis' data and logs. Only the logs outlive a failure."""
+"""The folder of a local mesh: sockets, certificates, Redis' data and logs. Only the logs outlive a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from libs.errors import InvalidInput, NoCapacity
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Existing folders that only this user can read. `redis` holds what clients sent, until it is answered."""
+    """Existing folders that only this user can read. `redis` holds what clients sent, until it is
+    answered.
+    """
 
     root: Path
     logs: Path
@@ -39,8 +43,8 @@ class Workplace:
 
 @contextmanager
 def workplace(keep_logs: Path | None) -> Iterator[Workplace]:
-    """Creates the folder, and removes it on exit; logs stay if they are in `keep_logs`, or if the mesh failed (NoCapacity). Raises
-    InvalidInput if `keep_logs` is not writable."""
+    """Creates the folder, and removes it on exit; logs stay if they are in `keep_logs`, or if the
+    mesh failed (NoCapacity). Raises InvalidInput if `keep_logs` is not writable."""
     place = _made(keep_logs)
     failed = False
     try:
@@ -65,7 +69,9 @@ def _made(keep_logs: Path | None) -> Workplace:
         (place.logs / "router.log").touch()
     except OSError as error:
         shutil.rmtree(root, ignore_errors=True)
-        raise InvalidInput(f"logs cannot be written to {place.logs}: {error.strerror}", field="keep-logs") from None
+        raise InvalidInput(
+            f"logs cannot be written to {place.logs}: {error.strerror}", field="keep-logs"
+        ) from None
     return place
 
 

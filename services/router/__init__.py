@@ -1,1 +1,3 @@
-"""The router: takes requests from clients, queues them as jobs, hands jobs to workers and results back."""
+"""The router: takes requests from clients, queues them as jobs, hands jobs to workers and results
+back.
+"""

@@ -8,29 +8,35 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 
-from shoal.v1 import caller_pb2_grpc, inference_pb2_grpc, mesh_pb2_grpc, models_pb2_grpc, worker_pb2_grpc
+from shoal.v1 import (
+    caller_pb2_grpc,
+    inference_pb2_grpc,
+    mesh_pb2_grpc,
+    models_pb2_grpc,
+    worker_pb2_grpc,
+)
 
 from libs.errors import NoCapacity, WorkerLost
 from libs.fleet import TTL_MS, Fleet
 from libs.queue import Lanes, connect, open_all
 from libs.queue.rates import Rates
-from libs.queue.standing import Standings
+from libs.queue.standing import QueuePositions
 from libs.serving import Service, serving
 from libs.serving.calls.decode import SMALL_REQUEST_BYTES
 from libs.telemetry.exposition import serving_metrics
 from services.router.admission.controller import AdmissionController
-from services.router.admission.standings import StandingReader
+from services.router.admission.standings import QueuePositionReader
 from services.router.admission.tenants import TenantLimits
 from services.router.admission.validation import report_limits
-from services.router.flight import Flight
+from services.router.flight import InFlightMemory
 from services.router.inbox import Inbox
-from services.router.lanes.bells import Bells
+from services.router.lanes.bells import Wakeups
 from services.router.lanes.broken import BrokenLanes
 from services.router.lanes.codec import failed
 from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.presence import Presence
 from services.router.lanes.pull import WorkerService
-from services.router.lanes.waiters import Waiters
+from services.router.lanes.waiters import PendingPulls
 from services.router.metrics import RouterMetrics
 from services.router.operators.callers import CallerService
 from services.router.operators.mesh import MeshService
@@ -46,17 +52,25 @@ from services.router.upkeep import AWAY_TICK_SECONDS, Upkeep
 log = logging.getLogger(__name__)
 
 START_SECONDS = 5.0
-"""How long the first look at Redis may take before the router begins to serve without it, as NOT_SERVING."""
+"""How long the first look at Redis may take before the router begins to serve without it, as
+NOT_SERVING.
+"""
 STOP_SECONDS = 0.5
 LOST = WorkerLost("workers died with this job as often as is allowed; it may be what kills them")
 
 
 class Router:
-    """The objects of one router, each built from those before it. Building them does not call Redis yet."""
+    """The objects of one router, each built from those before it. Building them does not call Redis
+    yet.
+    """
 
     def __init__(self, settings: Settings) -> None:
         # The queue and the registry of workers, in Redis.
-        self.redis = redis = connect(settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure)
+        self.redis = redis = connect(
+            settings.redis_url,
+            settings.redis_trust,
+            allow_insecure=settings.security.allow_insecure,
+        )
         self.lanes = Lanes(
             redis,
             router_id=settings.router_id,
@@ -65,22 +79,31 @@ class Router:
             max_attempts=settings.max_attempts,
         )
         self.fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
-        standings = Standings(redis)
+        standings = QueuePositions(redis)
         # What this router knows of the mesh, and what it owes.
         self.view = View(self.fleet)
         outstanding, background = Outstanding(), Background()
-        self.flight = Flight(limit_bytes=settings.in_flight_bytes)
+        self.flight = InFlightMemory(limit_bytes=settings.in_flight_bytes)
         # Jobs, and the pulls that wait for them.
-        self.waiters = Waiters()
-        bells = Bells(self.waiters, self.fleet, self.view, background, settings.claim_after_seconds)
+        self.waiters = PendingPulls()
+        bells = Wakeups(
+            self.waiters, self.fleet, self.view, background, settings.claim_after_seconds
+        )
         self.dispatcher = Dispatcher(
-            self.lanes, bells, self.view, background, outstanding, max_queued_tokens=settings.max_queued_tokens
+            self.lanes,
+            bells,
+            self.view,
+            background,
+            outstanding,
+            max_queued_tokens=settings.max_queued_tokens,
         )
         self.presence = Presence(self.lanes, self.fleet, bells, background)
         broken = BrokenLanes(self.lanes, self.view)
         # The services for clients and workers; `_services` adds those for operators.
         limits = TenantLimits(settings.tenants, Rates(redis))
-        admission = self._admission(settings, outstanding, StandingReader(standings, background), limits)
+        admission = self._admission(
+            settings, outstanding, QueuePositionReader(standings, background), limits
+        )
         self.inference = InferenceService(
             admission,
             self.dispatcher,
@@ -88,15 +111,30 @@ class Router:
             router_id=settings.router_id,
             default_deadline_seconds=settings.default_deadline_seconds,
         )
-        self.workers = WorkerService(self.lanes, self.fleet, self.view, bells, self.dispatcher, background, self.presence, broken)
+        self.workers = WorkerService(
+            self.lanes,
+            self.fleet,
+            self.view,
+            bells,
+            self.dispatcher,
+            background,
+            self.presence,
+            broken,
+        )
         # The loops beside the calls.
         self.inbox = Inbox(self.lanes, bells, self.dispatcher)
         membership = Membership(self.fleet, self.lanes, settings.router_id)
         files = (settings.tenants, settings.routes, settings.processes)
-        self.upkeep = Upkeep(self.lanes, self.view, membership, bells, self.dispatcher, broken, standings, files)
+        self.upkeep = Upkeep(
+            self.lanes, self.view, membership, bells, self.dispatcher, broken, standings, files
+        )
 
     def _admission(
-        self, settings: Settings, outstanding: Outstanding, standings: StandingReader, limits: TenantLimits
+        self,
+        settings: Settings,
+        outstanding: Outstanding,
+        standings: QueuePositionReader,
+        limits: TenantLimits,
     ) -> AdmissionController:
         return AdmissionController(
             self.view,
@@ -111,10 +149,14 @@ class Router:
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[str]:
-    """A router that serves at the yielded address. Leaving the context drains it (graceful shutdown). Raises UnsuitableRedis, or
-    NoCapacity if the address is taken; Redis may come and go."""
+    """A router that serves at the yielded address. Leaving the context drains it (graceful
+    shutdown). Raises UnsuitableRedis, or NoCapacity if the address is taken; Redis may come and
+    go."""
     router = Router(settings)
-    upkeep, metrics = router.upkeep, RouterMetrics(router.view, router.upkeep, router.flight, router.waiters)
+    upkeep, metrics = (
+        router.upkeep,
+        RouterMetrics(router.view, router.upkeep, router.flight, router.waiters),
+    )
     try:
         async with router.dispatcher:
             is_ready = await _first_look(upkeep, partial(open_all, router.redis))
@@ -122,7 +164,10 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             async with (
                 serving_metrics(settings.metrics_address, metrics.read),
                 _looping(
-                    router.inbox.take_replies(), router.inbox.receive_bells(), router.inbox.receive_written(), upkeep.sweep()
+                    router.inbox.take_replies(),
+                    router.inbox.receive_bells(),
+                    router.inbox.receive_written(),
+                    upkeep.sweep(),
                 ) as loops,
                 serving(
                     settings.address,
@@ -139,7 +184,8 @@ async def running(settings: Settings) -> AsyncIterator[str]:
                     yield server.address
                 finally:
                     router.presence.close()
-                    router.waiters.close()  # workers look for another router while calls in flight end here
+                    # workers look for another router while calls in flight end here
+                    router.waiters.close()
     finally:
         await router.redis.aclose()
 
@@ -172,7 +218,8 @@ class _Loops:
         self._tasks.append(self._group.create_task(loop))
 
     async def stop(self) -> None:
-        # Cancelled again until they end: redis-py may swallow a cancellation that comes together with an answer.
+        # Cancelled again until they end: redis-py may swallow a cancellation that comes together
+        # with an answer.
         while unfinished := [task for task in self._tasks if not task.done()]:
             for task in unfinished:
                 task.cancel()
@@ -193,7 +240,10 @@ async def _looping(*first: Coroutine[None, None, None]) -> AsyncIterator[_Loops]
 
 def _services(settings: Settings, router: Router) -> list[Service]:
     models = ModelService(
-        router.fleet, router.view, routes=settings.routes, default_deadline_seconds=settings.default_deadline_seconds
+        router.fleet,
+        router.view,
+        routes=settings.routes,
+        default_deadline_seconds=settings.default_deadline_seconds,
     )
     mesh = MeshService(
         router.lanes,
@@ -204,7 +254,9 @@ def _services(settings: Settings, router: Router) -> list[Service]:
         oldest=lambda: router.upkeep.oldest,
         router_id=settings.router_id,
     )
-    add_inference = partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, router.inference)
+    add_inference = partial(
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server, router.inference
+    )
     add_callers = partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService())
     add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)
     add_mesh = partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)
@@ -214,5 +266,10 @@ def _services(settings: Settings, router: Router) -> list[Service]:
         Service("shoal.v1.CallerService", add_callers, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.ModelService", add_models, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.MeshService", add_mesh, request_bytes=SMALL_REQUEST_BYTES),
-        Service("shoal.v1.WorkerService", add_workers, is_internal=True, method_bytes=report_limits.METHODS),
+        Service(
+            "shoal.v1.WorkerService",
+            add_workers,
+            is_internal=True,
+            method_bytes=report_limits.METHODS,
+        ),
     ]

@@ -1,4 +1,6 @@
-"""A router's Prometheus metrics of the mesh and of itself, read at each scrape from values replaced whole (`libs/telemetry`)."""
+"""A router's Prometheus metrics of the mesh and of itself, read at each scrape from values replaced
+whole (`libs/telemetry`).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from prometheus_client.core import Metric
 from libs.queue import LaneGauges, LaneKey
 from libs.telemetry import metrics
 from libs.telemetry.metrics import Series
-from services.router.flight import Flight
-from services.router.lanes.waiters import Waiters
+from services.router.flight import InFlightMemory
+from services.router.lanes.waiters import PendingPulls
 from services.router.state.view import View, known_names
 from services.router.upkeep import Upkeep
 
@@ -32,7 +34,9 @@ _OF_LANES: Final[tuple[tuple[Series, str], ...]] = (
 class RouterMetrics:
     """`read` is called on the thread of a scrape."""
 
-    def __init__(self, view: View, upkeep: Upkeep, flight: Flight, waiters: Waiters) -> None:
+    def __init__(
+        self, view: View, upkeep: Upkeep, flight: InFlightMemory, waiters: PendingPulls
+    ) -> None:
         self._view = view
         self._upkeep = upkeep
         self._flight = flight
@@ -62,7 +66,9 @@ def _summed(gauges: list[LaneGauges], known: set[str], name: str) -> dict[tuple[
 
 
 def _labels(lane: LaneKey, known: set[str]) -> tuple[str, ...]:
-    """Lanes of models that no worker has share one set of labels: clients can make up any number of them."""
+    """Lanes of models that no worker has share one set of labels: clients can make up any number of
+    them.
+    """
     if lane.model not in known:
         return (lane.pool, metrics.OTHER, "")
     return (lane.pool, lane.model, lane.adapter)

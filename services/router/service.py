@@ -1,4 +1,6 @@
-"""InferenceService: the request path through the router, read top to bottom. Decode, decide, act, encode; nothing else."""
+"""InferenceService: the request path through the router, read top to bottom. Decode, decide, act,
+encode; nothing else.
+"""
 
 from __future__ import annotations
 
@@ -18,32 +20,50 @@ from libs.queue import QueuedJob
 from libs.serving import Call, Deadline, current_call
 from libs.telemetry import traces
 from services.router.admission import control
-from services.router.admission.controller import AdmissionController, Moment
+from services.router.admission.controller import AdmissionContext, AdmissionController
 from services.router.admission.routing.routes import Wanted, refuse_pool
 from services.router.admission.validation import answers
-from services.router.admission.validation.requests import Sizes, check_encode, check_extract, check_score
+from services.router.admission.validation.requests import (
+    Sizes,
+    check_encode,
+    check_extract,
+    check_score,
+)
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
-from services.router.flight import Flight, Held, Rpc
+from services.router.flight import Held, InFlightMemory, Rpc
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
-from services.router.lanes.codec import Request, Response, Stamp
-from services.router.lanes.dispatch import Dispatcher, Plan, Running
-from services.router.lanes.written import WrittenTexts
+from services.router.lanes.codec import JobHeader, Request, Response
+from services.router.lanes.dispatch import Dispatcher, PendingRequest, Plan
+from services.router.lanes.written import StreamedTexts
 
 LARGE_BYTES: Final = 256 * 1024
-"""From this size on a request is split, and its answer merged, in a thread, so that the event loop goes on serving others."""
-LONGEST_DEADLINE_SECONDS: Final = 86_400.0
+"""From this size on a request is split, and its answer merged, in a thread, so that the event loop
+goes on serving others.
+"""
+MAX_DEADLINE_SECONDS: Final = 86_400.0
 ANSWER_SECONDS: Final = 0.05
-"""Subtracted from a client's deadline, so that the error that says why it was missed still reaches the client."""
+"""Subtracted from a client's deadline, so that the error that says why it was missed still reaches
+the client.
+"""
 
-_Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest, pb.TokenizeRequest, pb.DetokenizeRequest)
+_Request = TypeVar(
+    "_Request",
+    pb.EncodeRequest,
+    pb.ScoreRequest,
+    pb.ExtractRequest,
+    pb.TokenizeRequest,
+    pb.DetokenizeRequest,
+)
 _Result = TypeVar("_Result")
 _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
 
 
 @dataclass(frozen=True, slots=True)
 class _Price:
-    """Estimated tokens of a request: of each item, and of what every job repeats. `read`: bytes to be read for each item."""
+    """Estimated tokens of a request: of each item, and of what every job repeats. `read`: bytes to
+    be read for each item.
+    """
 
     costs: Sequence[int]
     repeated: int
@@ -61,7 +81,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self,
         admission: AdmissionController,
         dispatcher: Dispatcher,
-        flight: Flight,
+        flight: InFlightMemory,
         *,
         router_id: str,
         default_deadline_seconds: float,
@@ -73,7 +93,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._default_deadline_seconds = default_deadline_seconds
 
     async def Encode(
-        self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
+        self,
+        request: pb.EncodeRequest,
+        context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse],
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
@@ -86,25 +108,35 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return response
 
     async def EncodeStream(
-        self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
+        self,
+        request: pb.EncodeRequest,
+        context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse],
     ) -> AsyncIterator[pb.EncodeResponse]:
         begin = time.perf_counter()
         held = self._hold(request, context)
         parts = Parts()
-        with await self._begin(request, check_encode, context.time_remaining(), held, whole=False) as running:
+        with await self._begin(
+            request, check_encode, context.time_remaining(), held, whole=False
+        ) as running:
             for index in range(running.jobs):
                 answer = await running.answer(index)
                 total_seconds = time.perf_counter() - begin if answer.is_last else None
-                messages = parts.of(codec.encode_answer(answer.response), total_seconds=total_seconds)
+                messages = parts.of(
+                    codec.encode_answer(answer.response), total_seconds=total_seconds
+                )
                 size = answer.size
                 del answer  # Neither it nor its messages are kept while the next one is waited for.
-                while (message := await _maybe_in_thread(size, partial(next, messages, None))) is not None:
+                while (
+                    message := await _maybe_in_thread(size, partial(next, messages, None))
+                ) is not None:
                     yield message
                 del messages
                 held.sent(size)
 
     async def Score(
-        self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse]
+        self,
+        request: pb.ScoreRequest,
+        context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse],
     ) -> pb.ScoreResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
@@ -115,7 +147,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return response
 
     async def Extract(
-        self, request: pb.ExtractRequest, context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractResponse]
+        self,
+        request: pb.ExtractRequest,
+        context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractResponse],
     ) -> pb.ExtractResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
@@ -126,12 +160,16 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return response
 
     async def ExtractStream(
-        self, request: pb.ExtractRequest, context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractStreamResponse]
+        self,
+        request: pb.ExtractRequest,
+        context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractStreamResponse],
     ) -> AsyncIterator[pb.ExtractStreamResponse]:
         begin = time.perf_counter()
         held = self._hold(request, context)
-        written = WrittenTexts()
-        answering = asyncio.create_task(self._run(request, check_extract, context.time_remaining(), held, written))
+        written = StreamedTexts()
+        answering = asyncio.create_task(
+            self._run(request, check_extract, context.time_remaining(), held, written)
+        )
         answering.add_done_callback(lambda _: written.end())
         try:
             async for deltas in written.deltas():
@@ -148,7 +186,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         yield last
 
     async def Tokenize(
-        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse]
+        self,
+        request: pb.TokenizeRequest,
+        context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
     ) -> pb.TokenizeResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
@@ -159,7 +199,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         return response
 
     async def Detokenize(
-        self, request: pb.DetokenizeRequest, context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse]
+        self,
+        request: pb.DetokenizeRequest,
+        context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> pb.DetokenizeResponse:
         begin = time.perf_counter()
         held = self._hold(request, context)
@@ -172,7 +214,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def Multiplex(
         self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
     ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
-        """Never called: the interceptor takes the stream's calls apart, and answers each as a call of its own."""
+        """Never called: the interceptor takes the stream's calls apart, and answers each as a call
+        of its own.
+        """
         raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
 
     def _hold(self, request: Request, rpc: Rpc) -> Held:
@@ -185,10 +229,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         check: _Check[_Request],
         client_seconds: float | None,
         held: Held,
-        written: WrittenTexts | None = None,
+        written: StreamedTexts | None = None,
     ) -> list[Response]:
-        """The answers to all jobs of a request, in order. `written` gets what is written before they come."""
-        with await self._begin(request, check, client_seconds, held, whole=True, written=written) as running:
+        """The answers to all jobs of a request, in order. `written` gets what is written before
+        they come.
+        """
+        with await self._begin(
+            request, check, client_seconds, held, whole=True, written=written
+        ) as running:
             return [(await running.answer(index)).response for index in range(running.jobs)]
 
     async def _begin(
@@ -199,22 +247,30 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         held: Held,
         *,
         whole: bool,
-        written: WrittenTexts | None = None,
-    ) -> Running:
-        """Admits and enqueues a request, and returns when all its jobs are answered; if not `whole`, when the first one is. Until
-        then it fails over to another of its model's pools."""
+        written: StreamedTexts | None = None,
+    ) -> PendingRequest:
+        """Admits and enqueues a request, and returns when all its jobs are answered; if not
+        `whole`, when the first one is. Until then it fails over to another of its model's pools."""
         call, loop = current_call(), asyncio.get_running_loop()
-        deadline = Deadline.after(_deadline_seconds(client_seconds, self._default_deadline_seconds), loop.time())
+        deadline = Deadline.after(
+            _deadline_seconds(client_seconds, self._default_deadline_seconds), loop.time()
+        )
         wanted = Wanted(request.model, _adapter(request), request.pool)
         failed: list[str] = []
         while True:
             remaining = deadline.remaining(loop.time())
-            moment = await self._admission.look(wanted, control.priority_name(request.priority), call.tenant, remaining, failed)
-            price = await _maybe_in_thread(len(call.body), partial(_price, request, check, moment, call, whole=whole))
+            moment = await self._admission.look(
+                wanted, control.priority_name(request.priority), call.tenant, remaining, failed
+            )
+            price = await _maybe_in_thread(
+                len(call.body), partial(_price, request, check, moment, call, whole=whole)
+            )
             self._admission.refuse(moment, price.tokens)
             refund = None if failed else await self._admission.charge(moment, price.tokens)
             try:
-                return await self._send(request, call, moment, price, deadline, held, whole, written)
+                return await self._send(
+                    request, call, moment, price, deadline, held, whole, written
+                )
             except (ModelBroken, ModelNotFound, ModelUnreachable):
                 failed.append(moment.lane.pool)
                 if not self._admission.has_other_pool(wanted, failed):
@@ -228,26 +284,38 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self,
         request: _Request,
         call: Call,
-        moment: Moment,
+        moment: AdmissionContext,
         price: _Price,
         deadline: Deadline,
         held: Held,
         whole: bool,
-        written: WrittenTexts | None,
-    ) -> Running:
+        written: StreamedTexts | None,
+    ) -> PendingRequest:
         lane = moment.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
-            traceparent, written_to = traces.traceparent_of(span), "" if written is None else self._router_id
-            plan = await _maybe_in_thread(len(call.body), partial(_plan, request, call, moment, price, traceparent, written_to))
+            traceparent, written_to = (
+                traces.traceparent_of(span),
+                "" if written is None else self._router_id,
+            )
+            plan = await _maybe_in_thread(
+                len(call.body),
+                partial(_plan, request, call, moment, price, traceparent, written_to),
+            )
             span.set_attribute("messaging.batch.message_count", len(plan.jobs))
             on_answer, wanted = (held.answered, len(plan.jobs)) if whole else (held.kept, 1)
             if written is not None:
                 written.firsts = plan.firsts
-            return await self._dispatcher.begin(plan, deadline, on_answer, wanted=wanted, written=written)
+            return await self._dispatcher.begin(
+                plan, deadline, on_answer, wanted=wanted, written=written
+            )
 
 
-def _price(request: _Request, check: _Check[_Request], moment: Moment, call: Call, *, whole: bool) -> _Price:
-    """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure. `whole`: one message answers it."""
+def _price(
+    request: _Request, check: _Check[_Request], moment: AdmissionContext, call: Call, *, whole: bool
+) -> _Price:
+    """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure.
+    `whole`: one message answers it.
+    """
     snapshot = moment.snapshot
     card = snapshot.card(request.model)
     sizes = check(request, card)
@@ -259,11 +327,20 @@ def _price(request: _Request, check: _Check[_Request], moment: Moment, call: Cal
     costs, repeated = control.price(sizes, card, request.truncation)
     if isinstance(request, pb.EncodeRequest):
         chunks = sum(sizes.chunks)
-        answers.check_encoded(request, card, costs, is_streamed=not whole, readable=call.answer_bytes, chunks=chunks)
+        answers.check_encoded(
+            request, card, costs, is_streamed=not whole, readable=call.answer_bytes, chunks=chunks
+        )
     return _Price(costs, repeated, sizes.read)
 
 
-def _plan(request: _Request, call: Call, moment: Moment, price: _Price, traceparent: str, written_to: str) -> Plan:
+def _plan(
+    request: _Request,
+    call: Call,
+    moment: AdmissionContext,
+    price: _Price,
+    traceparent: str,
+    written_to: str,
+) -> Plan:
     """The jobs of an admitted request. Pure."""
     lane = moment.lane
     target = control.job_target(price.tokens, lane, moment.snapshot)
@@ -277,10 +354,21 @@ def _plan(request: _Request, call: Call, moment: Moment, price: _Price, tracepar
     ids = [control.job_id(digest, part) for part in parts]
     weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
     share = answers.item_share(request, len(call.body), call.answer_bytes)
-    stamp = Stamp(call.request_id, deadline_ms, moment.now_ms, call.tenant, weight, traceparent, written_to, share)
+    stamp = JobHeader(
+        call.request_id,
+        deadline_ms,
+        moment.now_ms,
+        call.tenant,
+        weight,
+        traceparent,
+        written_to,
+        share,
+    )
     payloads = codec.job_payloads(request, parts, ids, stamp, shared)
     jobs = [
-        QueuedJob(job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, moment.priority, payload)
+        QueuedJob(
+            job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, moment.priority, payload
+        )
         for job_id, part, payload in zip(ids, parts, payloads, strict=True)
     ]
     return Plan(lane, jobs, moment.pace, moment.unknown is not None, [part.first for part in parts])
@@ -292,10 +380,12 @@ def _adapter(request: Request) -> str:
 
 
 def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> float:
-    """Seconds until the deadline that the router keeps: the client's, less ANSWER_SECONDS, or the default."""
+    """Seconds until the deadline that the router keeps: the client's, less ANSWER_SECONDS, or the
+    default.
+    """
     if client_seconds is None:
         return default_seconds
-    return min(client_seconds - min(ANSWER_SECONDS, client_seconds / 10), LONGEST_DEADLINE_SECONDS)
+    return min(client_seconds - min(ANSWER_SECONDS, client_seconds / 10), MAX_DEADLINE_SECONDS)
 
 
 def _size(answers: list[Response]) -> int:

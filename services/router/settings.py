@@ -28,27 +28,40 @@ class Settings:
     """Unique in the mesh; names the list in which Redis keeps this router's answers."""
     address: str = "127.0.0.1:50051"
     security: Security = field(default_factory=Security)
-    """TLS, authentication and authorisation. Without credentials everybody may call, on loopback only."""
+    """TLS, authentication and authorisation. Without credentials everybody may call, on loopback
+    only.
+    """
     connection_seconds: float = 300.0
-    """Connections are closed after about so long, so that clients find new routers; calls in flight go on. 0: never."""
+    """Connections are closed after about so long, so that clients find new routers; calls in flight
+    go on. 0: never.
+    """
     metrics_address: str = ""
     """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
     routes: Watched[Routes] = field(default_factory=lambda: Watched.fixed(Routes()))
-    """From SHOAL_POOLS (without it every pool that a worker names exists), SHOAL_CATALOG (the same as the workers': it gives the
-    pools of models before a worker reports them), and SHOAL_DEFAULT_POOL, where work for a model that is resident nowhere is queued
-    (with SHOAL_POOLS, that file's default counts instead)."""
+    """From SHOAL_POOLS (without it every pool that a worker names exists), SHOAL_CATALOG (the same
+    as the workers': it gives the pools of models before a worker reports them), and
+    SHOAL_DEFAULT_POOL, where work for a model that is resident nowhere is queued (with SHOAL_POOLS,
+    that file's default counts instead)."""
     tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(NOBODY))
-    """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one all tenants are equal."""
+    """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one
+    all tenants are equal.
+    """
     processes: Watched[tuple[Process, ...]] = field(default_factory=lambda: Watched.fixed(()))
-    """From the file SHOAL_PROCESSES, in which `shoal up` writes the status of its processes; MeshService shows them."""
+    """From the file SHOAL_PROCESSES, in which `shoal up` writes the status of its processes;
+    MeshService shows them.
+    """
     max_queued_tokens: int = 20_000_000
     """Cap of a lane, in estimated tokens: requests beyond it are refused with QueueFull."""
     max_queued_seconds: float = 60.0
-    """The longest that a request may wait in a lane by its workers' speed, whatever its deadline; ten times that for bulk."""
+    """The longest that a request may wait in a lane by its workers' speed, whatever its deadline;
+    ten times that for bulk.
+    """
     in_flight_bytes: int = 1 << 30
-    """Memory of this process that requests in flight may take; beyond it, new ones are refused with QueueFull."""
+    """Memory of this process that requests in flight may take; beyond it, new ones are refused with
+    QueueFull.
+    """
     default_deadline_seconds: float = 60.0
     """For calls that set none."""
     grace_seconds: float = 25.0
@@ -57,7 +70,9 @@ class Settings:
     max_attempts: int = 3
     """Workers that may die with a job before it is given up."""
     claim_after_seconds: float = 0.5
-    """How long a model that no worker has is left to the leading scheduler before a waiting worker may claim it."""
+    """How long a model that no worker has is left to the leading scheduler before a waiting worker
+    may claim it.
+    """
     log_level: LogLevel = "INFO"
 
     def __post_init__(self) -> None:
@@ -68,7 +83,11 @@ class Settings:
         check(self.max_queued_tokens >= 1, "SHOAL_MAX_QUEUED_TOKENS", "at least 1")
         check(self.max_queued_seconds > 0, "SHOAL_MAX_QUEUED_SECONDS", "above 0")
         check(self.in_flight_bytes >= 1 << 20, "SHOAL_IN_FLIGHT_BYTES", "at least 1048576")
-        check(0 < self.default_deadline_seconds <= 86_400, "SHOAL_DEADLINE_SECONDS", "above 0, at most 86400")
+        check(
+            0 < self.default_deadline_seconds <= 86_400,
+            "SHOAL_DEADLINE_SECONDS",
+            "above 0, at most 86400",
+        )
         check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
         check(1000 <= self.lease_ms <= 600_000, "SHOAL_LEASE_MS", "1000..600000")
         check(1 <= self.max_attempts <= 100, "SHOAL_MAX_ATTEMPTS", "1..100")
@@ -142,4 +161,8 @@ def _routes(environ: Mapping[str, str]) -> Watched[Routes]:
     default_pool = environ.get("SHOAL_DEFAULT_POOL") or environ.get("SHOAL_POOL") or "cpu"
     check_name(default_pool, "SHOAL_DEFAULT_POOL")
     pools = environ.get("SHOAL_POOLS", "")
-    return watch_routes(Path(pools) if pools else None, parse_folders(environ.get("SHOAL_CATALOG", "")), default_pool)
+    return watch_routes(
+        Path(pools) if pools else None,
+        parse_folders(environ.get("SHOAL_CATALOG", "")),
+        default_pool,
+    )

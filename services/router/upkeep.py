@@ -1,6 +1,8 @@
-"""A router's background loops: refresh the view once a second and correct what depends on it; sweep lanes.
+"""A router's background loops: refresh the view once a second and correct what depends on it; sweep
+lanes.
 
-Redis may come and go. Each loop ends only when it is cancelled; any error but Redis being away is a bug and stops the router.
+Redis may come and go. Each loop ends only when it is cancelled; any error but Redis being away is a
+bug and stops the router.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from libs.errors import NoCapacity
-from libs.queue import Fitness, LaneKey, Lanes
-from libs.queue.standing import Standings
+from libs.queue import LaneKey, Lanes, RedisCheck
+from libs.queue.standing import QueuePositions
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
-from services.router.lanes.bells import Bells
+from services.router.lanes.bells import Wakeups
 from services.router.lanes.broken import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
 from services.router.state.membership import Membership
@@ -29,8 +31,8 @@ AWAY_TICK_SECONDS: Final = 0.2
 SWEEP_SECONDS: Final = 30.0
 KEPT_UNKNOWN: Final = 256
 FORGOTTEN_AT_ONCE: Final = 1000
-"""Idle lanes of models or adapters that no worker has: KEPT_UNKNOWN are left to expire; of the others so many are dropped in each
-look, which takes 0.2 ms each."""
+"""Idle lanes of models or adapters that no worker has: KEPT_UNKNOWN are left to expire; of the
+others so many are dropped in each look, which takes 0.2 ms each."""
 
 SetHealth = Callable[[bool], Awaitable[None]]
 
@@ -43,10 +45,10 @@ class Upkeep:
         lanes: Lanes,
         view: View,
         membership: Membership,
-        bells: Bells,
+        bells: Wakeups,
         dispatcher: Dispatcher,
         broken: BrokenLanes,
-        standings: Standings,
+        standings: QueuePositions,
         files: Sequence[Watched[Any]],
     ) -> None:
         self._lanes = lanes
@@ -57,16 +59,21 @@ class Upkeep:
         self._broken = broken
         self._standings = standings
         self._files = files
-        self._fitness = Fitness(lanes)
-        # The state: whether schedulers can run this version's scripts. A Redis that lost them gets them again by the next call.
+        self._fitness = RedisCheck(lanes)
+        # The state: whether schedulers can run this version's scripts. A Redis that lost them gets
+        # them again by the next call.
         self._has_loaded = False
         self.sees_redis = False
         """Whether Redis answered in the last look."""
         self.oldest: Mapping[LaneKey, float] = {}
-        """By lane, how many seconds the oldest of this router's jobs had waited at the last look; replaced whole."""
+        """By lane, how many seconds the oldest of this router's jobs had waited at the last look;
+        replaced whole.
+        """
 
     async def look_around(self, set_health: SetHealth) -> None:
-        """Looks once a second, more often while Redis is away. `set_health` is told after each look whether Redis answers."""
+        """Looks once a second, more often while Redis is away. `set_health` is told after each look
+        whether Redis answers.
+        """
         was_away = False
         while True:
             try:
@@ -86,7 +93,9 @@ class Upkeep:
             await asyncio.sleep(AWAY_TICK_SECONDS if was_away else TICK_SECONDS)
 
     async def look(self) -> None:
-        """Refreshes the view and updates what depends on it. Raises NoCapacity while Redis is away, and UnsuitableRedis."""
+        """Refreshes the view and updates what depends on it. Raises NoCapacity while Redis is away,
+        and UnsuitableRedis.
+        """
         for file in self._files:
             await asyncio.to_thread(file.look)
         await self._fitness.look()
@@ -102,7 +111,9 @@ class Upkeep:
             await self._standings.forget(lane)
 
     async def sweep(self) -> None:
-        """Corrects gauges that a crash left wrong, and drops expired jobs of lanes that no worker pulls from."""
+        """Corrects gauges that a crash left wrong, and drops expired jobs of lanes that no worker
+        pulls from.
+        """
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:

@@ -1,4 +1,6 @@
-"""`python -m services.scheduler`: one scheduler, until SIGTERM or Ctrl-C; then it drains and ends with status 0."""
+"""`python -m services.scheduler`: one scheduler, until SIGTERM or Ctrl-C; then it drains and ends
+with status 0.
+"""
 
 from __future__ import annotations
 

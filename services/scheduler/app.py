@@ -25,15 +25,17 @@ from services.scheduler.view import View
 log = logging.getLogger(__name__)
 
 READINESS: Final = "readiness"
-"""Health name for readiness probes: serving once the scheduler has read the mesh. It stays so while Redis is away, because the
-scaler then answers from the last look."""
+"""Health name for readiness probes: serving once the scheduler has read the mesh. It stays so while
+Redis is away, because the scaler then answers from the last look."""
 STOP_SECONDS: Final = 0.5
 RESIGN_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a scheduler listens, with the ports that were really bound. `metrics` is empty if nowhere."""
+    """Where a scheduler listens, with the ports that were really bound. `metrics` is empty if
+    nowhere.
+    """
 
     grpc: str
     metrics: str
@@ -41,11 +43,15 @@ class Addresses:
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Addresses]:
-    """A scheduler that serves at the yielded addresses. Leaving the context gives up the leadership and drains it.
+    """A scheduler that serves at the yielded addresses. Leaving the context gives up the leadership
+    and drains it.
 
-    Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for an invalid one; outages of Redis raise nothing.
+    Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for an invalid one;
+    outages of Redis raise nothing.
     """
-    redis = connect(settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure)
+    redis = connect(
+        settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure
+    )
     # It only subscribes to bells and reads gauges: it enqueues no jobs and gets no answers.
     lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
     view = View()
@@ -63,7 +69,9 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
     try:
         async with AsyncExitStack() as stack:
             read = PoolMetrics(scaler, view, scheduler_id=settings.scheduler_id).read
-            metrics = await stack.enter_async_context(serving_metrics(settings.metrics_address, read))
+            metrics = await stack.enter_async_context(
+                serving_metrics(settings.metrics_address, read)
+            )
             server = await stack.enter_async_context(
                 serving(
                     settings.address,
@@ -96,7 +104,9 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
 
 
 async def _resign(control: Control) -> None:
-    """Gives up the leadership, once the loop has ended and cannot take it again. If that fails, its lease expires."""
+    """Gives up the leadership, once the loop has ended and cannot take it again. If that fails, its
+    lease expires.
+    """
     try:
         async with asyncio.timeout(RESIGN_SECONDS):
             await control.resign()
@@ -112,7 +122,8 @@ async def _looping(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            # Cancelled again until they end: redis-py may swallow a cancellation that comes together with a reply.
+            # Cancelled again until they end: redis-py may swallow a cancellation that comes
+            # together with a reply.
             while unfinished := [task for task in tasks if not task.done()]:
                 for task in unfinished:
                     task.cancel()

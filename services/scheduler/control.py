@@ -1,7 +1,9 @@
-"""The scheduler's control loop: reads the state of the mesh every second, and at once when work arrives for a model without a copy;
-the leading scheduler then plans (`placement.py`) and sends the plan's orders.
+"""The scheduler's control loop: reads the state of the mesh every second, and at once when work
+arrives for a model without a copy; the leading scheduler then plans (`placement.py`) and sends the
+plan's orders.
 
-Nothing depends on it: while no scheduler leads, workers claim cold models by themselves. The loop survives outages of Redis.
+Nothing depends on it: while no scheduler leads, workers claim cold models by themselves. The loop
+survives outages of Redis.
 """
 
 from __future__ import annotations
@@ -18,10 +20,18 @@ from shoal.v1 import worker_pb2
 from libs.errors import NoCapacity
 from libs.eviction import Policy
 from libs.fleet import COMING, Fleet, FleetSnapshot, LostLeadership, WorkerRecord
-from libs.queue import Fitness, LaneGauges, LaneKey, Lanes, UnsuitableRedis
+from libs.queue import LaneGauges, LaneKey, Lanes, RedisCheck, UnsuitableRedis
 from libs.telemetry.logs import fields
 from services.scheduler.demand import PoolDemand
-from services.scheduler.planning.placement import RESIDENT, Order, Plan, PlanInput, SentOrder, Site, plan
+from services.scheduler.planning.placement import (
+    RESIDENT,
+    Order,
+    Plan,
+    PlanInput,
+    SentOrder,
+    Site,
+    plan,
+)
 from services.scheduler.planning.recent_orders import RecentOrders
 from services.scheduler.rates import Arrivals
 from services.scheduler.view import Look, View
@@ -32,18 +42,23 @@ TICK_SECONDS: Final = 1.0
 BUSY_TICK_SECONDS: Final = 0.2
 """The period while models wait for loads in progress to finish."""
 DEBOUNCE_SECONDS: Final = 0.02
-"""The delay after a bell, so that work for several models that arrives at once goes into one plan."""
+"""The delay after a bell, so that work for several models that arrives at once goes into one
+plan.
+"""
 RECONNECT_SECONDS: Final = 0.2
 SENT_MS: Final = 60_000
 """How long a sent order is remembered."""
 FENCE_BITS: Final = 32
-"""A plan's number has the leader's fencing number in its high bits, and the count of its plans in so many low bits."""
+"""A plan's number has the leader's fencing number in its high bits, and the count of its plans in
+so many low bits.
+"""
 _AT_ONCE: Final = 8
 
 
 class Control:
-    """`run` looks, leads and plans; `receive_bells` wakes it. `seen` is called with every look before `view` is updated. `demands`
-    returns each pool's demand, to be published with the plan."""
+    """`run` looks, leads and plans; `receive_bells` wakes it. `seen` is called with every look
+    before `view` is updated. `demands` returns each pool's demand, to be published with the
+    plan."""
 
     def __init__(
         self,
@@ -66,9 +81,10 @@ class Control:
         self._demands = demands
         self._clock = clock
         self._rung = asyncio.Event()
-        self._fitness = Fitness(lanes)
-        # The state: arrival rates; since when work waits for models without a copy; our fencing number (0: another leads) and the
-        # number of plans under it; orders that heartbeats may not show yet; the published notes on models, and their last orders.
+        self._fitness = RedisCheck(lanes)
+        # The state: arrival rates; since when work waits for models without a copy; our fencing
+        # number (0: another leads) and the number of plans under it; orders that heartbeats may not
+        # show yet; the published notes on models, and their last orders.
         self._arrivals = Arrivals()
         self._waiting_since_ms: dict[Site, int] = {}
         self._fence = 0
@@ -97,11 +113,15 @@ class Control:
             except UnsuitableRedis:
                 raise
             except Exception:
-                log.exception("the plan failed")  # the mesh serves without it, and the next look may differ
+                log.exception(
+                    "the plan failed"
+                )  # the mesh serves without it, and the next look may differ
             await self._pause(wait)
 
     async def receive_bells(self) -> None:
-        """Until cancelled: wakes `run` when work arrives for a model without a copy that the last look did not show."""
+        """Until cancelled: wakes `run` when work arrives for a model without a copy that the last
+        look did not show.
+        """
         while True:
             try:
                 async for bell in self._lanes.bells():
@@ -142,7 +162,9 @@ class Control:
 
     def _is_unseen(self, lane: LaneKey) -> bool:
         look, at = self._view.look, (lane.pool, lane.model)
-        return look is None or (at not in self._waiting_since_ms and at not in _served(look.fleet, [at]))
+        return look is None or (
+            at not in self._waiting_since_ms and at not in _served(look.fleet, [at])
+        )
 
     async def _look(self) -> Look:
         self._rung.clear()
@@ -152,7 +174,9 @@ class Control:
         self._arrivals.update(gauges, look.at)
         wanted = [(lane.pool, lane.model) for lane, gauge in gauges.items() if gauge.queued_tokens]
         waiting = set(wanted) - _served(fleet, wanted)
-        self._waiting_since_ms = {at: self._waiting_since_ms.get(at, fleet.now_ms) for at in waiting}
+        self._waiting_since_ms = {
+            at: self._waiting_since_ms.get(at, fleet.now_ms) for at in waiting
+        }
         self._seen(look)
         self._view.update(look)
         return look
@@ -166,7 +190,13 @@ class Control:
                 self._lost()
         elif fence != self._fence:
             log.info("leading", extra=fields({"fence": fence}))
-            self._fence, self._plans, self._sent, self._published, self._recent_orders = fence, 0, [], {}, RecentOrders()
+            self._fence, self._plans, self._sent, self._published, self._recent_orders = (
+                fence,
+                0,
+                [],
+                {},
+                RecentOrders(),
+            )
 
     def _lost(self) -> None:
         log.warning("lead lost", extra=fields({"fence": self._fence}))
@@ -179,7 +209,9 @@ class Control:
         number = (self._fence << FENCE_BITS) + self._plans
         self._sent = [sent for sent in self._sent if look.fleet.now_ms - sent.sent_ms < SENT_MS]
         waiting = dict(self._waiting_since_ms)
-        state = PlanInput(look.fleet, look.gauges, rates, waiting, tuple(self._sent), self._plans, self._policy)
+        state = PlanInput(
+            look.fleet, look.gauges, rates, waiting, tuple(self._sent), self._plans, self._policy
+        )
         # In a thread: a plan for thousands of models takes longer than KEDA's calls may wait.
         made = await asyncio.to_thread(plan, state)
         await self._send(made.orders, number, look.fleet.now_ms)
@@ -187,14 +219,18 @@ class Control:
         return made
 
     def _rates(self, gauges: Mapping[LaneKey, LaneGauges]) -> dict[LaneKey, float]:
-        """Arrivals in tokens a second, of lanes that have any: the fast or the slow average, whichever is more."""
+        """Arrivals in tokens a second, of lanes that have any: the fast or the slow average,
+        whichever is more.
+        """
         rates = ((lane, self._arrivals.rate(lane)) for lane in gauges)
         return {lane: max(rate.fast, rate.slow) for lane, rate in rates if rate.slow > 0}
 
     async def _forgive(self, look: Look, rates: Mapping[LaneKey, float]) -> None:
         failed = look.fleet.failures
         wanted = {
-            lane.model for lane, gauge in look.gauges.items() if lane.model in failed and (gauge.queued_tokens or rates.get(lane))
+            lane.model
+            for lane, gauge in look.gauges.items()
+            if lane.model in failed and (gauge.queued_tokens or rates.get(lane))
         }
         if wanted and (forgiven := await self._fleet.forgive(wanted)):
             log.info("failures forgiven", extra=fields({"failures": forgiven}))
@@ -205,17 +241,30 @@ class Control:
         for order in orders:
             by_worker[order.worker_id].append(order)
         free = asyncio.Semaphore(_AT_ONCE)
-        tasks = [asyncio.ensure_future(self._send_to_one(own, number, now_ms, free)) for own in by_worker.values()]
+        tasks = [
+            asyncio.ensure_future(self._send_to_one(own, number, now_ms, free))
+            for own in by_worker.values()
+        ]
         # All are awaited, so that sent orders are recorded even if others failed.
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             if error is not None:
                 raise error
 
-    async def _send_to_one(self, orders: Iterable[Order], number: int, now_ms: int, free: asyncio.Semaphore) -> None:
+    async def _send_to_one(
+        self, orders: Iterable[Order], number: int, now_ms: int, free: asyncio.Semaphore
+    ) -> None:
         for order in orders:
             async with free:
                 seq = await self._order(order, number)
-            values = fields({"order": order.kind, "model": order.model, "worker": order.worker_id, "plan": number, "seq": seq})
+            values = fields(
+                {
+                    "order": order.kind,
+                    "model": order.model,
+                    "worker": order.worker_id,
+                    "plan": number,
+                    "seq": seq,
+                }
+            )
             if seq:
                 self._sent.append(SentOrder(order, number, now_ms))
                 log.info("ordered", extra=values)
@@ -225,20 +274,40 @@ class Control:
     async def _order(self, order: Order, number: int) -> int:
         if order.kind == "evict":
             directive = worker_pb2.Directive(evict_model=order.model, plan=number)
-            return await self._fleet.order(order.worker_id, order.epoch, directive, fence=number >> FENCE_BITS)
+            return await self._fleet.order(
+                order.worker_id, order.epoch, directive, fence=number >> FENCE_BITS
+            )
         directive = worker_pb2.Directive(load_model=order.model, plan=number)
         lane = LaneKey(order.pool, order.model)
-        earlier = [sent.order for sent in self._sent if sent.order.kind == "load" and sent.order.pool == order.pool]
-        known = {*order.known, *(other.worker_id for other in earlier if other.model == order.model)}
-        return await self._fleet.order(order.worker_id, order.epoch, directive, fence=number >> FENCE_BITS, lane=lane, known=known)
+        earlier = [
+            sent.order
+            for sent in self._sent
+            if sent.order.kind == "load" and sent.order.pool == order.pool
+        ]
+        known = {
+            *order.known,
+            *(other.worker_id for other in earlier if other.model == order.model),
+        }
+        return await self._fleet.order(
+            order.worker_id,
+            order.epoch,
+            directive,
+            fence=number >> FENCE_BITS,
+            lane=lane,
+            known=known,
+        )
 
     async def _publish(self, made: Plan, look: Look, number: int, *, anew: bool) -> None:
-        """Publishes the plan's notes: models that are held back now, and the orders of the last minutes with their outcomes."""
+        """Publishes the plan's notes: models that are held back now, and the orders of the last
+        minutes with their outcomes.
+        """
         now, ordered = self._clock(), {order.model for order in made.orders}
         self._recent_orders.ordered(made.orders, made.notes, now)
         held_back = {model: note for model, note in made.notes.items() if model not in ordered}
         notes = self._recent_orders.notes(look.fleet, now) | held_back
-        changed = {model: note for model, note in notes.items() if self._published.get(model) != note}
+        changed = {
+            model: note for model, note in notes.items() if self._published.get(model) != note
+        }
         changed |= dict.fromkeys(self._published.keys() - notes.keys(), "")
         demands = self._demands()
         await self._fleet.note_plan(
@@ -257,10 +326,19 @@ def _served(fleet: FleetSnapshot, sites: Iterable[Site]) -> set[Site]:
     wanted = set(sites)
     if not wanted:
         return wanted
-    return {(worker.pool, name) for worker in fleet.workers.values() for name in _serves(worker) if (worker.pool, name) in wanted}
+    return {
+        (worker.pool, name)
+        for worker in fleet.workers.values()
+        for name in _serves(worker)
+        if (worker.pool, name) in wanted
+    }
 
 
 def _serves(worker: WorkerRecord) -> list[str]:
     if worker.is_going:
         return []
-    return [record.model for record in worker.held if record.state in (*COMING, RESIDENT) and not record.leaving]
+    return [
+        record.model
+        for record in worker.held
+        if record.state in (*COMING, RESIDENT) and not record.leaving
+    ]

@@ -1,8 +1,10 @@
-"""Autoscaling: how many workers a pool should have, by the formula of docs/scaling.md with hysteresis. Pure.
+"""Autoscaling: how many workers a pool should have, by the formula of docs/scaling.md with
+hysteresis. Pure.
 
-`need_of` computes the need at one moment, `Track` turns a series of needs into a number that rises at once and falls late, and
-`Demand` keeps one for every pool, fed by `control.py` with every look. Every scheduler does this, leader or not, and all give the
-same answers: from the data in Redis, and where history is needed, from what the leader published last.
+`need_of` computes the need at one moment, `Track` turns a series of needs into a number that rises
+at once and falls late, and `Demand` keeps one for every pool, fed by `control.py` with every look.
+Every scheduler does this, leader or not, and all give the same answers: from the data in Redis, and
+where history is needed, from what the leader published last.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
 from services.scheduler.view import Look
 
 PANIC_RATIO: Final = 2.0
-"""The fast average of arrivals counts if it is at least so many times the slow one (Knative's panic ratio)."""
+"""The fast average of arrivals counts if it is at least so many times the slow one (Knative's panic
+ratio).
+"""
 LEASED_SHARE: Final = 0.5
 """Leased work is half done, on average."""
 SLACK: Final = 0.1
@@ -31,26 +35,34 @@ HOLD_STARTS: Final = 5.0
 FIND_SECONDS: Final = 10.0
 """Within so long after a scheduler's start it has seen every worker that was there."""
 MISSED_BEATS_MS: Final = 6_000
-"""A worker that has been silent for so long (three heartbeats) counts as lost, before the registry forgets it."""
+"""A worker that has been silent for so long (three heartbeats) counts as lost, before the registry
+forgets it.
+"""
 LOAD_FAILURES: Final = 3
 """A model that so many workers failed to load, and none holds, causes no demand for workers."""
 HOT_SECONDS: Final = 10.0
 HOT_LOADS: Final = 10.0
-"""A model belongs to the working set if it was used within HOT_SECONDS, or within so many times its load time."""
+"""A model belongs to the working set if it was used within HOT_SECONDS, or within so many times its
+load time.
+"""
 FORGET_SECONDS: Final = 3600.0
 """How long pools that nothing names any more, and callers' own options, are remembered."""
-MOST_OPTIONS: Final = 256
+MAX_OPTIONS: Final = 256
 _EPSILON: Final = 1e-9
 
-Reason = Literal["idle", "steady", "drain", "enough", "minimum", "pinned", "memory", "fallback", "maximum"]
-"""Which term decided the need, in order: none, arrivals, backlog, backlog that present workers finish before new ones could help, a
-minimum (`min_workers` or a caller's minWarm), a pinned model, the memory of the working set, another pool's shortage,
-`max_workers`."""
+Reason = Literal[
+    "idle", "steady", "drain", "enough", "minimum", "pinned", "memory", "fallback", "maximum"
+]
+"""Which term decided the need, in order: none, arrivals, backlog, backlog that present workers
+finish before new ones could help, a minimum (`min_workers` or a caller's minWarm), a pinned model,
+the memory of the working set, another pool's shortage, `max_workers`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """One model's work in one pool: its lanes' tokens, arrivals in tokens a second, and one worker's throughput."""
+    """One model's work in one pool: its lanes' tokens, arrivals in tokens a second, and one
+    worker's throughput.
+    """
 
     model: str
     queued_tokens: int
@@ -117,7 +129,9 @@ class PoolInput:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings that a caller of the scaler may override for itself; None: as the pool is configured."""
+    """Settings that a caller of the scaler may override for itself; None: as the pool is
+    configured.
+    """
 
     min_warm: int | None = None
     drain_seconds: float | None = None
@@ -148,7 +162,9 @@ class Goals:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Workers needed at one moment, possibly a fraction, and why. `lost` of them replace workers that count as lost."""
+    """Workers needed at one moment, possibly a fraction, and why. `lost` of them replace workers
+    that count as lost.
+    """
 
     workers: float
     reason: Reason
@@ -178,9 +194,11 @@ class PoolDemand:
 
 
 def need_of(pool: PoolInput, goals: Goals, wanted_elsewhere: float = 0.0) -> Need:
-    """The formula of docs/scaling.md for one moment. `wanted_elsewhere`: the shortage of the pool that this one is a fallback for.
+    """The formula of docs/scaling.md for one moment. `wanted_elsewhere`: the shortage of the pool
+    that this one is a fallback for.
 
-    A pool that was idle for longer than it is kept warm needs nothing, though the averages of its arrivals never quite reach 0.
+    A pool that was idle for longer than it is kept warm needs nothing, though the averages of its
+    arrivals never quite reach 0.
     """
     need = _work_need(pool, goals) if is_active(pool, goals) else Need(0.0, "idle")
     floors: tuple[tuple[float, Reason], ...] = (
@@ -204,7 +222,9 @@ def _work_need(pool: PoolInput, goals: Goals) -> Need:
     backlog_then = max(0.0, backlog + (offered - ready) * min(cold_start, pool.first_ready_seconds))
     steady = offered / goals.target_utilization
     drain = offered + backlog_then / goals.drain_seconds
-    need = Need(drain, "drain") if drain > steady else Need(steady, "steady" if steady > 0 else "idle")
+    need = (
+        Need(drain, "drain") if drain > steady else Need(steady, "steady" if steady > 0 else "idle")
+    )
     if ready > offered and backlog / (ready - offered) <= cold_start:
         # The present workers finish before one that is started now could help.
         enough = max(float(ready + pool.starting), steady)
@@ -218,17 +238,28 @@ def _memory_workers(pool: PoolInput) -> int:
 
 def is_active(pool: PoolInput, goals: Goals) -> bool:
     """Whether the pool may not be scaled to zero."""
-    if pool.queued_tokens or pool.leased_tokens or pool.is_loading or goals.min_workers or pool.is_pinned:
+    if (
+        pool.queued_tokens
+        or pool.leased_tokens
+        or pool.is_loading
+        or goals.min_workers
+        or pool.is_pinned
+    ):
         return True
-    warm_seconds = pool.cold_start_seconds if goals.keep_warm_seconds is None else goals.keep_warm_seconds
+    warm_seconds = (
+        pool.cold_start_seconds if goals.keep_warm_seconds is None else goals.keep_warm_seconds
+    )
     return pool.last_arrival is not None and pool.at - pool.last_arrival < warm_seconds
 
 
 class Track:
-    """Hysteresis: the answer rises with the need at once, and falls only to the highest need of the last minutes."""
+    """Hysteresis: the answer rises with the need at once, and falls only to the highest need of the
+    last minutes.
+    """
 
     def __init__(self) -> None:
-        # The state: the last answer, and a monotonic queue of needs, rounded up: the oldest is the highest.
+        # The state: the last answer, and a monotonic queue of needs, rounded up: the oldest is the
+        # highest.
         self._current = 0
         self._highest: deque[tuple[float, int]] = deque()
 
@@ -252,7 +283,9 @@ class Track:
         return self._current
 
     def follow(self, need: float, published: int, at: float, hold_seconds: float) -> int:
-        """As `decide`, for a scheduler that does not lead: the leader's number `published`, or its own need if that is higher."""
+        """As `decide`, for a scheduler that does not lead: the leader's number `published`, or its
+        own need if that is higher.
+        """
         self.decide(max(need, published), at, hold_seconds)
         self._current = max(math.ceil(need - _EPSILON), published)
         return self._current
@@ -285,13 +318,16 @@ class _Pool:
 
 
 class Demand:
-    """The demand of every pool as of the last look. `at`: the time of that look; None before the first. `demands`: by pool."""
+    """The demand of every pool as of the last look. `at`: the time of that look; None before the
+    first. `demands`: by pool.
+    """
 
     def __init__(self, pools: Pools) -> None:
         self.specs = pools
         """May be replaced; takes effect at the next look."""
-        # The state: the times of the first and last look; the state of each pool; arrivals and speeds of all; the answers, and
-        # those to callers without options of their own, replaced as a whole because another thread reads them.
+        # The state: the times of the first and last look; the state of each pool; arrivals and
+        # speeds of all; the answers, and those to callers without options of their own, replaced as
+        # a whole because another thread reads them.
         self.at: float | None = None
         self.demands: Mapping[str, PoolDemand] = {}
         self._began = 0.0
@@ -302,8 +338,8 @@ class Demand:
         self._leader: LeaderRecord | None = None  # of another scheduler, which leads
 
     def knows(self, pool: str) -> bool:
-        """Whether the pool is configured; without a configuration, whether a worker or a lane named it in the last hour (assumed of
-        any pool before the first look)."""
+        """Whether the pool is configured; without a configuration, whether a worker or a lane named
+        it in the last hour (assumed of any pool before the first look)."""
         if self.specs.is_configured or self.at is None:
             return pool in self.specs.by_name or not self.specs.is_configured
         return pool in self._pools
@@ -322,7 +358,9 @@ class Demand:
             self._pools[name].input = self._input(name, reading, elapsed)
         self._answers = {}
         # Fallback pools last: their need depends on the shortage of the others.
-        for name, pool in sorted(self._pools.items(), key=lambda entry: bool(self.specs.of(entry[0]).fallback_for)):
+        for name, pool in sorted(
+            self._pools.items(), key=lambda entry: bool(self.specs.of(entry[0]).fallback_for)
+        ):
             pool.wanted_elsewhere = self._wanted_elsewhere(name)
             for options in self._options(pool):
                 self._answers[name, options] = self._decide(name, options)
@@ -331,13 +369,17 @@ class Demand:
         return self.demands
 
     def answer(self, pool: str, options: Options = Options()) -> PoolDemand | None:
-        """The pool's answer to a caller with these options; None for a pool that is not known, and before the first look."""
+        """The pool's answer to a caller with these options; None for a pool that is not known, and
+        before the first look.
+        """
         remembered = self._pools.get(pool)
         if remembered is None or self.at is None:
             return None
         if options not in remembered.tracks:
-            if len(remembered.tracks) > MOST_OPTIONS:
-                self._drop(pool, min(remembered.requested_at, key=remembered.requested_at.__getitem__))
+            if len(remembered.tracks) > MAX_OPTIONS:
+                self._drop(
+                    pool, min(remembered.requested_at, key=remembered.requested_at.__getitem__)
+                )
             remembered.tracks[options] = remembered.tracks[Options()].copy()
             self._answers[pool, options] = self._decide(pool, options)
         if options != Options():
@@ -345,19 +387,31 @@ class Demand:
         return self._answers[pool, options]
 
     def _names(self, reading: _Reading, at: float) -> Iterable[str]:
-        named = {*self.specs.by_name} if self.specs.is_configured else {self.specs.default, *reading.pools}
+        named = (
+            {*self.specs.by_name}
+            if self.specs.is_configured
+            else {self.specs.default, *reading.pools}
+        )
         for name in named:
             pool = self._pools.get(name)
             if pool is None:
-                pool = self._pools[name] = _Pool(PoolInput(name, at, 0.0, 0.0), {Options(): Track()})
+                pool = self._pools[name] = _Pool(
+                    PoolInput(name, at, 0.0, 0.0), {Options(): Track()}
+                )
             pool.named_at = at
-        for name in [name for name, pool in self._pools.items() if pool.named_at < at - FORGET_SECONDS]:
+        for name in [
+            name for name, pool in self._pools.items() if pool.named_at < at - FORGET_SECONDS
+        ]:
             del self._pools[name]
         return list(self._pools)
 
     def _options(self, pool: _Pool) -> list[Options]:
         at = self.at or 0.0
-        for options in [options for options, requested_at in pool.requested_at.items() if requested_at < at - FORGET_SECONDS]:
+        for options in [
+            options
+            for options, requested_at in pool.requested_at.items()
+            if requested_at < at - FORGET_SECONDS
+        ]:
             del pool.requested_at[options], pool.tracks[options]
         return list(pool.tracks)
 
@@ -370,8 +424,9 @@ class Demand:
         seen, goals = pool.input, Goals.of(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
         need = need_of(seen, goals, pool.wanted_elsewhere)
-        # A scheduler that has just started does not know the earlier answers: it keeps the workers that it finds (later ones it has
-        # asked for itself), unless a leader has published its number.
+        # A scheduler that has just started does not know the earlier answers: it keeps the workers
+        # that it finds (later ones it has asked for itself), unless a leader has published its
+        # number.
         published = self._leader.desired.get(name) if self._leader is not None else None
         age = seen.at - self._began
         pool.was_published = pool.was_published or published is not None
@@ -387,8 +442,9 @@ class Demand:
             kept = track.follow(need.workers, published, seen.at, hold_seconds)
         desired = max(kept, pool.held, int(active))
         if not active:
-            # An unneeded pool may keep workers, but starts none: when they are removed (KEDA does that, all at once), none counts
-            # as missing, and the pool starts over with the next work.
+            # An unneeded pool may keep workers, but starts none: when they are removed (KEDA does
+            # that, all at once), none counts as missing, and the pool starts over with the next
+            # work.
             desired = track.forget_above(seen.live)
         return PoolDemand(name, min(desired, spec.max_workers), active, need, seen)
 
@@ -397,15 +453,28 @@ class Demand:
         seen = reading.seen[name]
         workers = seen.workers
         configured = spec.cold_start_seconds + spec.node_seconds
-        pool.starts.came([f"{worker.worker_id} {worker.epoch}" for worker in workers], at, configured)
-        published_start = self._leader.cold_starts.get(name, 0.0) if self._leader is not None else 0.0
+        pool.starts.came(
+            [f"{worker.worker_id} {worker.epoch}" for worker in workers], at, configured
+        )
+        published_start = (
+            self._leader.cold_starts.get(name, 0.0) if self._leader is not None else 0.0
+        )
         pool.published_start = published_start or pool.published_start
         cold_start = published_start or pool.starts.seconds(pool.published_start or configured)
         health = [_health(worker, reading.fleet.now_ms) for worker in workers]
         usable = spec.memory_bytes or _mean([worker.memory_bytes for worker in workers])
-        models = [self._work(spec, model, lanes, reading, elapsed) for model, lanes in reading.lanes_of(name)]
-        arrivals = {model: self._last_arrival(lanes, reading.fleet.now_ms) for model, lanes in reading.lanes_of(name)}
-        pool.last_arrival = max([moment for moment in (pool.last_arrival, *arrivals.values()) if moment is not None], default=None)
+        models = [
+            self._work(spec, model, lanes, reading, elapsed)
+            for model, lanes in reading.lanes_of(name)
+        ]
+        arrivals = {
+            model: self._last_arrival(lanes, reading.fleet.now_ms)
+            for model, lanes in reading.lanes_of(name)
+        }
+        pool.last_arrival = max(
+            [moment for moment in (pool.last_arrival, *arrivals.values()) if moment is not None],
+            default=None,
+        )
         hot = [work.model for work in models if self._is_hot(work, arrivals[work.model], reading)]
         sizes = [reading.bytes_of(model) for model in hot]
         return PoolInput(
@@ -425,7 +494,9 @@ class Demand:
             last_arrival=pool.last_arrival,
         )
 
-    def _work(self, spec: PoolSpec, model: str, lanes: list[LaneGauges], reading: _Reading, elapsed: float) -> ModelWork:
+    def _work(
+        self, spec: PoolSpec, model: str, lanes: list[LaneGauges], reading: _Reading, elapsed: float
+    ) -> ModelWork:
         queued = sum(lane.queued_tokens for lane in lanes)
         measured = reading.speed(spec.name, model)
         if measured > 0:
@@ -435,9 +506,16 @@ class Demand:
         return ModelWork(model, queued, sum(lane.leased_tokens for lane in lanes), rate, speed)
 
     def _last_arrival(self, lanes: list[LaneGauges], now_ms: int) -> float | None:
-        """The last arrival by Redis, the same for every scheduler; where unknown there, as this scheduler has seen it."""
+        """The last arrival by Redis, the same for every scheduler; where unknown there, as this
+        scheduler has seen it.
+        """
         at = self.at or 0.0
-        moments = [at - (now_ms - lane.used_ms) / 1000 if lane.used_ms else self._arrivals.last_at(lane.lane) for lane in lanes]
+        moments = [
+            at - (now_ms - lane.used_ms) / 1000
+            if lane.used_ms
+            else self._arrivals.last_at(lane.lane)
+            for lane in lanes
+        ]
         return max([moment for moment in moments if moment is not None], default=None)
 
     def _is_hot(self, work: ModelWork, last_arrival: float | None, reading: _Reading) -> bool:
@@ -447,13 +525,17 @@ class Demand:
         return last_arrival is not None and (self.at or 0.0) - last_arrival < keep_seconds
 
     def _wanted_elsewhere(self, name: str) -> float:
-        """The shortage of the pool that this one is a fallback for: workers that it needs and will not have soon."""
+        """The shortage of the pool that this one is a fallback for: workers that it needs and will
+        not have soon.
+        """
         primary = self.specs.of(name).fallback_for
         pool = self._pools.get(primary)
         if pool is None:
             return 0.0
         need = need_of(pool.input, Goals.of(self.specs.of(primary), Options()))
-        return max(0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at))
+        return max(
+            0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at)
+        )
 
 
 @dataclass(slots=True)
@@ -502,9 +584,15 @@ class _Reading:
         return {*self.seen, *self._lanes}
 
     def lanes_of(self, pool: str) -> list[tuple[str, list[LaneGauges]]]:
-        """The pool's lanes by model, without models that it cannot serve: more workers would not help them."""
+        """The pool's lanes by model, without models that it cannot serve: more workers would not
+        help them.
+        """
         found = self._lanes.get(pool, {})
-        return [(model, lanes) for model, lanes in sorted(found.items()) if not self._is_broken(pool, model)]
+        return [
+            (model, lanes)
+            for model, lanes in sorted(found.items())
+            if not self._is_broken(pool, model)
+        ]
 
     def _is_broken(self, pool: str, model: str) -> bool:
         failures = self.fleet.failures.get(model)
@@ -514,7 +602,9 @@ class _Reading:
         return is_given_up or self.fleet.verdict(model, pool) is not None
 
     def speed(self, pool: str, model: str) -> float:
-        """The average speed that the pool's workers report, in tokens a second; 0: none reported."""
+        """The average speed that the pool's workers report, in tokens a second; 0: none
+        reported.
+        """
         speeds = self.seen[pool].speeds.get(model, [])
         return sum(speeds) / len(speeds) if speeds else 0.0
 

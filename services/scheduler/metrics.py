@@ -1,4 +1,6 @@
-"""The scaler's answers and their inputs as Prometheus series, for dashboards and for scaling without KEDA (`libs/telemetry`)."""
+"""The scaler's answers and their inputs as Prometheus series, for dashboards and for scaling
+without KEDA (`libs/telemetry`).
+"""
 
 from __future__ import annotations
 

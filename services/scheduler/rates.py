@@ -1,6 +1,7 @@
 """Estimators for autoscaling: arrival rates, speeds of models, and cold start times of workers.
 
-Each of the three is a small state that `demand.py` updates with every look. Pure: the clock is the look's `at`, in seconds.
+Each of the three is a small state that `demand.py` updates with every look. Pure: the clock is the
+look's `at`, in seconds.
 """
 
 from __future__ import annotations
@@ -18,25 +19,30 @@ from libs.queue import LaneGauges, LaneKey
 FAST_SECONDS: Final = 10.0
 SLOW_SECONDS: Final = 90.0
 """Time constants of the two exponential averages of arrivals."""
-_LEAST_SECONDS: Final = 10.0
-"""The least observation time assumed for rates, because the first moments after a scheduler's start say little about them."""
+_MIN_SECONDS: Final = 10.0
+"""The least observation time assumed for rates, because the first moments after a scheduler's start
+say little about them.
+"""
 _NOTHING: Final = 1e-6
 
 SEED_BYTES_PER_SECOND: Final[Mapping[str, float]] = MappingProxyType({"cpu": 5e11, "cuda": 5e13})
-"""An assumed worker speed as tokens a second times bytes of weights, until a worker of the pool has measured the model: MiniLM
-reaches 6,000 tokens/s on one core of a CPU (docs/benchmarks.md); an L4 has a hundred times its arithmetic throughput."""
+"""An assumed worker speed as tokens a second times bytes of weights, until a worker of the pool has
+measured the model: MiniLM reaches 6,000 tokens/s on one core of a CPU (docs/benchmarks.md); an L4
+has a hundred times its arithmetic throughput."""
 _SEED_BYTES: Final = 400_000_000
-_LEAST_BYTES: Final = 50_000_000
+_MIN_BYTES: Final = 50_000_000
 LOADED_SECONDS: Final = 10.0
 LIGHT_SECONDS: Final = 600.0
-"""Time constants for adopting a lower measured speed: of a model with waiting work, whose batches are full, and of one without,
-whose small batches are slower than the worker could be."""
+"""Time constants for adopting a lower measured speed: of a model with waiting work, whose batches
+are full, and of one without, whose small batches are slower than the worker could be."""
 
 _KEPT_STARTS: Final = 9
 _ENOUGH_STARTS: Final = 3
 OVERDUE_FACTOR: Final = 3.0
-"""A worker that has not started after so many cold starts is no longer counted on; if it does start, this is what is recorded."""
-_LEAST_OVERDUE_SECONDS: Final = 30.0
+"""A worker that has not started after so many cold starts is no longer counted on; if it does
+start, this is what is recorded.
+"""
+_MIN_OVERDUE_SECONDS: Final = 30.0
 """The minimum, so that starts can be measured where they are configured to take no time."""
 YOUNG_SECONDS: Final = 120.0
 """How long a missing spot worker is waited for before its fallback pool replaces it."""
@@ -44,7 +50,9 @@ YOUNG_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The arrival rate of a lane in tokens a second: averaged over the last seconds, and over the last minute or two."""
+    """The arrival rate of a lane in tokens a second: averaged over the last seconds, and over the
+    last minute or two.
+    """
 
     fast: float = 0.0
     slow: float = 0.0
@@ -55,7 +63,9 @@ class Rate:
 
 @dataclass(slots=True)
 class _Lane:
-    """One lane's averages, before bias correction for the time before the first look, and its counter at the last look."""
+    """One lane's averages, before bias correction for the time before the first look, and its
+    counter at the last look.
+    """
 
     counted_tokens: int
     fast: float = 0.0
@@ -67,7 +77,8 @@ class Arrivals:
     """Two exponential averages for each lane, from the growth of its counter `enqueued_tokens`."""
 
     def __init__(self) -> None:
-        # The state: lanes with averages above 0 or a counter to compare with; the times of the first and the last look.
+        # The state: lanes with averages above 0 or a counter to compare with; the times of the
+        # first and the last look.
         self._lanes: dict[LaneKey, _Lane] = {}
         self._began: float | None = None
         self._at = 0.0
@@ -101,8 +112,11 @@ class Arrivals:
         if state is None or self._began is None:
             return Rate()
         # Bias correction: arrivals before the first look are unknown, not 0.
-        age = max(self._at - self._began, _LEAST_SECONDS)
-        return Rate(state.fast / -math.expm1(-age / FAST_SECONDS), state.slow / -math.expm1(-age / SLOW_SECONDS))
+        age = max(self._at - self._began, _MIN_SECONDS)
+        return Rate(
+            state.fast / -math.expm1(-age / FAST_SECONDS),
+            state.slow / -math.expm1(-age / SLOW_SECONDS),
+        )
 
     def last_at(self, lane: LaneKey) -> float | None:
         """When the last arrival was seen; None if there was none since this process started."""
@@ -111,7 +125,9 @@ class Arrivals:
 
 
 def _growth(state: _Lane, tokens: int) -> int:
-    """Tokens that arrived since the last look; a counter that fell was lost by Redis and restarted at 0."""
+    """Tokens that arrived since the last look; a counter that fell was lost by Redis and restarted
+    at 0.
+    """
     grown = tokens - state.counted_tokens if tokens >= state.counted_tokens else tokens
     state.counted_tokens = tokens
     return grown
@@ -124,8 +140,12 @@ class Speeds:
         # The state: by pool and model, kept when the pool has no worker any more.
         self._known: dict[tuple[str, str], float] = {}
 
-    def measured(self, pool: str, model: str, tokens_per_second: float, *, is_loaded: bool, seconds: float) -> None:
-        """Adds the average that the pool's workers report, `seconds` after the last one. `is_loaded`: work waits for the model."""
+    def measured(
+        self, pool: str, model: str, tokens_per_second: float, *, is_loaded: bool, seconds: float
+    ) -> None:
+        """Adds the average that the pool's workers report, `seconds` after the last one.
+        `is_loaded`: work waits for the model.
+        """
         known = self._known.get((pool, model))
         if known is not None and tokens_per_second < known:
             kept = math.exp(-max(seconds, 0.0) / (LOADED_SECONDS if is_loaded else LIGHT_SECONDS))
@@ -133,26 +153,34 @@ class Speeds:
         self._known[pool, model] = tokens_per_second
 
     def of(self, pool: str, model: str, device: str, weight_bytes: int) -> float:
-        """The speed, above 0: measured, else estimated from the device and the size (0: unknown)."""
-        return self._known.get((pool, model)) or SEED_BYTES_PER_SECOND[device] / max(weight_bytes or _SEED_BYTES, _LEAST_BYTES)
+        """The speed, above 0: measured, else estimated from the device and the size (0:
+        unknown).
+        """
+        return self._known.get((pool, model)) or SEED_BYTES_PER_SECOND[device] / max(
+            weight_bytes or _SEED_BYTES, _MIN_BYTES
+        )
 
 
 class ColdStarts:
-    """The time of one pool from wanting another worker until that worker's first heartbeat, and the workers still starting.
+    """The time of one pool from wanting another worker until that worker's first heartbeat, and the
+    workers still starting.
 
-    The estimate feeds back, because workers are kept for as long as a start takes. So no single start may move it far: it is the
-    median of the last starts, and each counts as at most OVERDUE_FACTOR times the earlier estimate.
+    The estimate feeds back, because workers are kept for as long as a start takes. So no single
+    start may move it far: it is the median of the last starts, and each counts as at most
+    OVERDUE_FACTOR times the earlier estimate.
     """
 
     def __init__(self) -> None:
-        # The state: since when each missing worker is wanted, oldest first; the last starts; workers seen at the last look.
+        # The state: since when each missing worker is wanted, oldest first; the last starts;
+        # workers seen at the last look.
         self._wanted: deque[float] = deque()
         self._starts: deque[float] = deque(maxlen=_KEPT_STARTS)
         self._workers: frozenset[str] = frozenset()
 
     def came(self, workers: Collection[str], at: float, configured: float) -> None:
-        """Takes the pool's live workers at a new look, each named by its process. Each new one is matched with the oldest wanted
-        worker still counted on: overdue ones may never start, because of a quota for instance."""
+        """Takes the pool's live workers at a new look, each named by its process. Each new one is
+        matched with the oldest wanted worker still counted on: overdue ones may never start,
+        because of a quota for instance."""
         for _ in set(workers) - self._workers:
             if self._wanted:
                 self._measure(at, self.seconds(configured))
@@ -167,7 +195,9 @@ class ColdStarts:
             self._starts.append(min(seconds, _overdue_seconds(cold_start_seconds)))
 
     def want(self, missing: int, at: float) -> None:
-        """Sets how many workers are wanted and missing, since now at the latest. 0 cancels all starts in progress."""
+        """Sets how many workers are wanted and missing, since now at the latest. 0 cancels all
+        starts in progress.
+        """
         while len(self._wanted) > max(missing, 0):
             self._wanted.pop()
         self._wanted.extend(at for _ in range(missing - len(self._wanted)))
@@ -187,7 +217,9 @@ class ColdStarts:
         return self._younger(at, YOUNG_SECONDS)
 
     def first_ready_seconds(self, at: float, cold_start_seconds: float) -> float:
-        """Until the first starting worker to count on should be there; a whole cold start if there is none."""
+        """Until the first starting worker to count on should be there; a whole cold start if there
+        is none.
+        """
         overdue = len(self._wanted) - self.starting(at, cold_start_seconds)
         wanted = next(islice(self._wanted, overdue, None), at)
         return max(0.0, cold_start_seconds - (at - wanted))
@@ -197,4 +229,4 @@ class ColdStarts:
 
 
 def _overdue_seconds(cold_start_seconds: float) -> float:
-    return max(OVERDUE_FACTOR * cold_start_seconds, _LEAST_OVERDUE_SECONDS)
+    return max(OVERDUE_FACTOR * cold_start_seconds, _MIN_OVERDUE_SECONDS)

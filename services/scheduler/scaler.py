@@ -1,8 +1,10 @@
-"""KEDA's external scaler, which answers from memory how many workers a pool should have (`demand.py`). Reasons: docs/scaling.md.
+"""KEDA's external scaler, which answers from memory how many workers a pool should have
+(`demand.py`). Reasons: docs/scaling.md.
 
-No call waits for anything, and none fails because Redis is away: the last answer holds for a minute, and after that it is at least
-the number of workers that were there. Streams end by returning, when the process stops and every five minutes, because KEDA
-reconnects slowly after any other end.
+No call waits for anything, and none fails because Redis is away: the last answer holds for a
+minute, and after that it is at least the number of workers that were there. Streams end by
+returning, when the process stops and every five minutes, because KEDA reconnects slowly after any
+other end.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ _Metrics: TypeAlias = grpc.aio.ServicerContext[pb.GetMetricsRequest, pb.GetMetri
 
 
 class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
-    """KEDA's external scaler. `clock` is the one of `Look.at`, in seconds; `sleep` waits by it; `chance` (0..1) spreads the ends of
-    streams."""
+    """KEDA's external scaler. `clock` is the one of `Look.at`, in seconds; `sleep` waits by it;
+    `chance` (0..1) spreads the ends of streams."""
 
     def __init__(
         self,
@@ -67,10 +69,15 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         self._closing = asyncio.Event()
 
     def service(self) -> Service:
-        """The service for `serving`. Internal: it answers until the process ends, and its many calls are not worth a log line
-        each."""
+        """The service for `serving`. Internal: it answers until the process ends, and its many
+        calls are not worth a log line each."""
         add_to = partial(externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server, self)
-        return Service("externalscaler.ExternalScaler", add_to, is_internal=True, request_bytes=SMALL_REQUEST_BYTES)
+        return Service(
+            "externalscaler.ExternalScaler",
+            add_to,
+            is_internal=True,
+            request_bytes=SMALL_REQUEST_BYTES,
+        )
 
     def close(self) -> None:
         """Ends all streams gracefully; call it before the server stops."""
@@ -82,35 +89,51 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         return math.inf if self._demand.at is None else self._clock() - self._demand.at
 
     def answer(self, pool: str, options: Options) -> PoolDemand:
-        """The current answer. Raises InvalidInput for an unknown pool, NotReady before the first look."""
+        """The current answer. Raises InvalidInput for an unknown pool, NotReady before the first
+        look.
+        """
         answer = self._known(pool, options)
         if answer is None:
             raise NotReady("the scheduler has not seen the mesh yet")
         return self._held(answer)
 
     def answers(self) -> list[PoolDemand]:
-        """The current answers for every pool to callers without options; empty before the first look."""
+        """The current answers for every pool to callers without options; empty before the first
+        look.
+        """
         return [self._held(demand) for demand in self._demand.demands.values()]
 
     async def IsActive(self, request: pb.ScaledObjectRef, context: _Active) -> pb.IsActiveResponse:
         return pb.IsActiveResponse(result=self.answer(*_asked(request)).active)
 
-    async def GetMetricSpec(self, request: pb.ScaledObjectRef, context: _Spec) -> pb.GetMetricSpecResponse:
+    async def GetMetricSpec(
+        self, request: pb.ScaledObjectRef, context: _Spec
+    ) -> pb.GetMetricSpecResponse:
         self._known(*_asked(request))
         return _SPEC
 
-    async def GetMetrics(self, request: pb.GetMetricsRequest, context: _Metrics) -> pb.GetMetricsResponse:
+    async def GetMetrics(
+        self, request: pb.GetMetricsRequest, context: _Metrics
+    ) -> pb.GetMetricsResponse:
         if request.metricName and not _METRIC_NAME.fullmatch(request.metricName):
-            raise InvalidInput(f"metricName must be {METRIC}, not {request.metricName!r}", field="metricName")
+            raise InvalidInput(
+                f"metricName must be {METRIC}, not {request.metricName!r}", field="metricName"
+            )
         desired = self.answer(*_asked(request.scaledObjectRef)).desired
         # KEDA adds several values up, and old ones read the whole number only.
-        value = pb.MetricValue(metricName=METRIC, metricValue=desired, metricValueFloat=float(desired))
+        value = pb.MetricValue(
+            metricName=METRIC, metricValue=desired, metricValueFloat=float(desired)
+        )
         return pb.GetMetricsResponse(metricValues=[value])
 
-    async def StreamIsActive(self, request: pb.ScaledObjectRef, context: _Active) -> AsyncIterator[pb.IsActiveResponse]:
-        """Sends the current state; then true when the pool becomes active, and again while it has work and no worker.
+    async def StreamIsActive(
+        self, request: pb.ScaledObjectRef, context: _Active
+    ) -> AsyncIterator[pb.IsActiveResponse]:
+        """Sends the current state; then true when the pool becomes active, and again while it has
+        work and no worker.
 
-        False is not sent: KEDA ignores it and polls. Nor is the true of a stale answer: it is no news.
+        False is not sent: KEDA ignores it and polls. Nor is the true of a stale answer: it is no
+        news.
         """
         pool, options = _asked(request)
         ends_at = self._end_of_stream()
@@ -120,7 +143,9 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         yield pb.IsActiveResponse(result=self._held(demand).active)
         repeat_at = self._clock() + REPEAT_SECONDS
         was_active = demand.active
-        while await self._next(min(ends_at, repeat_at) if demand.waits_for_first else ends_at, ends_at):
+        while await self._next(
+            min(ends_at, repeat_at) if demand.waits_for_first else ends_at, ends_at
+        ):
             demand = self._demand.answer(pool, options) or demand
             is_due = demand.waits_for_first and self._has_come(repeat_at)
             if demand.active and (is_due or not was_active):
@@ -128,7 +153,9 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
                 repeat_at = self._clock() + REPEAT_SECONDS
             was_active = demand.active
 
-    async def StreamMetricSpec(self, request: pb.ScaledObjectRef, context: _Spec) -> AsyncIterator[pb.GetMetricSpecResponse]:
+    async def StreamMetricSpec(
+        self, request: pb.ScaledObjectRef, context: _Spec
+    ) -> AsyncIterator[pb.GetMetricSpecResponse]:
         """Sends the specification, which never changes, and then nothing until the stream's end."""
         self._known(*_asked(request))
         yield _SPEC
@@ -137,7 +164,9 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
             pass
 
     def _known(self, pool: str, options: Options) -> PoolDemand | None:
-        """The last look's answer; None before the first. Raises InvalidInput for an unknown pool."""
+        """The last look's answer; None before the first. Raises InvalidInput for an unknown
+        pool.
+        """
         if not self._demand.knows(pool):
             _refuse("pool", f"names no pool of this mesh: {pool[:100]!r}")
         return self._demand.answer(pool, options)
@@ -158,7 +187,11 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Returns at the next look or at `until`. False: the stream is to end."""
         waits = [
             asyncio.ensure_future(wait)
-            for wait in (self._view.changed(), self._sleep(max(0.0, until - self._clock())), self._closing.wait())
+            for wait in (
+                self._view.changed(),
+                self._sleep(max(0.0, until - self._clock())),
+                self._closing.wait(),
+            )
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -168,12 +201,17 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         return not (self._closing.is_set() or self._has_come(ends_at))
 
 
-_SPEC: Final = pb.GetMetricSpecResponse(metricSpecs=[pb.MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)])
+_SPEC: Final = pb.GetMetricSpecResponse(
+    metricSpecs=[pb.MetricSpec(metricName=METRIC, targetSize=1, targetSizeFloat=1.0)]
+)
 
 
 def _asked(reference: pb.ScaledObjectRef) -> tuple[str, Options]:
     """The pool and the options of a trigger's metadata. Raises InvalidInput naming the key."""
-    given = {key.removesuffix(_FROM_ENV): value for key, value in sorted(reference.scalerMetadata.items(), reverse=True)}
+    given = {
+        key.removesuffix(_FROM_ENV): value
+        for key, value in sorted(reference.scalerMetadata.items(), reverse=True)
+    }
     for key in given:
         for known in _KEYS:
             if key != known and key.lower() == known.lower():

@@ -27,7 +27,9 @@ class Settings:
     security: Security = field(default_factory=Security)
     """TLS and authentication. Without it everybody may call, on loopback only."""
     metrics_address: str = ""
-    """The address that Prometheus scrapes, host:port, plain HTTP without credentials. Empty: none."""
+    """The address that Prometheus scrapes, host:port, plain HTTP without credentials. Empty:
+    none.
+    """
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
     pools: Watched[Pools] = field(default_factory=lambda: Watched.fixed(Pools()))
@@ -35,7 +37,9 @@ class Settings:
     eviction: str = DEFAULT
     """The eviction policy by which the workers' victims are predicted; as their SHOAL_EVICTION."""
     lease_ms: int = 15_000
-    """The models of a worker that was silent for so long are placed anew; as SHOAL_LEASE_MS of the routers."""
+    """The models of a worker that was silent for so long are placed anew; as SHOAL_LEASE_MS of the
+    routers.
+    """
     grace_seconds: float = 10.0
     """How long calls in flight may take after SIGTERM."""
     log_level: LogLevel = "INFO"
@@ -54,7 +58,9 @@ class Settings:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Settings:
-        """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be, or the file, line and key."""
+        """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be, or
+        the file, line and key.
+        """
         pools = environ.get("SHOAL_POOLS", "")
         return Settings(
             scheduler_id=environ.get("SHOAL_SCHEDULER_ID") or random_id("scheduler"),
@@ -63,7 +69,9 @@ class Settings:
             metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
             redis_url=environ.get("SHOAL_REDIS_URL") or "redis://127.0.0.1:6379/0",
             redis_trust=RedisTrust.from_env(environ),
-            pools=Watched([Path(pools)], partial(read_pools, Path(pools))) if pools else Watched.fixed(Pools()),
+            pools=Watched([Path(pools)], partial(read_pools, Path(pools)))
+            if pools
+            else Watched.fixed(Pools()),
             eviction=environ.get("SHOAL_EVICTION") or DEFAULT,
             lease_ms=int(number(environ, "SHOAL_LEASE_MS", 15_000)),
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 10.0),

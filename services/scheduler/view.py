@@ -1,4 +1,6 @@
-"""This scheduler's last look at the mesh: written by `control.py`, read by the scaler and the metrics."""
+"""This scheduler's last look at the mesh: written by `control.py`, read by the scaler and the
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from libs.queue import LaneGauges, LaneKey
 class Look:
     """The workers and the lanes as Redis had them at one moment.
 
-    `at`: this process' monotonic clock, seconds, for the age of the look; `fleet.now_ms` is Redis' clock. `leads`: whether this
-    scheduler is `fleet.leader`.
+    `at`: this process' monotonic clock, seconds, for the age of the look; `fleet.now_ms` is Redis'
+    clock. `leads`: whether this scheduler is `fleet.leader`.
     """
 
     fleet: FleetSnapshot
@@ -25,8 +27,8 @@ class Look:
 
 
 class View:
-    """The latest look, and an event for tasks that wait for the next one. `look` is None until Redis answered for the first
-    time."""
+    """The latest look, and an event for tasks that wait for the next one. `look` is None until
+    Redis answered for the first time."""
 
     def __init__(self) -> None:
         # The state: the last look, and the event that the next look sets.

@@ -1,4 +1,6 @@
-"""Wires up the worker: read top to bottom, its object graph, its serving and its graceful shutdown."""
+"""Wires up the worker: read top to bottom, its object graph, its serving and its graceful
+shutdown.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ from libs.telemetry.logs import fields
 from services.worker.heartbeat import Heartbeat
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
-from services.worker.jobs.answers.widening import Widening
+from services.worker.jobs.answers.widening import Fp32Fallback
 from services.worker.jobs.answers.written import WrittenParts
-from services.worker.jobs.execution.ladder import Ladder
+from services.worker.jobs.execution.ladder import OomRecovery
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import PreparationKind
 from services.worker.jobs.pulling.intake import Intake
-from services.worker.jobs.pulling.preparing import MOST_AWAY, MOST_SLOW_AWAY, Preparation, Preparers
+from services.worker.jobs.pulling.preparing import MAX_AWAY, MAX_SLOW_AWAY, Preparation, Preparers
 from services.worker.jobs.pulling.puller import Puller
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
@@ -60,7 +62,9 @@ _RELIEF_SECONDS: Final = 5.0
 
 
 def run_until_signalled(settings: Settings, device: Device) -> None:
-    """Serves until SIGTERM or SIGINT, then shuts down gracefully; a second signal ends the process at once."""
+    """Serves until SIGTERM or SIGINT, then shuts down gracefully; a second signal ends the process
+    at once.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_signalled(settings, device))
 
@@ -80,18 +84,24 @@ async def _signalled(settings: Settings, device: Device) -> None:
 
 
 async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set and the worker has shut down. Raises the device's error if the device was lost."""
+    """Serves until `stop` is set and the worker has shut down. Raises the device's error if the
+    device was lost.
+    """
     async with AsyncExitStack() as stack:
         threads = stack.enter_context(_threads(settings.threads))
         health = None
         if settings.health_address:
-            health = await stack.enter_async_context(serving(settings.health_address, [], health=[HEALTH_NAME]))
+            health = await stack.enter_async_context(
+                serving(settings.health_address, [], health=[HEALTH_NAME])
+            )
             await health.set_health(True)
         identity = Identity(settings.worker_id, secrets.token_hex(8), settings.pool)
         link = await stack.enter_async_context(Link(identity, settings.routers, settings.trust))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         worker = Worker(settings, device, link, threads, tasks, stop)
-        await stack.enter_async_context(serving_metrics(settings.metrics_address, worker.metrics.read))
+        await stack.enter_async_context(
+            serving_metrics(settings.metrics_address, worker.metrics.read)
+        )
         await worker.serve()
         if health is not None:
             await health.set_health(False)
@@ -101,8 +111,9 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Separate pools for tokenising, for documents and large images, and for making answers, so that a large job's preparation does
-    not delay a small one's answer. One thread streams texts to clients while they are generated, and one recomputes in float32."""
+    """Separate pools for tokenising, for documents and large images, and for making answers, so
+    that a large job's preparation does not delay a small one's answer. One thread streams texts to
+    clients while they are generated, and one recomputes in float32."""
 
     preparing: Mapping[PreparationKind, Preparers]
     finishing: Preparers
@@ -118,7 +129,12 @@ def _threads(cores: int) -> Iterator[Threads]:
         "images": _slow(count, "prepare-images"),
         "documents": _slow(count, "prepare-documents"),
     }
-    threads = Threads(preparing, _quick(count, "finish"), ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(1, "widen"))
+    threads = Threads(
+        preparing,
+        _quick(count, "finish"),
+        ThreadPoolExecutor(1, "read"),
+        ThreadPoolExecutor(1, "widen"),
+    )
     try:
         yield threads
     finally:
@@ -128,18 +144,28 @@ def _threads(cores: int) -> Iterator[Threads]:
 
 
 def _quick(count: int, name: str) -> Preparers:
-    return Preparers(ThreadPoolExecutor(count + MOST_AWAY, name), count)
+    return Preparers(ThreadPoolExecutor(count + MAX_AWAY, name), count)
 
 
 def _slow(count: int, name: str) -> Preparers:
-    return Preparers(ThreadPoolExecutor(count + MOST_SLOW_AWAY, name), count, MOST_SLOW_AWAY, is_slow=True)
+    return Preparers(
+        ThreadPoolExecutor(count + MAX_SLOW_AWAY, name), count, MAX_SLOW_AWAY, is_slow=True
+    )
 
 
 class Worker:
-    """One worker: `serve` until `stop`, then `wind_down`. Its link, threads and task group are opened by `serve` of this module."""
+    """One worker: `serve` until `stop`, then `wind_down`. Its link, threads and task group are
+    opened by `serve` of this module.
+    """
 
     def __init__(
-        self, settings: Settings, device: Device, link: Link, threads: Threads, tasks: asyncio.TaskGroup, stop: asyncio.Event
+        self,
+        settings: Settings,
+        device: Device,
+        link: Link,
+        threads: Threads,
+        tasks: asyncio.TaskGroup,
+        stop: asyncio.Event,
     ) -> None:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
@@ -150,18 +176,27 @@ class Worker:
         self._pull_again = asyncio.Event()
         self._report_again = asyncio.Event()
         wake, waste = self._pull_again, Waste()
-        residency = self._residency = _residency(settings, device, tasks, changed=self._models_changed)
+        residency = self._residency = _residency(
+            settings, device, tasks, changed=self._models_changed
+        )
         delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
         parts = self._parts = WrittenParts(link, tasks, threads.reading)
-        fair = partial(Preparation, threads.finishing, clock=time.monotonic, size=attrgetter("finish_bytes"))
-        widening = Widening(threads.widening, unix_time=link.clock.now)
+        fair = partial(
+            Preparation, threads.finishing, clock=time.monotonic, size=attrgetter("finish_bytes")
+        )
+        widening = Fp32Fallback(threads.widening, unix_time=link.clock.now)
         finisher = Finisher(delivery, parts, fair, widening, wake, unix_time=link.clock.now)
         runner = self._runner = Runner(
-            Limits(device.batch_tokens, settings.batch_items, settings.max_age_seconds, settings.batch_seconds),
+            Limits(
+                device.batch_tokens,
+                settings.batch_items,
+                settings.max_age_seconds,
+                settings.batch_seconds,
+            ),
             finisher,
             clock=time.monotonic,
             unix_time=link.clock.now,
-            ladder=Ladder(device.recover, device.trim, self._relieve),
+            ladder=OomRecovery(device.recover, device.trim, self._relieve),
             enter=device.enter,
             waste=waste,
             launches_ahead=device.batches_in_flight > 1,
@@ -215,9 +250,13 @@ class Worker:
         await self._stop.wait()
 
     async def wind_down(self) -> None:
-        """Graceful shutdown: stops pulling, finishes held jobs, hands back the rest, sends the last heartbeat."""
+        """Graceful shutdown: stops pulling, finishes held jobs, hands back the rest, sends the last
+        heartbeat.
+        """
         grace_seconds = (
-            self._grace_seconds if self._gone_at is None else grace_left(self._gone_at, time.time(), self._grace_seconds)
+            self._grace_seconds
+            if self._gone_at is None
+            else grace_left(self._gone_at, time.time(), self._grace_seconds)
         )
         log.info("the worker shuts down", extra=fields({"grace_seconds": grace_seconds}))
         if self._watching is not None:
@@ -241,7 +280,10 @@ class Worker:
     async def _watch(self, spot: Source) -> None:
         """Waits for a preemption notice of the spot machine; then stops the worker in time."""
         gone_at = self._gone_at = await noticed(spot)
-        log.warning("the machine will be preempted: this worker stops before", extra=fields({"in_seconds": gone_at - time.time()}))
+        log.warning(
+            "the machine will be preempted: this worker stops before",
+            extra=fields({"in_seconds": gone_at - time.time()}),
+        )
         self._residency.refuse_loads()
         self._heartbeat.announce_end(gone_at)
         await asyncio.sleep(max(0.0, stops_at(gone_at, self._grace_seconds) - time.time()))
@@ -272,7 +314,9 @@ class Worker:
         self._runner.wake()
 
 
-def _residency(settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, changed: Callable[[], None]) -> Residency:
+def _residency(
+    settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, changed: Callable[[], None]
+) -> Residency:
     place = (settings.store_dir, settings.store_bytes, settings.torch_checkpoints)
     store = open_store(settings.stores, *place) if settings.stores else None
     return Residency(

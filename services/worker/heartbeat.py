@@ -1,6 +1,7 @@
 """Reports this worker's state to the routers, and obeys the orders in their answers.
 
-Not on the request path: renews the leases of held batches, and brings back cancellations and orders.
+Not on the request path: renews the leases of held batches, and brings back cancellations and
+orders.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ from services.worker.mesh.link import Link
 log = logging.getLogger(__name__)
 
 _RENEW_SHARE: Final = 0.25
-"""The heartbeat interval is at most this share of a lease's time, so that three heartbeats may fail before the lease expires."""
+"""The heartbeat interval is at most this share of a lease's time, so that three heartbeats may fail
+before the lease expires.
+"""
 
-_REST_SHARE, _LEAST_REST, _LONGEST_REST = 4.0, 0.02, 0.25
-"""Backpressure on heartbeats that a router rings for: they keep a distance of 4 times what the last heartbeat took, within these
-bounds (seconds). Cancellations can ring a hundred times a second, and routers that are slow to answer are called less often."""
+_REST_SHARE, _MIN_REST, _MAX_REST = 4.0, 0.02, 0.25
+"""Backpressure on heartbeats that a router rings for: they keep a distance of 4 times what the last
+heartbeat took, within these bounds (seconds). Cancellations can ring a hundred times a second, and
+routers that are slow to answer are called less often."""
 
 
 class Heartbeat:
-    """`run` beats every `interval_seconds` and whenever `changed` is set; `drain` is called when a router orders it."""
+    """`run` beats every `interval_seconds` and whenever `changed` is set; `drain` is called when a
+    router orders it.
+    """
 
     def __init__(
         self,
@@ -71,13 +77,17 @@ class Heartbeat:
             began = self._loop.time()
             await self._beat(self._message())
             ended = self._loop.time()
-            self._rested_at = ended + min(max(_LEAST_REST, _REST_SHARE * (ended - began)), _LONGEST_REST)
+            self._rested_at = ended + min(max(_MIN_REST, _REST_SHARE * (ended - began)), _MAX_REST)
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._interval_seconds, self._delivery.lease_seconds * _RENEW_SHARE)):
+                async with asyncio.timeout(
+                    min(self._interval_seconds, self._delivery.lease_seconds * _RENEW_SHARE)
+                ):
                     await self._changed.wait()
 
     def beat_soon(self) -> None:
-        """Schedules an early heartbeat, because a router has orders or cancellations for this worker."""
+        """Schedules an early heartbeat, because a router has orders or cancellations for this
+        worker.
+        """
         self._loop.call_at(self._rested_at, self._changed.set)
 
     def announce_drain(self) -> None:
@@ -95,7 +105,9 @@ class Heartbeat:
         await self._beat(self._message(leaving=True))
 
     def apply(self, response: worker_pb2.HeartbeatResponse) -> None:
-        """Applies a heartbeat's answer: cancels jobs that nobody waits for, and obeys each order once, in sequence."""
+        """Applies a heartbeat's answer: cancels jobs that nobody waits for, and obeys each order
+        once, in sequence.
+        """
         for cancelled in response.cancelled:
             self._delivery.cancel(cancelled)
         self._residency.set_backlog(dict(response.queued_tokens))
@@ -103,7 +115,10 @@ class Heartbeat:
             if directive.seq > self._directive_seq:
                 self._directive_seq = directive.seq
                 if 0 < directive.plan < self._plan:
-                    log.info("an order of an older plan is ignored", extra=fields({"seq": directive.seq, "plan": directive.plan}))
+                    log.info(
+                        "an order of an older plan is ignored",
+                        extra=fields({"seq": directive.seq, "plan": directive.plan}),
+                    )
                     continue
                 self._plan = max(self._plan, directive.plan)
                 self._obey(directive)
@@ -118,7 +133,9 @@ class Heartbeat:
 
     def _obey(self, directive: worker_pb2.Directive) -> None:
         order = directive.WhichOneof("order")
-        log.info("order", extra=fields({"order": order, "seq": directive.seq, "plan": directive.plan}))
+        log.info(
+            "order", extra=fields({"order": order, "seq": directive.seq, "plan": directive.plan})
+        )
         match order:
             case "load_model":
                 self._residency.load(directive.load_model)
@@ -131,8 +148,15 @@ class Heartbeat:
             case "drain" if directive.drain:
                 self._drain()
             case None:
-                versions = {"seq": directive.seq, "wire_version": WIRE_VERSION, "router_wire_version": self._router_version}
-                log.warning("an order that this worker does not know is skipped: upgrade the worker", extra=fields(versions))
+                versions = {
+                    "seq": directive.seq,
+                    "wire_version": WIRE_VERSION,
+                    "router_wire_version": self._router_version,
+                }
+                log.warning(
+                    "an order that this worker does not know is skipped: upgrade the worker",
+                    extra=fields(versions),
+                )
 
     def _message(self, *, leaving: bool = False) -> worker_pb2.HeartbeatRequest:
         return worker_pb2.HeartbeatRequest(
@@ -156,5 +180,7 @@ class Heartbeat:
             local_models_only=not self._residency.can_fetch,
             device_seconds=self._waste.device_seconds,
             wasted_seconds=self._waste.wasted_seconds,
-            preempted_in_seconds=None if self._gone_at is None else max(0.0, self._gone_at - time.time()),
+            preempted_in_seconds=None
+            if self._gone_at is None
+            else max(0.0, self._gone_at - time.time()),
         )

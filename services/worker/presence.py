@@ -1,7 +1,9 @@
-"""Liveness: keeps one stream open to a router; while it is open the routers know that this process lives.
+"""Liveness: keeps one stream open to a router; while it is open the routers know that this process
+lives.
 
-Not on the request path. When the process dies its stream breaks, and its leased jobs are given to other workers at once; when the
-stream breaks and the process lives, the worker sends a heartbeat and opens another stream.
+Not on the request path. When the process dies its stream breaks, and its leased jobs are given to
+other workers at once; when the stream breaks and the process lives, the worker sends a heartbeat
+and opens another stream.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from services.worker.mesh.link import Backoff, Link
 log = logging.getLogger(__name__)
 
 REFUSED_SECONDS: Final = 60.0
-"""Time until the next try after a router has refused the stream: those of before wire version 3 do not know it."""
+"""Time until the next try after a router has refused the stream: those of before wire version 3 do
+not know it.
+"""
 
 
 class Presence:
@@ -30,7 +34,9 @@ class Presence:
         self._link = link
         self._changed = changed
         identity = link.identity
-        self._request = worker_pb2.ConnectRequest(worker_id=identity.worker_id, epoch=identity.epoch, wire_version=WIRE_VERSION)
+        self._request = worker_pb2.ConnectRequest(
+            worker_id=identity.worker_id, epoch=identity.epoch, wire_version=WIRE_VERSION
+        )
 
     async def run(self) -> None:
         backoff = Backoff()
@@ -39,7 +45,10 @@ class Presence:
                 await self._link.connect(self._request)
                 backoff.reset()
             except NoCapacity as error:
-                log.debug("the stream to a router broke: another one is opened", extra=fields({"reason": error.message}))
+                log.debug(
+                    "the stream to a router broke: another one is opened",
+                    extra=fields({"reason": error.message}),
+                )
                 self._changed.set()
                 await asyncio.sleep(backoff.next())
             except InternalError:

@@ -13,7 +13,16 @@ from shoal.transport.trust import Trust
 
 from libs.catalog.cards import parse_folders, read_catalog
 from libs.catalog.overrides import Catalog
-from libs.environment import LOG_LEVELS, LogLevel, check, check_name, choice, integer, number, random_id
+from libs.environment import (
+    LOG_LEVELS,
+    LogLevel,
+    check,
+    check_name,
+    choice,
+    integer,
+    number,
+    random_id,
+)
 from libs.errors import InvalidInput
 from libs.eviction import DEFAULT, POLICIES
 from libs.store import TorchCheckpoints, check_urls, default_root
@@ -29,7 +38,9 @@ _SPOT = re.compile(r"none|aws|gcp|file:/.+")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one worker process. Sizes in bytes or tokens, times in seconds; 0 means the device's default where allowed."""
+    """Settings of one worker process. Sizes in bytes or tokens, times in seconds; 0 means the
+    device's default where allowed.
+    """
 
     worker_id: str
     routers: tuple[str, ...] = ("127.0.0.1:50051",)
@@ -44,7 +55,9 @@ class Settings:
     store_bytes: int = 0
     """Disk budget of that directory. 0: 90 % of the disk space that is free at the start."""
     torch_checkpoints: TorchCheckpoints = "convert"
-    """What is done about weights that are there only as torch checkpoints: they are converted once, or the model is refused."""
+    """What is done about weights that are there only as torch checkpoints: they are converted once,
+    or the model is refused.
+    """
     catalog: Catalog = field(default_factory=Catalog)
     """Overrides of what models' files say: shipped cards and those of SHOAL_CATALOG's folders."""
     device: DeviceChoice = "auto"
@@ -56,20 +69,28 @@ class Settings:
     max_age_seconds: float = 0.5
     """Sequences that have waited longer are batched strictly in order, however badly they fit."""
     batch_seconds: float = 0.05
-    """The longest expected duration of a forward pass while several models or tenants want the device: up to twice that if it
-    would have fewer than 256 tokens, and four times that while one caller has the device alone."""
+    """The longest expected duration of a forward pass while several models or tenants want the
+    device: up to twice that if it would have fewer than 256 tokens, and four times that while one
+    caller has the device alone."""
     memory_bytes: int = 0
-    """Bytes that models may take, activations of a batch included. 0: 60 % of the host's memory on a CPU, all but a reserve of the
-    device's on an accelerator."""
+    """Bytes that models may take, activations of a batch included. 0: 60 % of the host's memory on
+    a CPU, all but a reserve of the device's on an accelerator."""
     host_bytes: int | None = None
-    """Bytes of host memory for warm models. None: 0 on a CPU, half of the host's memory on an accelerator."""
+    """Bytes of host memory for warm models. None: 0 on a CPU, half of the host's memory on an
+    accelerator.
+    """
     cuda_graphs: int = 48
-    """CUDA graphs that each model may keep, for forwards of small batches. 0: every forward is launched eagerly."""
+    """CUDA graphs that each model may keep, for forwards of small batches. 0: every forward is
+    launched eagerly.
+    """
     cuda_in_flight: int = 2
-    """Batches that a CUDA device may have at once: 2 launches the next batch before the last one is over, 1 does not."""
+    """Batches that a CUDA device may have at once: 2 launches the next batch before the last one is
+    over, 1 does not.
+    """
     image_cache_bytes: int = 128 << 20
-    """Bytes of free memory that outputs of images may take, so that an image that is asked again is neither decoded nor computed.
-    128 MiB are 50,000 vectors of 512 numbers, or 250 pages of 1,030 vectors of 128. 0: none are kept."""
+    """Bytes of free memory that outputs of images may take, so that an image that is asked again is
+    neither decoded nor computed. 128 MiB are 50,000 vectors of 512 numbers, or 250 pages of 1,030
+    vectors of 128. 0: none are kept."""
     adapters: int = 32
     """LoRA adapters that may be loaded with each model at the same time."""
     eviction: str = DEFAULT
@@ -81,33 +102,57 @@ class Settings:
     grace_seconds: float = 25.0
     """How long held jobs may take after SIGTERM before they are handed back."""
     spot: str = "none"
-    """The source of preemption notices of a spot machine: none, aws, gcp or file:/path (`notice.py`)."""
+    """The source of preemption notices of a spot machine: none, aws, gcp or file:/path
+    (`notice.py`).
+    """
     health_address: str = ""
     """Listening address of grpc.health.v1. Empty: not served."""
     metrics_address: str = ""
-    """Listening address (host:port) of the Prometheus endpoint, plain HTTP without credentials. Empty: not served."""
+    """Listening address (host:port) of the Prometheus endpoint, plain HTTP without credentials.
+    Empty: not served.
+    """
     log_level: LogLevel = "INFO"
 
     def __post_init__(self) -> None:
         check_name(self.worker_id, "SHOAL_WORKER_ID")
         check_name(self.pool, "SHOAL_POOL")
-        check(bool(self.routers) and all(self.routers), "SHOAL_ROUTERS", "addresses separated by commas")
+        check(
+            bool(self.routers) and all(self.routers),
+            "SHOAL_ROUTERS",
+            "addresses separated by commas",
+        )
         _check_trust(self.trust, self.routers)
         check(self.threads >= 1, "SHOAL_THREADS", "at least 1")
-        check(self.batch_tokens >= 0, "SHOAL_BATCH_TOKENS", "at least 1, or 0 for the device's default")
+        check(
+            self.batch_tokens >= 0,
+            "SHOAL_BATCH_TOKENS",
+            "at least 1, or 0 for the device's default",
+        )
         check(self.batch_items >= 1, "SHOAL_BATCH_ITEMS", "at least 1")
         check(0 < self.max_age_seconds <= 60, "SHOAL_MAX_AGE_SECONDS", "above 0, at most 60")
         check(0.001 <= self.batch_seconds <= 60, "SHOAL_BATCH_SECONDS", "0.001..60")
         check(self.store_bytes >= 0, "SHOAL_STORE_BYTES", "at least 1, or 0 for what the disk has")
-        check(self.memory_bytes >= 0, "SHOAL_MEMORY_BYTES", "at least 1, or 0 for the device's default")
-        check(self.host_bytes is None or self.host_bytes >= 0, "SHOAL_HOST_BYTES", "at least 0, or empty for the device's default")
+        check(
+            self.memory_bytes >= 0,
+            "SHOAL_MEMORY_BYTES",
+            "at least 1, or 0 for the device's default",
+        )
+        check(
+            self.host_bytes is None or self.host_bytes >= 0,
+            "SHOAL_HOST_BYTES",
+            "at least 0, or empty for the device's default",
+        )
         check(self.cuda_graphs >= 0, "SHOAL_CUDA_GRAPHS", "at least 1, or 0 for none")
         check(self.cuda_in_flight in (1, 2), "SHOAL_CUDA_IN_FLIGHT", "1 or 2")
         check(self.image_cache_bytes >= 0, "SHOAL_IMAGE_CACHE_BYTES", "at least 1, or 0 for none")
         check(self.adapters >= 1, "SHOAL_ADAPTERS", "at least 1")
         check(self.eviction in POLICIES, "SHOAL_EVICTION", f"one of {', '.join(POLICIES)}")
         check(1 <= self.load_seconds <= 3600, "SHOAL_LOAD_SECONDS", "1..3600")
-        check(0.1 <= self.heartbeat_seconds <= 5, "SHOAL_HEARTBEAT_SECONDS", "0.1..5: leases last 15 s")
+        check(
+            0.1 <= self.heartbeat_seconds <= 5,
+            "SHOAL_HEARTBEAT_SECONDS",
+            "0.1..5: leases last 15 s",
+        )
         check(0.1 <= self.pull_wait_seconds <= 10, "SHOAL_PULL_WAIT_SECONDS", "0.1..10")
         check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
         check(bool(_SPOT.fullmatch(self.spot)), "SHOAL_SPOT", "none, aws, gcp or file:/path")
@@ -117,14 +162,19 @@ class Settings:
         """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be."""
         return Settings(
             worker_id=environ.get("SHOAL_WORKER_ID") or random_id("worker"),
-            routers=tuple(address.strip() for address in environ.get("SHOAL_ROUTERS", "127.0.0.1:50051").split(",")),
+            routers=tuple(
+                address.strip()
+                for address in environ.get("SHOAL_ROUTERS", "127.0.0.1:50051").split(",")
+            ),
             trust=_trust(environ),
             pool=environ.get("SHOAL_POOL", "cpu"),
             models=parse_shelves(environ.get("SHOAL_MODELS", "")),
             stores=check_urls(environ.get("SHOAL_STORES", "")),
             store_dir=Path(environ.get("SHOAL_STORE_DIR") or default_root(environ)),
             store_bytes=integer(environ, "SHOAL_STORE_BYTES", 0),
-            torch_checkpoints=choice(environ, "SHOAL_TORCH_CHECKPOINTS", "convert", TORCH_CHECKPOINTS),
+            torch_checkpoints=choice(
+                environ, "SHOAL_TORCH_CHECKPOINTS", "convert", TORCH_CHECKPOINTS
+            ),
             catalog=read_catalog(parse_folders(environ.get("SHOAL_CATALOG", ""))),
             device=choice(environ, "SHOAL_DEVICE", "auto", DEVICES),
             dtype=choice(environ, "SHOAL_DTYPE", "auto", DTYPES),
@@ -134,7 +184,9 @@ class Settings:
             max_age_seconds=number(environ, "SHOAL_MAX_AGE_SECONDS", 0.5),
             batch_seconds=number(environ, "SHOAL_BATCH_SECONDS", 0.05),
             memory_bytes=integer(environ, "SHOAL_MEMORY_BYTES", 0),
-            host_bytes=integer(environ, "SHOAL_HOST_BYTES", 0) if environ.get("SHOAL_HOST_BYTES") else None,
+            host_bytes=integer(environ, "SHOAL_HOST_BYTES", 0)
+            if environ.get("SHOAL_HOST_BYTES")
+            else None,
             cuda_in_flight=integer(environ, "SHOAL_CUDA_IN_FLIGHT", 2),
             cuda_graphs=integer(environ, "SHOAL_CUDA_GRAPHS", 48),
             image_cache_bytes=integer(environ, "SHOAL_IMAGE_CACHE_BYTES", 128 << 20),

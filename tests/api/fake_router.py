@@ -48,12 +48,17 @@ COMING = "org/coming"
 
 def vector_of(text: str) -> wire.Floats:
     """A vector that tells texts apart."""
-    return np.array([len(text), *(ord(text[index % len(text)]) % 97 - 48.5 for index in range(DIMENSIONS - 1))], dtype=np.float32)
+    return np.array(
+        [len(text), *(ord(text[index % len(text)]) % 97 - 48.5 for index in range(DIMENSIONS - 1))],
+        dtype=np.float32,
+    )
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """How to fail a call. Without a reason there are no details, as when something else than a router answers."""
+    """How to fail a call. Without a reason there are no details, as when something else than a
+    router answers.
+    """
 
     code: grpc.StatusCode
     reason: str = ""
@@ -92,8 +97,9 @@ def _words_of(texts: Sequence[str]) -> inference_pb2.Chunks:
 
 @dataclass
 class FakeRouter:
-    """Records calls; fails the next ones with `refusals`, in order; holds them while `gate` is shut. Streams have messages of about
-    `chunk_bytes`; after the first, the next ones fail with `breaks` (None: go on), and are held while `middle` is shut."""
+    """Records calls; fails the next ones with `refusals`, in order; holds them while `gate` is
+    shut. Streams have messages of about `chunk_bytes`; after the first, the next ones fail with
+    `breaks` (None: go on), and are held while `middle` is shut."""
 
     calls: list[Call] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -117,7 +123,9 @@ class FakeRouter:
         metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
         with self._lock:
             shown = context.auth_context().get("x509_pem_cert") or [b""]
-            self.calls.append(Call(method, request, metadata, context.time_remaining() or 0.0, bytes(shown[0])))
+            self.calls.append(
+                Call(method, request, metadata, context.time_remaining() or 0.0, bytes(shown[0]))
+            )
             number = len(self.calls)
             refusal = self.refusals.pop(0) if self.refusals else None
             self.active += 1
@@ -157,7 +165,9 @@ def refuse(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
     if refusal.reason:
         details.append(error_details_pb2.ErrorInfo(reason=refusal.reason, domain="shoal"))
     if refusal.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=refusal.field, description=refusal.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=refusal.field, description=refusal.message
+        )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if refusal.retry_after is not None:
         delay = duration_pb2.Duration()
@@ -168,28 +178,53 @@ def refuse(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
         packed.append(any_pb2.Any())
         packed[-1].Pack(detail)
     code: Any = refusal.code.value[0]
-    status = rpc_status.to_status(status_pb2.Status(code=code, message=refusal.message, details=packed))
+    status = rpc_status.to_status(
+        status_pb2.Status(code=code, message=refusal.message, details=packed)
+    )
     context.abort_with_status(status)
     raise AssertionError("abort returned")
 
 
 def _texts(
     name: str,
-    request: inference_pb2.EncodeRequest | inference_pb2.ScoreRequest | inference_pb2.ExtractRequest,
+    request: inference_pb2.EncodeRequest
+    | inference_pb2.ScoreRequest
+    | inference_pb2.ExtractRequest,
     context: grpc.ServicerContext,
 ) -> list[str]:
-    """Of the request. Refused, as by a router: no text, the first empty one, and without truncation the first too long one."""
+    """Of the request. Refused, as by a router: no text, the first empty one, and without truncation
+    the first too long one.
+    """
     items = getattr(request, name)
-    texts = [f"{len(item.image.data)} bytes" if item.HasField("image") else item.text for item in items]
-    limit = LONGEST if request.truncation == inference_pb2.TRUNCATION_NONE else max(map(len, texts), default=0)
+    texts = [
+        f"{len(item.image.data)} bytes" if item.HasField("image") else item.text for item in items
+    ]
+    limit = (
+        LONGEST
+        if request.truncation == inference_pb2.TRUNCATION_NONE
+        else max(map(len, texts), default=0)
+    )
     if not texts:
-        refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", f"{name} is empty", name))
+        refuse(
+            context,
+            Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", f"{name} is empty", name),
+        )
     for index, text in enumerate(texts):
         path = f"{name}[{index}].text"
         if not text and items[index].WhichOneof("content") == "text":
-            refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", f"{path} is empty", path))
+            refuse(
+                context,
+                Refusal(
+                    grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", f"{path} is empty", path
+                ),
+            )
         if len(text) > limit:
-            refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", f"{path} is too long", path))
+            refuse(
+                context,
+                Refusal(
+                    grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", f"{path} is too long", path
+                ),
+            )
     return texts
 
 
@@ -198,21 +233,29 @@ def _usage(texts: list[str]) -> inference_pb2.Usage:
 
 
 def _timings(number: int) -> inference_pb2.Timings:
-    return inference_pb2.Timings(queue_seconds=0.001 * number, forward_seconds=0.01, total_seconds=0.02)
+    return inference_pb2.Timings(
+        queue_seconds=0.001 * number, forward_seconds=0.01, total_seconds=0.02
+    )
 
 
 class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, router: FakeRouter) -> None:
         self._router = router
 
-    def Encode(self, request: inference_pb2.EncodeRequest, context: Any) -> inference_pb2.EncodeResponse:
+    def Encode(
+        self, request: inference_pb2.EncodeRequest, context: Any
+    ) -> inference_pb2.EncodeResponse:
         return self._encoded("Encode", request, context)
 
-    def _encoded(self, method: str, request: inference_pb2.EncodeRequest, context: Any) -> inference_pb2.EncodeResponse:
+    def _encoded(
+        self, method: str, request: inference_pb2.EncodeRequest, context: Any
+    ) -> inference_pb2.EncodeResponse:
         number = self._router.answer(method, request, context)
         texts = _texts("items", request, context)
         revision = self._router.revision(number)
-        response = inference_pb2.EncodeResponse(model_revision=revision, usage=_usage(texts), timings=_timings(number))
+        response = inference_pb2.EncodeResponse(
+            model_revision=revision, usage=_usage(texts), timings=_timings(number)
+        )
         forms = list(request.representations) or [inference_pb2.REPRESENTATION_DENSE]
         dimensions = request.dimensions or DIMENSIONS
         if request.HasField("chunking"):
@@ -222,13 +265,17 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             dense = np.stack([vector_of(text)[:dimensions] for text in texts])
             response.dense.CopyFrom(wire.tensor(dense, request.data_type))
         if inference_pb2.REPRESENTATION_SPARSE in forms:
-            response.sparse.CopyFrom(wire.sparse([{ord(letter): 1.5 for letter in text} for text in texts], VOCABULARY))
+            response.sparse.CopyFrom(
+                wire.sparse([{ord(letter): 1.5 for letter in text} for text in texts], VOCABULARY)
+            )
         if inference_pb2.REPRESENTATION_MULTI_VECTOR in forms:
             rows = [np.stack([vector_of(word) for word in text.split()]) for text in texts]
             response.multi_vector.CopyFrom(wire.ragged(rows, request.data_type))
         return response
 
-    def EncodeStream(self, request: inference_pb2.EncodeRequest, context: Any) -> Iterator[inference_pb2.EncodeResponse]:
+    def EncodeStream(
+        self, request: inference_pb2.EncodeRequest, context: Any
+    ) -> Iterator[inference_pb2.EncodeResponse]:
         whole = self._encoded("EncodeStream", request, context)
         totals = inference_pb2.EncodeResponse(usage=whole.usage, timings=whole.timings)
         for number, chunk in enumerate(split(whole, totals, self._router.chunk_bytes)):
@@ -236,12 +283,16 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
                 self._router.halfway(context)
             yield chunk
 
-    def Multiplex(self, request_iterator: Any, context: Any) -> Iterator[multiplex_pb2.MultiplexResponse]:
+    def Multiplex(
+        self, request_iterator: Any, context: Any
+    ) -> Iterator[multiplex_pb2.MultiplexResponse]:
         """As a router that is older than the method."""
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
         return iter(())
 
-    def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> inference_pb2.ScoreResponse:
+    def Score(
+        self, request: inference_pb2.ScoreRequest, context: Any
+    ) -> inference_pb2.ScoreResponse:
         number = self._router.answer("Score", request, context)
         texts = _texts("documents", request, context)
         words = set(request.query.text.split())
@@ -255,22 +306,38 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             timings=_timings(number),
         )
 
-    def Extract(self, request: inference_pb2.ExtractRequest, context: Any) -> inference_pb2.ExtractResponse:
+    def Extract(
+        self, request: inference_pb2.ExtractRequest, context: Any
+    ) -> inference_pb2.ExtractResponse:
         number = self._router.answer("Extract", request, context)
         texts = _texts("items", request, context)
         found = _FINDERS.get(request.WhichOneof("task") or "", _labels)
         results = [found(text, request) for text in texts]
-        return inference_pb2.ExtractResponse(results=results, model_revision="r1", usage=_usage(texts), timings=_timings(number))
+        return inference_pb2.ExtractResponse(
+            results=results, model_revision="r1", usage=_usage(texts), timings=_timings(number)
+        )
 
-    def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
+    def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Any
+    ) -> inference_pb2.TokenizeResponse:
         """A token is a character, its id the character's number; LONGEST are kept."""
         number = self._router.answer("Tokenize", request, context)
         results = []
         for index, text in enumerate(request.texts):
             if request.truncation == inference_pb2.TRUNCATION_NONE and len(text) > LONGEST:
                 path = f"texts[{index}]"
-                refuse(context, Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", f"{path} is too long", path))
-            result = inference_pb2.Tokenization(count=len(text), kept_tokens=min(len(text), LONGEST))
+                refuse(
+                    context,
+                    Refusal(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        "INPUT_TOO_LONG",
+                        f"{path} is too long",
+                        path,
+                    ),
+                )
+            result = inference_pb2.Tokenization(
+                count=len(text), kept_tokens=min(len(text), LONGEST)
+            )
             if not request.count_only:
                 result.ids.extend(map(ord, text))
                 result.starts.extend(range(len(text)))
@@ -281,23 +348,38 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         usage = inference_pb2.Usage(input_tokens=sum(result.count for result in results))
         revision = self._router.revision(number)
         return inference_pb2.TokenizeResponse(
-            results=results, max_tokens=LONGEST, model_revision=revision, usage=usage, timings=_timings(number)
+            results=results,
+            max_tokens=LONGEST,
+            model_revision=revision,
+            usage=usage,
+            timings=_timings(number),
         )
 
-    def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Any) -> inference_pb2.DetokenizeResponse:
+    def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Any
+    ) -> inference_pb2.DetokenizeResponse:
         number = self._router.answer("Detokenize", request, context)
         texts = ["".join(map(chr, one.ids)) for one in request.sequences]
         usage = inference_pb2.Usage(input_tokens=sum(map(len, texts)))
-        return inference_pb2.DetokenizeResponse(texts=texts, model_revision="r1", usage=usage, timings=_timings(number))
+        return inference_pb2.DetokenizeResponse(
+            texts=texts, model_revision="r1", usage=usage, timings=_timings(number)
+        )
 
-    def ExtractStream(self, request: inference_pb2.ExtractRequest, context: Any) -> Iterator[inference_pb2.ExtractStreamResponse]:
+    def ExtractStream(
+        self, request: inference_pb2.ExtractRequest, context: Any
+    ) -> Iterator[inference_pb2.ExtractStreamResponse]:
         """The first half of each text, void; then each text anew; then the answer."""
         response = self.Extract(request, context)
         for is_anew in (False, True):
-            texts = [result.text if is_anew else result.text[: len(result.text) // 2] for result in response.results]
+            texts = [
+                result.text if is_anew else result.text[: len(result.text) // 2]
+                for result in response.results
+            ]
             yield inference_pb2.ExtractStreamResponse(
                 deltas=[
-                    inference_pb2.ExtractDelta(item=item, text=text, restarted=is_anew) for item, text in enumerate(texts) if text
+                    inference_pb2.ExtractDelta(item=item, text=text, restarted=is_anew)
+                    for item, text in enumerate(texts)
+                    if text
                 ]
             )
         yield inference_pb2.ExtractStreamResponse(response=response)
@@ -310,7 +392,11 @@ def _capitals(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2
     for word in text.split(" "):
         if word[:1].isupper():
             label = request.entities.labels[0] if request.entities.labels else "NAME"
-            entities.append(inference_pb2.Entity(start=begin, end=begin + len(word), label=label, score=0.5, text=word))
+            entities.append(
+                inference_pb2.Entity(
+                    start=begin, end=begin + len(word), label=label, score=0.5, text=word
+                )
+            )
         begin += len(word) + 1
     return inference_pb2.Extraction(entities=entities)
 
@@ -320,15 +406,22 @@ def _neighbours(text: str, request: inference_pb2.ExtractRequest) -> inference_p
     entities = _capitals(text, request).entities
     label = request.relations.labels[0]
     return inference_pb2.Extraction(
-        relations=[inference_pb2.Relation(head=head, tail=tail, label=label, score=0.75) for head, tail in pairwise(entities)]
+        relations=[
+            inference_pb2.Relation(head=head, tail=tail, label=label, score=0.75)
+            for head, tail in pairwise(entities)
+        ]
     )
 
 
 def _labels(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
     """A label fits as well as its letters occur."""
-    scores = {label: len(set(label) & set(text)) / len(set(label)) for label in request.classify.labels}
+    scores = {
+        label: len(set(label) & set(text)) / len(set(label)) for label in request.classify.labels
+    }
     best = sorted(scores.items(), key=lambda pair: -pair[1])
-    return inference_pb2.Extraction(labels=[inference_pb2.LabelScore(label=label, score=score) for label, score in best])
+    return inference_pb2.Extraction(
+        labels=[inference_pb2.LabelScore(label=label, score=score) for label, score in best]
+    )
 
 
 def _boxes(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
@@ -336,7 +429,9 @@ def _boxes(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Ex
     del text
     return inference_pb2.Extraction(
         regions=[
-            inference_pb2.Region(left=50, top=60, right=90, bottom=95, label=label, score=0.75 - 0.25 * number)
+            inference_pb2.Region(
+                left=50, top=60, right=90, bottom=95, label=label, score=0.75 - 0.25 * number
+            )
             for number, label in enumerate(request.regions.labels)
             if label != "nothing"
         ]
@@ -344,17 +439,26 @@ def _boxes(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Ex
 
 
 def _things(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
-    """One instance of each structure, whose fields all have the first word of the text; the first label of each question."""
+    """One instance of each structure, whose fields all have the first word of the text; the first
+    label of each question.
+    """
     word = text.split(" ", 1)[0]
     value = inference_pb2.StructureValue(text=word, score=0.75, start=0, end=len(word))
     return inference_pb2.Extraction(
         classifications=[
-            inference_pb2.Classification(name=one.name, labels=[inference_pb2.LabelScore(label=one.labels[0].label, score=0.5)])
+            inference_pb2.Classification(
+                name=one.name,
+                labels=[inference_pb2.LabelScore(label=one.labels[0].label, score=0.5)],
+            )
             for one in request.structure.classifications
         ],
         structures=[
             inference_pb2.Structure(
-                name=one.name, fields=[inference_pb2.StructureField(name=field.name, values=[value]) for field in one.fields]
+                name=one.name,
+                fields=[
+                    inference_pb2.StructureField(name=field.name, values=[value])
+                    for field in one.fields
+                ],
             )
             for one in request.structure.structures
         ],
@@ -365,11 +469,21 @@ def _about(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Ex
     """A text that is cut off, or a form."""
     if request.text.json_schema:
         form = struct_pb2.Struct(fields={"about": struct_pb2.Value(string_value=text)})
-        return inference_pb2.Extraction(text="{…}", json=form, finish_reason=inference_pb2.FINISH_REASON_STOP)
-    return inference_pb2.Extraction(text=f"a text about {text}", finish_reason=inference_pb2.FINISH_REASON_LENGTH)
+        return inference_pb2.Extraction(
+            text="{…}", json=form, finish_reason=inference_pb2.FINISH_REASON_STOP
+        )
+    return inference_pb2.Extraction(
+        text=f"a text about {text}", finish_reason=inference_pb2.FINISH_REASON_LENGTH
+    )
 
 
-_FINDERS = {"entities": _capitals, "relations": _neighbours, "regions": _boxes, "structure": _things, "text": _about}
+_FINDERS = {
+    "entities": _capitals,
+    "relations": _neighbours,
+    "regions": _boxes,
+    "structure": _things,
+    "text": _about,
+}
 
 
 def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> models_pb2.Model:
@@ -378,7 +492,10 @@ def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> 
         revision="r1",
         family="bert",
         tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE],
-        representations=[inference_pb2.REPRESENTATION_DENSE, inference_pb2.REPRESENTATION_MULTI_VECTOR],
+        representations=[
+            inference_pb2.REPRESENTATION_DENSE,
+            inference_pb2.REPRESENTATION_MULTI_VECTOR,
+        ],
         dimensions=DIMENSIONS,
         max_tokens=256,
         bytes=90_000_000,
@@ -386,7 +503,13 @@ def _model(name: str, state: models_pb2.ModelState, *, pinned: bool = False) -> 
         prompts=["query"],
     )
     place = models_pb2.ModelPlace(
-        worker_id="w1", state=state, bytes=90_000_000, load_seconds=0.5, pinned=pinned, host_bytes=2**26, adapters=["org/lora"]
+        worker_id="w1",
+        state=state,
+        bytes=90_000_000,
+        load_seconds=0.5,
+        pinned=pinned,
+        host_bytes=2**26,
+        adapters=["org/lora"],
     )
     return models_pb2.Model(model=name, state=state, card=card, places=[place], queued_tokens=7)
 
@@ -408,30 +531,53 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     def __init__(self, router: FakeRouter) -> None:
         self._router = router
 
-    def ListModels(self, request: models_pb2.ListModelsRequest, context: Any) -> models_pb2.ListModelsResponse:
+    def ListModels(
+        self, request: models_pb2.ListModelsRequest, context: Any
+    ) -> models_pb2.ListModelsResponse:
         self._router.answer("ListModels", request, context)
-        broken = models_pb2.Model(model="org/broken", state=models_pb2.MODEL_STATE_FAILED, last_error="[no] tensor 'a.b'")
-        return models_pb2.ListModelsResponse(models=[broken, _coming(), _model(MODEL, models_pb2.MODEL_STATE_RESIDENT)])
+        broken = models_pb2.Model(
+            model="org/broken", state=models_pb2.MODEL_STATE_FAILED, last_error="[no] tensor 'a.b'"
+        )
+        return models_pb2.ListModelsResponse(
+            models=[broken, _coming(), _model(MODEL, models_pb2.MODEL_STATE_RESIDENT)]
+        )
 
-    def GetModel(self, request: models_pb2.GetModelRequest, context: Any) -> models_pb2.GetModelResponse:
+    def GetModel(
+        self, request: models_pb2.GetModelRequest, context: Any
+    ) -> models_pb2.GetModelResponse:
         self._router.answer("GetModel", request, context)
         if request.model == COMING:
             return models_pb2.GetModelResponse(model=_coming())
         if request.model != MODEL:
-            refuse(context, Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", f"no worker knows {request.model}"))
+            refuse(
+                context,
+                Refusal(
+                    grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", f"no worker knows {request.model}"
+                ),
+            )
         return models_pb2.GetModelResponse(model=_model(MODEL, models_pb2.MODEL_STATE_RESIDENT))
 
-    def LoadModel(self, request: models_pb2.LoadModelRequest, context: Any) -> models_pb2.LoadModelResponse:
+    def LoadModel(
+        self, request: models_pb2.LoadModelRequest, context: Any
+    ) -> models_pb2.LoadModelResponse:
         self._router.answer("LoadModel", request, context)
-        return models_pb2.LoadModelResponse(model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT))
+        return models_pb2.LoadModelResponse(
+            model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT)
+        )
 
-    def EvictModel(self, request: models_pb2.EvictModelRequest, context: Any) -> models_pb2.EvictModelResponse:
+    def EvictModel(
+        self, request: models_pb2.EvictModelRequest, context: Any
+    ) -> models_pb2.EvictModelResponse:
         self._router.answer("EvictModel", request, context)
         return models_pb2.EvictModelResponse(worker_ids=["w1"])
 
-    def PinModel(self, request: models_pb2.PinModelRequest, context: Any) -> models_pb2.PinModelResponse:
+    def PinModel(
+        self, request: models_pb2.PinModelRequest, context: Any
+    ) -> models_pb2.PinModelResponse:
         self._router.answer("PinModel", request, context)
-        return models_pb2.PinModelResponse(model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT, pinned=request.pinned))
+        return models_pb2.PinModelResponse(
+            model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT, pinned=request.pinned)
+        )
 
 
 class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
@@ -442,7 +588,9 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
         self._router.answer("GetMesh", request, context)
         return mesh_pb2.GetMeshResponse(mesh=self._look())
 
-    def WatchMesh(self, request: mesh_pb2.WatchMeshRequest, context: Any) -> Iterator[mesh_pb2.WatchMeshResponse]:
+    def WatchMesh(
+        self, request: mesh_pb2.WatchMeshRequest, context: Any
+    ) -> Iterator[mesh_pb2.WatchMeshResponse]:
         self._router.answer("WatchMesh", request, context)
         ended = threading.Event()
         context.add_callback(ended.set)
@@ -452,14 +600,32 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
 
     def _look(self) -> mesh_pb2.Mesh:
         worker = mesh_pb2.WorkerStatus(
-            worker_id="w1", pool="cpu", device="cpu", memory_bytes=2**33, used_bytes=2**27, resident=[MODEL], draining=True
+            worker_id="w1",
+            pool="cpu",
+            device="cpu",
+            memory_bytes=2**33,
+            used_bytes=2**27,
+            resident=[MODEL],
+            draining=True,
         )
         noticed = mesh_pb2.WorkerStatus(
-            worker_id="w2", pool="l4-spot", device="cuda", host_memory_bytes=2**33, host_used_bytes=2**28, preempted_in_seconds=25.0
+            worker_id="w2",
+            pool="l4-spot",
+            device="cuda",
+            host_memory_bytes=2**33,
+            host_used_bytes=2**28,
+            preempted_in_seconds=25.0,
         )
         noticed.device_seconds, noticed.wasted_seconds = 200.0, 5.0
         worker.kernels = "avx512"
-        lane = mesh_pb2.LaneStatus(pool="cpu", model=MODEL, queued_jobs=3, queued_tokens=1234, done_jobs=99, oldest_seconds=2.5)
+        lane = mesh_pb2.LaneStatus(
+            pool="cpu",
+            model=MODEL,
+            queued_jobs=3,
+            queued_tokens=1234,
+            done_jobs=99,
+            oldest_seconds=2.5,
+        )
         return mesh_pb2.Mesh(
             workers=[worker, noticed],
             models=[_model(MODEL, models_pb2.MODEL_STATE_RESIDENT)],
@@ -469,11 +635,21 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
             pools=[mesh_pb2.PoolStatus(pool="cpu", desired_workers=2)],
         )
 
-    def ExplainPlacement(self, request: mesh_pb2.ExplainPlacementRequest, context: Any) -> mesh_pb2.ExplainPlacementResponse:
+    def ExplainPlacement(
+        self, request: mesh_pb2.ExplainPlacementRequest, context: Any
+    ) -> mesh_pb2.ExplainPlacementResponse:
         self._router.answer("ExplainPlacement", request, context)
         workers = [
-            mesh_pb2.PlacementReason(worker_id="w1", pool="cpu", reason="it is in pool cpu", score=0.25),
-            mesh_pb2.PlacementReason(worker_id="w2", pool="l4-spot", eligible=True, reason="it holds the model", score=0.75),
+            mesh_pb2.PlacementReason(
+                worker_id="w1", pool="cpu", reason="it is in pool cpu", score=0.25
+            ),
+            mesh_pb2.PlacementReason(
+                worker_id="w2",
+                pool="l4-spot",
+                eligible=True,
+                reason="it holds the model",
+                score=0.75,
+            ),
         ]
         return mesh_pb2.ExplainPlacementResponse(
             workers=workers, summary="1 holds it.", scheduler=LEADER, plan="one copy is enough"
@@ -488,7 +664,9 @@ def serving(
     credentials: grpc.ServerCredentials | None = None,
     interceptors: Sequence[grpc.ServerInterceptor] = (),
 ) -> Iterator[FakeRouter]:
-    """Serves `router` on loopback until the block ends; calls in flight are then cut off, as by a kill."""
+    """Serves `router` on loopback until the block ends; calls in flight are then cut off, as by a
+    kill.
+    """
     with ThreadPoolExecutor(32) as threads:
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
         server = grpc.server(threads, interceptors=list(interceptors), options=options)
@@ -500,7 +678,11 @@ def serving(
         checks.set("shoal.v1.ModelService", health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         target = f"127.0.0.1:{port}"
-        bound = server.add_secure_port(target, credentials) if credentials else server.add_insecure_port(target)
+        bound = (
+            server.add_secure_port(target, credentials)
+            if credentials
+            else server.add_insecure_port(target)
+        )
         router.address = f"127.0.0.1:{bound}"
         server.start()
         try:

@@ -10,7 +10,18 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 CONTROLS = "".join(
-    map(chr, [*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+    map(
+        chr,
+        [
+            *range(9),
+            *range(11, 32),
+            *range(0x7F, 0xA0),
+            0x2028,
+            0x2029,
+            *range(0x202A, 0x202F),
+            *range(0x2066, 0x206A),
+        ],
+    )
 )
 """All that a terminal obeys; tabs and newlines are text."""
 WORDS = f"\x1b]0;owned\x07\x9b2J{CONTROLS}end"
@@ -21,7 +32,9 @@ def spoilt(message: Message) -> Message:
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.type == FieldDescriptor.TYPE_MESSAGE:
-            for part in value if field.is_repeated else [value] if message.HasField(field.name) else []:
+            for part in (
+                value if field.is_repeated else [value] if message.HasField(field.name) else []
+            ):
                 spoilt(part)
         elif field.type == FieldDescriptor.TYPE_STRING and field.is_repeated:
             value.append(WORDS)
@@ -33,14 +46,21 @@ def spoilt(message: Message) -> Message:
 class Spoiling(grpc.ServerInterceptor):
     """Spoils every answer but those of the health service."""
 
-    def intercept_service(self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails) -> Any:
+    def intercept_service(
+        self, continuation: Callable[..., Any], details: grpc.HandlerCallDetails
+    ) -> Any:
         handler = continuation(details)
         if not details.method.startswith("/shoal."):
             return handler
-        coding = {"request_deserializer": handler.request_deserializer, "response_serializer": handler.response_serializer}
+        coding = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(_each(handler.unary_stream), **coding)
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: spoilt(handler.unary_unary(request, context)), **coding)
+        return grpc.unary_unary_rpc_method_handler(
+            lambda request, context: spoilt(handler.unary_unary(request, context)), **coding
+        )
 
 
 def _each(stream: Callable[..., Iterator[Message]]) -> Callable[..., Iterator[Message]]:

@@ -1,4 +1,6 @@
-"""What is particular to one of the two clients: loops, threads, processes, interrupts, encryption, and the package itself."""
+"""What is particular to one of the two clients: loops, threads, processes, interrupts, encryption,
+and the package itself.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,15 @@ from tests.api.fake_router import MODEL, FakeRouter, serving
 from tests.support.waiting import wait_until
 
 
-def test_the_clients_have_the_same_verbs() -> None:
-    for blocking, awaited in ((shoal.Client, shoal.AsyncClient), (shoal.client.Models, shoal.client.AsyncModels)):
+def test_clients_have_the_same_verbs() -> None:
+    for blocking, awaited in (
+        (shoal.Client, shoal.AsyncClient),
+        (shoal.client.Models, shoal.client.AsyncModels),
+    ):
         others = ("close", "extract_stream", "models", "watch")
-        for name in (name for name in vars(awaited) if not name.startswith("_") and name not in others):
+        for name in (
+            name for name in vars(awaited) if not name.startswith("_") and name not in others
+        ):
             mine, theirs = getattr(blocking, name), getattr(awaited, name)
             assert inspect.signature(mine) == inspect.signature(theirs)
             assert mine.__doc__ == theirs.__doc__
@@ -35,14 +42,16 @@ def test_the_clients_have_the_same_verbs() -> None:
             assert not inspect.iscoroutinefunction(mine)
 
 
-def test_the_paths_are_those_of_the_protos() -> None:
+def test_paths_are_those_of_the_protos() -> None:
     services = [
         *caller_pb2.DESCRIPTOR.services_by_name.values(),
         *inference_pb2.DESCRIPTOR.services_by_name.values(),
         *models_pb2.DESCRIPTOR.services_by_name.values(),
         *mesh_pb2.DESCRIPTOR.services_by_name.values(),
     ]
-    paths = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+    paths = {
+        f"/{service.full_name}/{method.name}" for service in services for method in service.methods
+    }
     methods = [value for value in vars(rpc).values() if isinstance(value, rpc.Method)]
     assert len(methods) == 18
     assert {method.path for method in methods} - paths == {"/grpc.health.v1.Health/Check"}
@@ -62,7 +71,9 @@ def test_importing_costs_nothing_and_no_command_line() -> None:
         "shoal.Client; late = [m for m in ('torch', 'rich', 'typer', 'scipy') if m in sys.modules];"
         "print(early, late)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_environment()
+    )
     assert done.stdout.strip() == "[] []"
 
 
@@ -70,18 +81,20 @@ def _environment() -> dict[str, str]:
     return dict(os.environ) | {"PYTHONPATH": str(Path(shoal.__file__).parents[1])}
 
 
-async def test_the_blocking_client_works_inside_a_running_loop(router: FakeRouter) -> None:
+async def test_blocking_client_works_inside_a_running_loop(router: FakeRouter) -> None:
     with shoal.Client(router.address, request_items=1) as client:
         assert client.encode(MODEL, ["a", "b", "c"]).dequantize().shape == (3, 12)
 
 
 def test_threads_share_a_client(router: FakeRouter) -> None:
     with shoal.Client(router.address) as client, ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(lambda number: client.encode(MODEL, "x" * (number + 1)), range(64)))
+        results = list(
+            threads.map(lambda number: client.encode(MODEL, "x" * (number + 1)), range(64))
+        )
     assert [int(result.dequantize()[0, 0]) for result in results] == list(range(1, 65))
 
 
-def test_an_interrupt_ends_the_parts_in_flight(router: FakeRouter) -> None:
+def test_interrupt_ends_the_parts_in_flight(router: FakeRouter) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -108,7 +121,7 @@ def test_no_thread_is_left(router: FakeRouter) -> None:
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("shoal")]
 
 
-def test_a_client_made_before_a_fork_works_after_it_if_unused(router: FakeRouter) -> None:
+def test_client_made_before_a_fork_works_after_it_if_unused(router: FakeRouter) -> None:
     code = f"""
 import os, shoal
 unused = shoal.Client({router.address!r})
@@ -128,11 +141,13 @@ if os.fork() == 0:
 _, status = os.wait()
 assert status == 0, status
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=20, env=_environment())
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, timeout=20, env=_environment()
+    )
     assert len(router.calls) == 2
 
 
-def test_an_async_client_belongs_to_one_loop(router: FakeRouter) -> None:
+def test_async_client_belongs_to_one_loop(router: FakeRouter) -> None:
     client = shoal.AsyncClient(router.address)
 
     async def use_and_keep() -> None:
@@ -162,7 +177,9 @@ def test_arguments_that_cannot_work_are_refused_at_once() -> None:
         shoal.Tls(certificate_chain=b"x")
 
 
-def test_the_address_comes_from_the_environment(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_comes_from_the_environment(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHOAL_ADDRESS", router.address)
     with shoal.Client() as client:
         client.encode(MODEL, "x")
@@ -175,9 +192,12 @@ def test_who_found_nobody_connects_when_somebody_is_there() -> None:
     with shoal.Client(f"127.0.0.1:{port}") as client:
         with pytest.raises(errors.CannotConnect):
             client.healthy(timeout=1.5)
-        # In a process of its own: gRPC's threads of a server here would get on with the client's connection, too.
+        # In a process of its own: gRPC's threads of a server here would get on with the client's
+        # connection, too.
         command = [sys.executable, "-m", "tests.api.fake_router", str(port)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "libs/api:."}) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "libs/api:."}
+        ) as process:
             try:
                 assert process.stdout is not None
                 process.stdout.readline()
@@ -199,20 +219,49 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
 
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test authority", "-days", "2")
+    openssl(
+        "req",
+        "-x509",
+        *curve,
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+        "-subj",
+        "/CN=test authority",
+        "-days",
+        "2",
+    )
     (directory / "names").write_text("subjectAltName=DNS:router.shoal.test")
     for name in ("server", "client"):
-        openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signing = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
+        openssl(
+            "req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}"
+        )
+        signing = (
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+            "-extfile",
+            "names",
+        )
         openssl("x509", "-req", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
     return directory
 
 
 def test_mutual_tls(certificates: Path) -> None:
     pair = ((certificates / "server.key").read_bytes(), (certificates / "server.pem").read_bytes())
-    credentials = grpc.ssl_server_credentials([pair], (certificates / "ca.pem").read_bytes(), require_client_auth=True)
+    credentials = grpc.ssl_server_credentials(
+        [pair], (certificates / "ca.pem").read_bytes(), require_client_auth=True
+    )
     tls = shoal.Tls(
-        certificates / "ca.pem", certificates / "client.pem", (certificates / "client.key").read_bytes(), "router.shoal.test"
+        certificates / "ca.pem",
+        certificates / "client.pem",
+        (certificates / "client.key").read_bytes(),
+        "router.shoal.test",
     )
     with serving(FakeRouter(), credentials=credentials) as router:
         with shoal.Client(router.address, tls=tls, token="secret") as client:
@@ -227,6 +276,9 @@ def test_mutual_tls(certificates: Path) -> None:
         nameless = shoal.Tls(certificates / "ca.pem", server_name="router.shoal.test")
         once = shoal.RetryPolicy(attempts=1)
         for wrong in (nameless, False):
-            with shoal.Client(router.address, tls=wrong, retry=once) as client, pytest.raises(errors.CannotConnect):
+            with (
+                shoal.Client(router.address, tls=wrong, retry=once) as client,
+                pytest.raises(errors.CannotConnect),
+            ):
                 client.encode(MODEL, "x")
         assert len(router.calls) == 2

@@ -1,4 +1,6 @@
-"""Chunks by the client: what is asked for, how requests of one call are joined, and which text each chunk has."""
+"""Chunks by the client: what is asked for, how requests of one call are joined, and which text each
+chunk has.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from tests.api.fake_router import MODEL, FakeRouter, vector_of
 TEXTS = ["one two", "three", "four five six"]
 
 
-def test_chunks_have_their_texts_and_rows_whatever_the_number_of_requests(router: FakeRouter) -> None:
+def test_chunks_have_their_texts_and_rows_whatever_the_number_of_requests(
+    router: FakeRouter,
+) -> None:
     for items in (1, 2, 10):
         with shoal.Client(router.address, request_items=items) as client:
             result = client.encode(MODEL, TEXTS, chunking=Chunking())
-        assert [[chunk.text for chunk in own] for own in result.chunks] == [text.split() for text in TEXTS]
+        assert [[chunk.text for chunk in own] for own in result.chunks] == [
+            text.split() for text in TEXTS
+        ]
         assert [chunk.row for own in result.chunks for chunk in own] == list(range(6))
-        assert np.allclose(result.dense, np.stack([vector_of(word) for text in TEXTS for word in text.split()]))
+        assert np.allclose(
+            result.dense, np.stack([vector_of(word) for text in TEXTS for word in text.split()])
+        )
         assert result.chunks[-1][1].start == 5
         assert repr(result.chunks) == "Chunks(3 items, 6 chunks)"
     with shoal.Client(router.address) as client, pytest.raises(ValueError, match="no chunks"):
@@ -31,14 +39,25 @@ def test_chunks_have_their_texts_and_rows_whatever_the_number_of_requests(router
 def test_skipped_items_have_no_chunks(router: FakeRouter) -> None:
     with shoal.Client(router.address, request_items=1) as client:
         result = client.encode(MODEL, ["", *TEXTS], chunking=Chunking(), on_invalid="skip")
-    assert [[chunk.text for chunk in own] for own in result.chunks] == [[], ["one", "two"], ["three"], ["four", "five", "six"]]
+    assert [[chunk.text for chunk in own] for own in result.chunks] == [
+        [],
+        ["one", "two"],
+        ["three"],
+        ["four", "five", "six"],
+    ]
 
 
-def test_a_request_has_the_contexts_and_spans_of_its_own_items(router: FakeRouter) -> None:
+def test_request_has_the_contexts_and_spans_of_its_own_items(router: FakeRouter) -> None:
     spans: list[list[Span | tuple[int, int]]] = [[(0, 3)], [Span(1, 2, "c")], [(0, 4), (5, 9)]]
     with shoal.Client(router.address, request_items=2) as client:
-        client.encode(MODEL, TEXTS, chunking=Chunking("spans", contexts=["a", "b", ""], spans=spans))
-    requests = [call.request for call in router.calls if isinstance(call.request, inference_pb2.EncodeRequest)]
+        client.encode(
+            MODEL, TEXTS, chunking=Chunking("spans", contexts=["a", "b", ""], spans=spans)
+        )
+    requests = [
+        call.request
+        for call in router.calls
+        if isinstance(call.request, inference_pb2.EncodeRequest)
+    ]
     found = {item.text: item for request in requests for item in request.items}
     assert [found[text].context for text in TEXTS] == ["a", "b", ""]
     assert [(span.start, span.end, span.context) for span in found[TEXTS[1]].spans] == [(1, 2, "c")]

@@ -52,7 +52,9 @@ def run(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("COLUMNS", "200")
 
     def invoke(*arguments: str | Path, stdin: str = "") -> Ran:
-        result = CliRunner().invoke(main.build(), [str(argument) for argument in arguments], input=stdin)
+        result = CliRunner().invoke(
+            main.build(), [str(argument) for argument in arguments], input=stdin
+        )
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Ran(result.exit_code, result.stdout, result.stderr)
@@ -74,14 +76,18 @@ def test_encode_a_text_file_to_npy(run: Run, tmp_path: Path) -> None:
     ran = run("encode", MODEL, "--input", tmp_path / "texts.txt", "--output", tmp_path / "out.npy")
     assert (ran.code, ran.out) == (0, "")
     assert "7 texts" in ran.err
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), [vector_of(text) for text in texts])
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "out.npy"), [vector_of(text) for text in texts]
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "texts.txt"]
 
 
 def test_encode_files_of_images(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     for name in ("a.jpg", "b.png"):
         (tmp_path / name).write_bytes(name.encode())
-    assert run("encode", MODEL, "--image", tmp_path / "a.jpg", tmp_path / "b.png", "--json").code == 0
+    assert (
+        run("encode", MODEL, "--image", tmp_path / "a.jpg", tmp_path / "b.png", "--json").code == 0
+    )
     sent = [item.image.data for item in router.calls[-1].request.items]  # type: ignore[attr-defined]
     assert sent == [b"a.jpg", b"b.png"]
     ran = run("encode", MODEL, "--image", tmp_path / "a.jpg", tmp_path / "none.png")
@@ -92,10 +98,24 @@ def test_encode_files_of_images(run: Run, router: FakeRouter, tmp_path: Path) ->
 
 def test_encode_jsonl_to_jsonl_keeps_the_objects(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": 1, "body": "one two"}\n{"id": 2, "body": "three"}\n')
-    ran = run("encode", MODEL, "-i", tmp_path / "in.jsonl", "--field", "body", "-o", tmp_path / "out.jsonl", "-r", "multi_vector")
+    ran = run(
+        "encode",
+        MODEL,
+        "-i",
+        tmp_path / "in.jsonl",
+        "--field",
+        "body",
+        "-o",
+        tmp_path / "out.jsonl",
+        "-r",
+        "multi_vector",
+    )
     assert ran.code == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [(row["id"], row["body"], len(row["multi_vector"])) for row in rows] == [(1, "one two", 2), (2, "three", 1)]
+    assert [(row["id"], row["body"], len(row["multi_vector"])) for row in rows] == [
+        (1, "one two", 2),
+        (2, "three", 1),
+    ]
 
 
 def test_encode_chunks(run: Run, router: FakeRouter, tmp_path: Path) -> None:
@@ -115,12 +135,19 @@ def test_encode_chunks(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     )
     assert run(*asked, "-o", tmp_path / "out.jsonl").code == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [[chunk["text"] for chunk in row["chunks"]] for row in rows] == [["one", "two"], ["three"]]
+    assert [[chunk["text"] for chunk in row["chunks"]] for row in rows] == [
+        ["one", "two"],
+        ["three"],
+    ]
     assert [rows[0]["chunks"][1][name] for name in ("start", "end", "tokens")] == [4, 7, 3]
     assert np.allclose(rows[0]["chunks"][1]["dense"], vector_of("two"))
     assert run(*asked, "-o", tmp_path / "out.npz").code == 0
     arrays = np.load(tmp_path / "out.npz")
-    assert (arrays["chunk_offsets"].tolist(), arrays["chunk_ends"].tolist(), len(arrays["dense"])) == ([0, 2, 3], [3, 7, 5], 3)
+    assert (
+        arrays["chunk_offsets"].tolist(),
+        arrays["chunk_ends"].tolist(),
+        len(arrays["dense"]),
+    ) == ([0, 2, 3], [3, 7, 5], 3)
     assert "three" in run(*asked).out
     assert "where chunks are" in run(*asked, "-o", tmp_path / "out.npy").err
     assert run("encode", MODEL, "x", "--late").code == 2
@@ -130,7 +157,9 @@ def test_encode_stdin_to_stdout(run: Run) -> None:
     ran = run("encode", MODEL, "--input", "-", "--output", "-", stdin="one\ntwo\n")
     assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["one", "two"]
     assert run("encode", MODEL, "-", "--output", "-", stdin="one\ntwo\n").out == ran.out
-    ran = run("encode", MODEL, "--input", "-", "--field", "t", "--json", stdin='{"t": "one"}\n"two"\n')
+    ran = run(
+        "encode", MODEL, "--input", "-", "--field", "t", "--json", stdin='{"t": "one"}\n"two"\n'
+    )
     assert len(ran.json()["items"]) == 2
 
 
@@ -142,9 +171,24 @@ def test_no_line_on_stdin_is_an_error(run: Run) -> None:
 
 def test_encode_json_has_everything(run: Run) -> None:
     forms = ("-r", "dense", "-r", "sparse", "-r", "multi_vector")
-    ran = run("encode", MODEL, "ab cd", "--json", *forms, "--dimensions", "3", "--role", "query", "--no-normalize")
+    ran = run(
+        "encode",
+        MODEL,
+        "ab cd",
+        "--json",
+        *forms,
+        "--dimensions",
+        "3",
+        "--role",
+        "query",
+        "--no-normalize",
+    )
     answer = ran.json()
-    assert (answer["model"], answer["revision"], answer["usage"]) == (MODEL, "r1", {"input_tokens": 2})
+    assert (answer["model"], answer["revision"], answer["usage"]) == (
+        MODEL,
+        "r1",
+        {"input_tokens": 2},
+    )
     (item,) = answer["items"]
     assert item["dense"] == vector_of("ab cd")[:3].tolist()
     assert item["sparse"]["indices"] == sorted({ord(letter) for letter in "ab cd"})
@@ -156,9 +200,29 @@ def test_quantized_vectors_keep_their_scales(run: Run, tmp_path: Path) -> None:
     assert ran.code == 1
     assert ".npz" in ran.err
     assert not list(tmp_path.iterdir())
-    run("encode", MODEL, "abc", "--data-type", "uint8", "-r", "dense", "-r", "sparse", "-o", tmp_path / "out.npz")
+    run(
+        "encode",
+        MODEL,
+        "abc",
+        "--data-type",
+        "uint8",
+        "-r",
+        "dense",
+        "-r",
+        "sparse",
+        "-o",
+        tmp_path / "out.npz",
+    )
     stored = np.load(tmp_path / "out.npz")
-    assert set(stored) == {"dense", "scale", "offset", "sparse_data", "sparse_indices", "sparse_indptr", "sparse_shape"}
+    assert set(stored) == {
+        "dense",
+        "scale",
+        "offset",
+        "sparse_data",
+        "sparse_indices",
+        "sparse_indptr",
+        "sparse_shape",
+    }
     assert stored["dense"].dtype == np.uint8
     item = run("encode", MODEL, "abc", "--data-type", "int8", "--json").json()["items"][0]
     assert set(item) == {"dense", "scale"}
@@ -176,7 +240,9 @@ def test_tokenize_shows_tokens_counts_or_json(run: Run, router: FakeRouter, tmp_
     assert (told["model"], told["max_tokens"], told["results"][0]["ids"]) == (MODEL, 50, [97, 98])
     assert told["results"][0]["tokens"] == ["_a", "_b"]
     assert not router.calls[-1].request.add_special_tokens  # type: ignore[attr-defined]
-    assert run("tokenize", MODEL, "ab", "--count", "--json").json()["results"] == [{"count": 2, "kept_tokens": 2}]
+    assert run("tokenize", MODEL, "ab", "--count", "--json").json()["results"] == [
+        {"count": 2, "kept_tokens": 2}
+    ]
     ran = run("tokenize", MODEL, "a", "x" * 60, "--truncation", "none")
     assert ran.code == 1
     assert "argument 2" in ran.err
@@ -190,7 +256,9 @@ def test_output_and_json_together(run: Run, tmp_path: Path) -> None:
 def test_score_ranks(run: Run, tmp_path: Path) -> None:
     (tmp_path / "docs.txt").write_text("nothing\na red fox\na fox\n")
     ran = run("score", MODEL, "red fox", "--input", tmp_path / "docs.txt", "--top-n", "2", "--json")
-    assert [(row["rank"], row["index"], row["score"], row["text"]) for row in ran.json()["results"]] == [
+    assert [
+        (row["rank"], row["index"], row["score"], row["text"]) for row in ran.json()["results"]
+    ] == [
         (1, 1, 2.0, "a red fox"),
         (2, 2, 1.0, "a fox"),
     ]
@@ -201,12 +269,16 @@ def test_score_ranks(run: Run, tmp_path: Path) -> None:
 
 
 def test_extract_entities_and_labels(run: Run, tmp_path: Path) -> None:
-    ran = run("extract", "entities", MODEL, "in Bern", "--label", "place", "--threshold", "0.1", "--json")
+    ran = run(
+        "extract", "entities", MODEL, "in Bern", "--label", "place", "--threshold", "0.1", "--json"
+    )
     entity = ran.json()["results"][0]["entities"][0]
     assert (entity["text"], entity["label"], entity["start"]) == ("Bern", "place", 3)
     assert "Bern" in run("extract", "entities", MODEL, "in Bern").out
     assert "no entities" in run("extract", "entities", MODEL, "nothing here").out
-    ran = run("extract", "classify", MODEL, "abc", "-l", "xy", "-l", "ab", "-o", tmp_path / "labels.jsonl")
+    ran = run(
+        "extract", "classify", MODEL, "abc", "-l", "xy", "-l", "ab", "-o", tmp_path / "labels.jsonl"
+    )
     row = json.loads((tmp_path / "labels.jsonl").read_text())
     assert [label["label"] for label in row["labels"]] == ["ab", "xy"]
     assert "ab" in run("extract", "classify", MODEL, "abc", "-l", "ab", "--multi-label").out
@@ -215,7 +287,11 @@ def test_extract_entities_and_labels(run: Run, tmp_path: Path) -> None:
 def test_extract_relations(run: Run, tmp_path: Path) -> None:
     arguments = ("extract", "relations", MODEL, "Ada met Bob", "-l", "met", "--entity", "person")
     relation = run(*arguments, "--threshold", "0.1", "--json").json()["results"][0]["relations"][0]
-    assert (relation["head"]["text"], relation["label"], relation["tail"]["start"]) == ("Ada", "met", 8)
+    assert (relation["head"]["text"], relation["label"], relation["tail"]["start"]) == (
+        "Ada",
+        "met",
+        8,
+    )
     table = run(*arguments).out
     assert "Ada → Bob" in table
     assert "0.7500" in table
@@ -230,9 +306,15 @@ def test_relations_between_entities_of_a_file(run: Run, router: FakeRouter, tmp_
     run("extract", "entities", MODEL, "Ada met Bob", "nobody", "-l", "person", "-o", file)
     run("extract", "relations", MODEL, "-i", file, "--given", "entities", "-l", "met")
     items = router.calls[-1].request.items  # type: ignore[attr-defined]
-    assert [(one.start, one.end, one.label) for one in items[0].entities] == [(0, 3, "person"), (8, 11, "person")]
+    assert [(one.start, one.end, one.label) for one in items[0].entities] == [
+        (0, 3, "person"),
+        (8, 11, "person"),
+    ]
     assert not items[1].entities
-    for line, reason in (({"text": "a"}, "no list of entities"), ({"text": "a", "entities": [{"start": 0}]}, "start and end")):
+    for line, reason in (
+        ({"text": "a"}, "no list of entities"),
+        ({"text": "a", "entities": [{"start": 0}]}, "start and end"),
+    ):
         file.write_text(json.dumps(line))
         refused = run("extract", "relations", MODEL, "-i", file, "--given", "entities", "-l", "met")
         assert refused.code != 0
@@ -247,9 +329,17 @@ def test_extract_regions(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     sent = router.calls[-1].request
     assert [item.image.data for item in sent.items] == [photo.read_bytes()]  # type: ignore[attr-defined]
     assert (list(sent.regions.labels), sent.regions.threshold) == (["cat", "dog"], 0.25)  # type: ignore[attr-defined]
-    boxes = [{"left": 50.0, "top": 60.0, "right": 90.0, "bottom": 95.0, "label": name} for name in ("cat", "dog")]
+    boxes = [
+        {"left": 50.0, "top": 60.0, "right": 90.0, "bottom": 95.0, "label": name}
+        for name in ("cat", "dog")
+    ]
     assert found == [
-        {"text": str(photo), "regions": [box | {"score": score} for box, score in zip(boxes, (0.75, 0.5), strict=True)]}
+        {
+            "text": str(photo),
+            "regions": [
+                box | {"score": score} for box, score in zip(boxes, (0.75, 0.5), strict=True)
+            ],
+        }
     ]
     regions = [Region(50, 60, 90, 95, "cat", 0.75), Region(50, 60, 90, 95, "dog", 0.5)]
     assert drawing.read_bytes() == drawn(photo.read_bytes(), regions)
@@ -259,16 +349,34 @@ def test_extract_regions(run: Run, router: FakeRouter, tmp_path: Path) -> None:
 
 
 def test_extract_generate(run: Run, router: FakeRouter) -> None:
-    arguments = ("extract", "generate", MODEL, "Ada sails", "--instruction", "Shorten it.", "--max-tokens", "7")
+    arguments = (
+        "extract",
+        "generate",
+        MODEL,
+        "Ada sails",
+        "--instruction",
+        "Shorten it.",
+        "--max-tokens",
+        "7",
+    )
     [found] = run(*arguments, "--json").json()["results"]
     sent = router.calls[-1].request.text  # type: ignore[attr-defined]
     assert (sent.instruction, sent.max_tokens) == ("Shorten it.", 7)
-    assert found == {"text": "Ada sails", "generated_text": "a text about Ada sails", "finish_reason": "length"}
-    assert run(*arguments, "Bob sings").out == "a text about Ada sails …\n\na text about Bob sings …\n"
+    assert found == {
+        "text": "Ada sails",
+        "generated_text": "a text about Ada sails",
+        "finish_reason": "length",
+    }
+    assert (
+        run(*arguments, "Bob sings").out == "a text about Ada sails …\n\na text about Bob sings …\n"
+    )
     assert run(*arguments[:4], "--max-tokens", "4097").code != 0
     streamed = run(*arguments, "--stream")
     assert streamed.out == "a text abou\na text about Ada sails\n"
-    assert streamed.err == "the worker was lost; the text begins anew:\nthe text was cut off at its longest (--max-tokens)\n"
+    assert (
+        streamed.err
+        == "the worker was lost; the text begins anew:\nthe text was cut off at its longest (--max-tokens)\n"
+    )
     assert router.calls[-1].request.text.max_tokens == 7  # type: ignore[attr-defined]
     for wrong in (("Bob sings",), ("--json",), ("--output", "x.jsonl")):
         assert run(*arguments, "--stream", *wrong).code == 2
@@ -306,7 +414,10 @@ def test_extract_ocr(run: Run, router: FakeRouter, tmp_path: Path) -> None:
 
 def test_extract_structure(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
-    form = {"classifications": [{"task": "tone", "labels": ["calm", "angry"]}], "structures": {"ship": [["name", "str"]]}}
+    form = {
+        "classifications": [{"task": "tone", "labels": ["calm", "angry"]}],
+        "structures": {"ship": [["name", "str"]]},
+    }
     schema.write_text(json.dumps(form))
     arguments = ("extract", "structure", MODEL, "Ada sails", "--schema", schema)
     [found] = run(*arguments, "--threshold", "0.25", "--json").json()["results"]
@@ -333,7 +444,7 @@ def test_extract_structure(run: Run, router: FakeRouter, tmp_path: Path) -> None
     assert "cannot be read" in run(*arguments).err
 
 
-def test_a_drawing_that_cannot_be_made(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+def test_drawing_that_cannot_be_made(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     photo, broken = tmp_path / "photo.png", tmp_path / "broken.png"
     Image.new("RGB", (20, 10)).save(photo)
     broken.write_bytes(b"no image")
@@ -352,13 +463,17 @@ def test_a_drawing_that_cannot_be_made(run: Run, router: FakeRouter, tmp_path: P
     assert sorted(tmp_path.iterdir()) == [broken, photo]
 
 
-def test_a_download_shows_how_far_it_is(run: Run) -> None:
+def test_download_shows_how_far_it_is(run: Run) -> None:
     assert "downloading 43 %" in run("models").out
     shown = run("models", "show", COMING).out
     assert "downloading 43 %" in shown
     assert "downloading 43.0 MiB of 100.0 MiB" in shown
     place = run("models", "show", COMING, "--json").json()["places"][0]
-    assert (place["state"], place["downloaded_bytes"], place["download_bytes"]) == ("downloading", 43 << 20, 100 << 20)
+    assert (place["state"], place["downloaded_bytes"], place["download_bytes"]) == (
+        "downloading",
+        43 << 20,
+        100 << 20,
+    )
 
 
 def test_models(run: Run, router: FakeRouter) -> None:
@@ -401,26 +516,48 @@ def test_status(run: Run, router: FakeRouter) -> None:
     assert "cpu, avx512" in shown
     answer = run("status", "--json").json()
     assert [worker["kernels"] for worker in answer["workers"]] == ["avx512", ""]
-    assert (answer["serving"], answer["address"], answer["router_id"]) == (True, router.address, "router-1")
+    assert (answer["serving"], answer["address"], answer["router_id"]) == (
+        True,
+        router.address,
+        "router-1",
+    )
     assert answer["lanes"][0]["done_jobs"] == 99
     assert [worker["preempted_in_seconds"] for worker in answer["workers"]] == [None, 25.0]
-    assert [(worker["device_seconds"], worker["wasted_seconds"]) for worker in answer["workers"]] == [(0, 0), (200, 5)]
+    assert [
+        (worker["device_seconds"], worker["wasted_seconds"]) for worker in answer["workers"]
+    ] == [(0, 0), (200, 5)]
     assert answer["scheduler"] == {"scheduler_id": "s1", "plan": 7, "age_seconds": 0.5}
 
 
 def test_explain(run: Run, router: FakeRouter) -> None:
     shown = run("explain", MODEL).out
-    for wanted in ("1 holds it.", "scheduler s1 leads", "its plan: one copy is enough", "it holds the model", "0.75", "l4-spot"):
+    for wanted in (
+        "1 holds it.",
+        "scheduler s1 leads",
+        "its plan: one copy is enough",
+        "it holds the model",
+        "0.75",
+        "l4-spot",
+    ):
         assert wanted in shown
     assert shown.index("w2") < shown.index("w1")
     answer = run("explain", MODEL, "--json").json()
-    assert (answer["model"], answer["plan"], answer["workers"][1]["eligible"]) == (MODEL, "one copy is enough", True)
+    assert (answer["model"], answer["plan"], answer["workers"][1]["eligible"]) == (
+        MODEL,
+        "one copy is enough",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
-    "words", [("encode", MODEL, "x"), ("score", MODEL, "q", "x"), ("extract", "entities", MODEL, "x", "--label", "a")]
+    "words",
+    [
+        ("encode", MODEL, "x"),
+        ("score", MODEL, "q", "x"),
+        ("extract", "entities", MODEL, "x", "--label", "a"),
+    ],
 )
-def test_a_pool_can_be_named(run: Run, router: FakeRouter, words: tuple[str, ...]) -> None:
+def test_pool_can_be_named(run: Run, router: FakeRouter, words: tuple[str, ...]) -> None:
     assert run(*words, "--pool", "l4-spot", "--adapter", "org/lora").code == 0
     assert 'pool: "l4-spot"' in str(router.calls[-1].request)
     assert 'adapter: "org/lora"' in str(router.calls[-1].request)
@@ -429,7 +566,10 @@ def test_a_pool_can_be_named(run: Run, router: FakeRouter, words: tuple[str, ...
 def test_connection_options(run: Run, router: FakeRouter) -> None:
     run("encode", MODEL, "x", "--tenant", "search", "--timeout", "7", "--token", "secret")
     call = router.calls[0]
-    assert (call.metadata["x-shoal-tenant"], call.metadata["authorization"]) == ("search", "Bearer secret")
+    assert (call.metadata["x-shoal-tenant"], call.metadata["authorization"]) == (
+        "search",
+        "Bearer secret",
+    )
     assert round(call.seconds_left, 1) <= 7  # gRPC rounds up what it sends.
 
 
@@ -440,13 +580,23 @@ def test_nobody_there(run: Run, nobody: str) -> None:
     assert "shoal up" in ran.err
 
 
-def test_an_error_names_the_line_and_what_to_do(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+def test_error_names_the_line_and_what_to_do(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
-    too_long = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", "items[2].text has 900 tokens", "items[2].text")
+    too_long = Refusal(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "INPUT_TOO_LONG",
+        "items[2].text has 900 tokens",
+        "items[2].text",
+    )
     router.refusals = [too_long]
     ran = run("encode", MODEL, "-i", tmp_path / "in.txt", "--truncation", "none", "--json")
     assert (ran.code, ran.out) == (1, "")
-    for wanted in ("items[2].text has 900 tokens", f"{tmp_path}/in.txt:3", "INPUT_TOO_LONG", "--truncation end"):
+    for wanted in (
+        "items[2].text has 900 tokens",
+        f"{tmp_path}/in.txt:3",
+        "INPUT_TOO_LONG",
+        "--truncation end",
+    ):
         assert wanted in ran.err
     ran = run("models", "show", "other/model")
     assert ran.code == 1
@@ -463,7 +613,9 @@ def test_an_error_names_the_line_and_what_to_do(run: Run, router: FakeRouter, tm
         ("missing.txt", None, "does not exist"),
     ],
 )
-def test_unusable_input(run: Run, tmp_path: Path, name: str, content: str | bytes | None, problem: str) -> None:
+def test_unusable_input(
+    run: Run, tmp_path: Path, name: str, content: str | bytes | None, problem: str
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     ran = run("encode", MODEL, "-i", tmp_path / name)
@@ -471,7 +623,9 @@ def test_unusable_input(run: Run, tmp_path: Path, name: str, content: str | byte
     assert problem in ran.err
 
 
-def test_wrong_usage_exits_with_2_before_asking_anybody(run: Run, router: FakeRouter, nobody: str, tmp_path: Path) -> None:
+def test_wrong_usage_exits_with_2_before_asking_anybody(
+    run: Run, router: FakeRouter, nobody: str, tmp_path: Path
+) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "empty.csv").touch()
     for arguments in (
@@ -491,7 +645,14 @@ def test_wrong_usage_exits_with_2_before_asking_anybody(run: Run, router: FakeRo
         ("score", MODEL),
         ("nonsense",),
     ):
-        ran = run(*arguments, *(("--address", nobody) if "--address" not in arguments and arguments[0] == "encode" else ()))
+        ran = run(
+            *arguments,
+            *(
+                ("--address", nobody)
+                if "--address" not in arguments and arguments[0] == "encode"
+                else ()
+            ),
+        )
         assert (ran.code, ran.out) == (2, ""), arguments
         assert ran.err
     assert not router.calls
@@ -524,13 +685,30 @@ def test_what_is_skipped_is_told_with_its_line(run: Run, tmp_path: Path) -> None
     assert "in.txt:2 is blank" in run("encode", MODEL, "-i", tmp_path / "in.txt").err
 
 
-def test_malformed_lines_are_skipped_with_their_reason_and_not_counted(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_bytes(b'{"text": "one"}\nno json\n{"body": "a"}\n\xff\n{"text": "two"}\n')
-    ran = run("encode", MODEL, "-i", tmp_path / "in.jsonl", "--on-invalid", "skip", "-o", tmp_path / "out.jsonl")
+def test_malformed_lines_are_skipped_with_their_reason_and_not_counted(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_bytes(
+        b'{"text": "one"}\nno json\n{"body": "a"}\n\xff\n{"text": "two"}\n'
+    )
+    ran = run(
+        "encode",
+        MODEL,
+        "-i",
+        tmp_path / "in.jsonl",
+        "--on-invalid",
+        "skip",
+        "-o",
+        tmp_path / "out.jsonl",
+    )
     assert ran.code == 0
     assert "skipped 3 of 5 texts" in ran.err
     assert "\n2 texts, " in ran.err
-    for wanted in ("in.jsonl:2 is not JSON", "in.jsonl:3 has no text in the field 'text'", "in.jsonl:4 is not UTF-8"):
+    for wanted in (
+        "in.jsonl:2 is not JSON",
+        "in.jsonl:3 has no text in the field 'text'",
+        "in.jsonl:4 is not UTF-8",
+    ):
         assert ran.err.count(wanted) == 1
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert ["dense" in row for row in rows] == [True, False, False, False, True]
@@ -548,7 +726,9 @@ def write_parquet(file: Path, **columns: list[object]) -> Path:
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".CSV"])
 def test_column_of_a_table_is_read_as_texts(run: Run, tmp_path: Path, suffix: str) -> None:
-    """The header is not a text, quotes and line ends within a cell are the format's, and the row stands in the output."""
+    """The header is not a text, quotes and line ends within a cell are the format's, and the row
+    stands in the output.
+    """
     texts, file = ['first, with "quotes"', "second\nline"], tmp_path / f"in{suffix}"
     if suffix == ".parquet":
         write_parquet(file, id=["7", "8"], body=list(texts))
@@ -557,7 +737,9 @@ def test_column_of_a_table_is_read_as_texts(run: Run, tmp_path: Path, suffix: st
             csv.writer(out, delimiter="\t" if suffix == ".tsv" else ",").writerows(
                 [["id", "body"], ["7", texts[0]], ["8", texts[1]]]
             )
-    ran = run("encode", MODEL, "--input", file, "--column", "body", "--output", tmp_path / "out.jsonl")
+    ran = run(
+        "encode", MODEL, "--input", file, "--column", "body", "--output", tmp_path / "out.jsonl"
+    )
     assert ran.code == 0, ran.err
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(row["id"], row["body"]) for row in rows] == list(zip("78", texts, strict=True))
@@ -594,14 +776,18 @@ def test_unusable_parquet(run: Run, tmp_path: Path) -> None:
     assert (ran.code, "c.parquet:1 has int 1 in the column 'text'" in ran.err) == (1, True)
 
 
-def test_parquet_without_pyarrow_names_the_extra(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_extra(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     ran = run("encode", MODEL, "-i", tmp_path / "in.parquet")
     assert (ran.code, "pip install 'shoal[parquet]'" in ran.err) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["in.md", "in", "in.csv.gz", "in.xlsx"])
-def test_input_of_an_unknown_format_is_refused(run: Run, router: FakeRouter, tmp_path: Path, name: str) -> None:
+def test_input_of_an_unknown_format_is_refused(
+    run: Run, router: FakeRouter, tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).write_text("a text\n")
     ran = run("encode", MODEL, "--input", tmp_path / name)
     assert (ran.code, ran.out) == (2, "")
@@ -613,7 +799,10 @@ def test_input_of_an_unknown_format_is_refused(run: Run, router: FakeRouter, tmp
 def test_byte_order_mark_is_not_part_of_a_text(run: Run, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
     answer = run("encode", MODEL, "-i", tmp_path / "in.txt", "--json").json()
-    assert [row["dense"] for row in answer["items"]] == [vector_of("one").tolist(), vector_of("two").tolist()]
+    assert [row["dense"] for row in answer["items"]] == [
+        vector_of("one").tolist(),
+        vector_of("two").tolist(),
+    ]
 
 
 @pytest.fixture
@@ -628,7 +817,9 @@ def lines_of(file: Path) -> list[Any]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException, verb: str = "encode") -> None:
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException, verb: str = "encode"
+) -> None:
     """Lets the client's `verb` raise the error after `after` calls."""
     whole, calls = getattr(shoal.Client, verb), iter(range(after))
 
@@ -652,16 +843,22 @@ def test_interrupted_lines_are_kept_and_resumed(
     assert f"128 of 300 texts are in {output}; --resume continues after them" in ran.err
     assert len(lines_of(output)) == 128
     with output.open("a") as file:
-        file.write('{"text": "text 128", "dense": [0.')  # a line that the end of the process cut off
+        file.write(
+            '{"text": "text 128", "dense": [0.'
+        )  # a line that the end of the process cut off
     ran = run("encode", MODEL, "-i", numbered, "-o", output, "--resume")
     assert ran.code == 0, ran.err
     assert "172 texts, " in ran.err
     assert "128 texts before them were there already" in ran.err
     assert [row["text"] for row in lines_of(output)] == [f"text {number}" for number in range(300)]
-    assert [row["dense"] for row in lines_of(output)] == [vector_of(f"text {number}").tolist() for number in range(300)]
+    assert [row["dense"] for row in lines_of(output)] == [
+        vector_of(f"text {number}").tolist() for number in range(300)
+    ]
 
 
-def test_resuming_refuses_another_input(run: Run, numbered: Path, router: FakeRouter, tmp_path: Path) -> None:
+def test_resuming_refuses_another_input(
+    run: Run, numbered: Path, router: FakeRouter, tmp_path: Path
+) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text('{"text": "another", "dense": []}\n')
     ran = run("encode", MODEL, "-i", numbered, "-o", output, "--resume")
@@ -669,7 +866,11 @@ def test_resuming_refuses_another_input(run: Run, numbered: Path, router: FakeRo
     assert "line 1 is not of this input" in ran.err
     assert not [call for call in router.calls if call.method == "Encode"]
     assert output.read_text() == '{"text": "another", "dense": []}\n'
-    for arguments in (("-o", tmp_path / "out.npy", "--resume"), ("--resume",), ("-o", output, "--json", "--resume")):
+    for arguments in (
+        ("-o", tmp_path / "out.npy", "--resume"),
+        ("--resume",),
+        ("-o", output, "--json", "--resume"),
+    ):
         ran = run("encode", MODEL, "-i", numbered, *arguments)
         assert (ran.code, "--resume continues a file of lines" in ran.err) == (2, True)
 
@@ -680,10 +881,16 @@ def test_interrupt_without_lines_says_that_nothing_was_kept(
     interrupt(monkeypatch, 0, KeyboardInterrupt())
     for output in (tmp_path / "out.npy", tmp_path / "out.jsonl"):
         ran = run("encode", MODEL, "-i", numbered, "-o", output)
-        assert (ran.code, "interrupted: nothing was " in ran.err, output.exists()) == (130, True, False)
+        assert (ran.code, "interrupted: nothing was " in ran.err, output.exists()) == (
+            130,
+            True,
+            False,
+        )
 
 
-def test_errors_late_in_a_file_of_lines_name_their_line(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+def test_errors_late_in_a_file_of_lines_name_their_line(
+    run: Run, router: FakeRouter, tmp_path: Path
+) -> None:
     (tmp_path / "in.txt").write_text("a\n" * 200 + "long " * 20 + "\n")
     options = ("-i", tmp_path / "in.txt", "-o", tmp_path / "out.jsonl", "--truncation", "none")
     ran = run("encode", MODEL, *options)
@@ -715,14 +922,23 @@ def test_interrupted_extractions_are_kept_and_resumed(
     source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
     (tmp_path / "photo.png").write_bytes(b"an image")
     is_text = words[0] in ("generate", "classify")
-    source.write_text("".join(f"text {number}\n" if is_text else f"{tmp_path}/photo.png\n" for number in range(140)))
+    source.write_text(
+        "".join(
+            f"text {number}\n" if is_text else f"{tmp_path}/photo.png\n" for number in range(140)
+        )
+    )
     arguments = ("extract", *words, "-i", source, "-o", output)
     with monkeypatch.context() as patch:
-        interrupt(patch, 1, KeyboardInterrupt(), "extract" if words[0] != "classify" else "classify")
+        interrupt(
+            patch, 1, KeyboardInterrupt(), "extract" if words[0] != "classify" else "classify"
+        )
         ran = run(*arguments)
     kept = 16 if words[0] in ("generate", "ocr") else 128
     assert ran.code == 130
-    assert f"interrupted: {kept} of 140 texts are in {output}; --resume continues after them" in ran.err
+    assert (
+        f"interrupted: {kept} of 140 texts are in {output}; --resume continues after them"
+        in ran.err
+    )
     assert len(lines_of(output)) == kept
     ran = run(*arguments, "--resume")
     assert ran.code == 0, ran.err
@@ -752,7 +968,10 @@ def test_interrupted_ranking_says_why_nothing_was_kept(
     interrupt(monkeypatch, 0, KeyboardInterrupt(), "score")
     ran = run("score", MODEL, "text", "-i", numbered, "-o", tmp_path / "out.jsonl")
     assert (ran.code, (tmp_path / "out.jsonl").exists()) == (130, False)
-    assert "interrupted: nothing was kept; a ranking is complete when all documents are scored" in ran.err
+    assert (
+        "interrupted: nothing was kept; a ranking is complete when all documents are scored"
+        in ran.err
+    )
     assert "No such option: --resume" in run("score", MODEL, "text", "-i", numbered, "--resume").err
 
 
@@ -773,7 +992,9 @@ def test_address_of_a_web_server_is_named(run: Run) -> None:
 def test_misspelt_model_is_answered_with_similar_names(run: Run, router: FakeRouter) -> None:
     ran = run("models", "show", "org/smal")
     assert (ran.code, f"did you mean {MODEL}?" in ran.err) == (1, True)
-    router.refusals = [Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", "no worker can find it")]
+    router.refusals = [
+        Refusal(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", "no worker can find it")
+    ]
     ran = run("encode", "orgs/Small", "x")
     assert (ran.code, f"did you mean {MODEL}?" in ran.err) == (1, True)
     assert "did you mean" not in run("models", "show", "other/different").err
@@ -781,12 +1002,18 @@ def test_misspelt_model_is_answered_with_similar_names(run: Run, router: FakeRou
 
 def test_embed_and_rerank_are_other_names(run: Run) -> None:
     assert (
-        json.loads(run("embed", MODEL, "x", "--json").out)["items"] == json.loads(run("encode", MODEL, "x", "--json").out)["items"]
+        json.loads(run("embed", MODEL, "x", "--json").out)["items"]
+        == json.loads(run("encode", MODEL, "x", "--json").out)["items"]
     )
     assert json.loads(run("rerank", MODEL, "x", "x y", "--json").out)["results"][0]["score"] == 1.0
     shown = run("--help").out
     assert "The same as `encode`." in shown
-    assert shown.index("Inference") < shown.index("embed") < shown.index("Operation") < shown.index("Run a mesh")
+    assert (
+        shown.index("Inference")
+        < shown.index("embed")
+        < shown.index("Operation")
+        < shown.index("Run a mesh")
+    )
     shown = run("rerank", "--help").out
     assert "Score how relevant documents are to a query" in shown
     assert shown.index("Input and output") < shown.index("Serving") < shown.index("Connection")
@@ -799,7 +1026,7 @@ def test_embed_and_rerank_are_other_names(run: Run) -> None:
         ("a:1,https://mesh", "use mesh with TLS"),
     ],
 )
-def test_an_address_of_the_web_is_explained(run: Run, address: str, advice: str) -> None:
+def test_address_of_the_web_is_explained(run: Run, address: str, advice: str) -> None:
     ran = run("status", "--address", address)
     assert ran.code == 2
     assert advice in " ".join(ran.err.replace("│", "").split())
@@ -808,17 +1035,23 @@ def test_an_address_of_the_web_is_explained(run: Run, address: str, advice: str)
 
 
 def test_tls_to_a_router_without_is_one_error_and_no_noise(router: FakeRouter) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC", "SHOAL"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("GRPC", "SHOAL"))
+    }
     command = [sys.executable, "-m", "shoal", "status", "--tls", "--address", router.address]
     done = subprocess.run(
-        command, env=environment | {"PYTHONPATH": str(Path(shoal.__file__).parents[1])}, capture_output=True, text=True, check=False
+        command,
+        env=environment | {"PYTHONPATH": str(Path(shoal.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: the router at {router.address} does not use TLS")
     assert len(done.stderr.splitlines()) == 3
 
 
-def test_a_model_has_its_size_before_it_is_loaded(run: Run) -> None:
+def test_model_has_its_size_before_it_is_loaded(run: Run) -> None:
     place = ModelPlace("w1", "cold", 3 << 20, 0.0, 0.0, "", False, 0, 0)
     cold = Model("org/cold", "cold", None, (place,), 0, "")
     assert model_size(cold) == "3.0 MiB"
@@ -828,7 +1061,18 @@ def test_a_model_has_its_size_before_it_is_loaded(run: Run) -> None:
 def test_version_and_help(run: Run) -> None:
     assert run("--version").out == f"shoal {shoal.__version__}\n"
     shown = run("--help").out
-    for command in ("encode", "score", "extract", "tokenize", "models", "status", "top", "up", "profile", "--install-completion"):
+    for command in (
+        "encode",
+        "score",
+        "extract",
+        "tokenize",
+        "models",
+        "status",
+        "top",
+        "up",
+        "profile",
+        "--install-completion",
+    ):
         assert command in shown
 
 
@@ -855,17 +1099,26 @@ def test_commands_of_other_distributions(run: Run, monkeypatch: pytest.MonkeyPat
     assert run("encode", MODEL, "x").code == 0
 
 
-def test_a_command_of_another_distribution_below_one_of_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_of_another_distribution_below_one_of_ours(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda group: ())
     missing = run("models", "check", "x")
-    assert (missing.code, "`shoal models check` is part of Shoal's services" in missing.err) == (1, True)
+    assert (missing.code, "`shoal models check` is part of Shoal's services" in missing.err) == (
+        1,
+        True,
+    )
     found = EntryPoint("models.check", "tests.api.test_cli:hello", plugins.GROUP)
     monkeypatch.setattr(plugins, "entry_points", lambda group: (found,))
     assert run("models", "check", "world", "--loud").out == "HELLO world\n"
     assert "check" in run("models", "--help").out
     assert run("models", "list").code == 0
     # A name whose first part is no group of ours is a command of its own.
-    monkeypatch.setattr(plugins, "entry_points", lambda group: (EntryPoint("a.b", "tests.api.test_cli:hello", plugins.GROUP),))
+    monkeypatch.setattr(
+        plugins,
+        "entry_points",
+        lambda group: (EntryPoint("a.b", "tests.api.test_cli:hello", plugins.GROUP),),
+    )
     assert run("a.b", "world").out == "hello world\n"
 
 
@@ -881,11 +1134,17 @@ def test_completion_and_module(router: FakeRouter) -> None:
         ("shoal models che", "check"),
     ):
         typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        done = subprocess.run([sys.executable, "-m", "shoal"], env=environment | typed, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "shoal"],
+            env=environment | typed,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.stdout.split() == [completed]
 
 
-def test_a_bar_only_for_long_work_that_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_only_for_long_work_that_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

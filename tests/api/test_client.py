@@ -35,7 +35,8 @@ async def test_encode_gives_a_row_for_each_item(connect: Connect, router: FakeRo
     assert result.timings.forward_seconds == 0.01
     assert result.representations == ("dense",)
     with pytest.raises(
-        ValueError, match=r'this result has no sparse representation, only: dense; request it with representations=\["sparse"\]'
+        ValueError,
+        match=r'this result has no sparse representation, only: dense; request it with representations=\["sparse"\]',
     ):
         _ = result.sparse
 
@@ -75,15 +76,20 @@ async def test_every_argument_is_sent(connect: Connect, router: FakeRouter) -> N
     assert result.sparse.to_scipy().toarray()[1, ord("S")] == 1.5
 
 
-async def test_a_single_item_is_a_list_of_one(connect: Connect, router: FakeRouter) -> None:
+async def test_single_item_is_a_list_of_one(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
     assert (await client.do("encode", MODEL, "alone")).dense.shape == (1, 12)
-    assert (await client.do("encode", MODEL, "alone", representations="dense")).dense.shape == (1, 12)
+    assert (await client.do("encode", MODEL, "alone", representations="dense")).dense.shape == (
+        1,
+        12,
+    )
 
 
 async def test_score_and_ranking(connect: Connect, router: FakeRouter) -> None:
     documents = ["none of it", "a red fox", "a fox"]
-    result = await connect(router.address).do("score", MODEL, "red fox", documents, top_n=2, scale="logit")
+    result = await connect(router.address).do(
+        "score", MODEL, "red fox", documents, top_n=2, scale="logit"
+    )
     assert result.scores.tolist() == [0.0, 2.0, 1.0]
     assert result.ranking.tolist() == [1, 2]
     assert "SCORE_SCALE_LOGIT" in str(router.calls[0].request)
@@ -91,11 +97,28 @@ async def test_score_and_ranking(connect: Connect, router: FakeRouter) -> None:
 
 async def test_entities_and_labels(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
-    found = await client.do("entities", MODEL, "in Bern and Rome", ["place"], threshold=0.5, flat=True, aggregation="max")
-    assert [(entity.text, entity.label) for entity in found[0].entities] == [("Bern", "place"), ("Rome", "place")]
+    found = await client.do(
+        "entities",
+        MODEL,
+        "in Bern and Rome",
+        ["place"],
+        threshold=0.5,
+        flat=True,
+        aggregation="max",
+    )
+    assert [(entity.text, entity.label) for entity in found[0].entities] == [
+        ("Bern", "place"),
+        ("Rome", "place"),
+    ]
     assert "in Bern and Rome"[found[0].entities[1].start : found[0].entities[1].end] == "Rome"
     found = await client.do(
-        "classify", MODEL, ["abc", "xyz"], ["ab", "xy"], multi_label=True, hypothesis="It is {}.", among_labels=True
+        "classify",
+        MODEL,
+        ["abc", "xyz"],
+        ["ab", "xy"],
+        multi_label=True,
+        hypothesis="It is {}.",
+        among_labels=True,
     )
     assert [item.labels[0].label for item in found] == ["ab", "xy"]
     assert "among_labels: true" in str(router.calls[-1].request)
@@ -106,22 +129,44 @@ async def test_entities_and_labels(connect: Connect, router: FakeRouter) -> None
 
 async def test_relations(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
-    found = await client.do("relations", MODEL, ["Ada met Bob", "nobody"], ["met"], entity_labels=["person"], threshold=0.25)
+    found = await client.do(
+        "relations",
+        MODEL,
+        ["Ada met Bob", "nobody"],
+        ["met"],
+        entity_labels=["person"],
+        threshold=0.25,
+    )
     relation = found[0].relations[0]
-    assert (relation.head.text, relation.label, relation.tail.text, relation.score) == ("Ada", "met", "Bob", 0.75)
+    assert (relation.head.text, relation.label, relation.tail.text, relation.score) == (
+        "Ada",
+        "met",
+        "Bob",
+        0.75,
+    )
     assert found[1].relations == ()
     sent = router.calls[-1].request
     assert isinstance(sent, inference_pb2.ExtractRequest)
-    assert sent.relations == inference_pb2.RelationsTask(labels=["met"], entity_labels=["person"], threshold=0.25)
+    assert sent.relations == inference_pb2.RelationsTask(
+        labels=["met"], entity_labels=["person"], threshold=0.25
+    )
     await client.do("relations", MODEL, "Ada met Bob", ["met"])
     assert not router.calls[-1].request.relations.HasField("threshold")  # type: ignore[attr-defined]
 
 
 async def test_relations_between_given_entities(connect: Connect, router: FakeRouter) -> None:
-    """By place, with a label, or as another model answered them; each item keeps its own also where a call is split."""
+    """By place, with a label, or as another model answered them; each item keeps its own also where
+    a call is split.
+    """
     client = connect(router.address, request_items=1)
     known = shoal.Entity(start=8, end=11, label="person", score=0.5, text="Bob")
-    await client.do("relations", MODEL, ["Ada met Bob", "nobody"], ["met"], entities=[[(0, 3), (4, 7, "verb"), known], []])
+    await client.do(
+        "relations",
+        MODEL,
+        ["Ada met Bob", "nobody"],
+        ["met"],
+        entities=[[(0, 3), (4, 7, "verb"), known], []],
+    )
     sent = {call.request.items[0].text: call.request.items[0] for call in router.calls}  # type: ignore[attr-defined]
     assert [(one.start, one.end, one.label) for one in sent["Ada met Bob"].entities] == [
         (0, 3, ""),
@@ -156,18 +201,40 @@ async def test_every_task_has_its_message(connect: Connect, router: FakeRouter) 
 
 async def test_turns_are_roles_and_texts(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
-    turns: list[shoal.tasks.Turn] = [("user", "Who was Ada?"), ("assistant", "A mathematician."), ("system", "Be short.")]
+    turns: list[shoal.tasks.Turn] = [
+        ("user", "Who was Ada?"),
+        ("assistant", "A mathematician."),
+        ("system", "Be short."),
+    ]
     await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=turns))
     sent = router.calls[-1].request.text.turns  # type: ignore[attr-defined]
-    assert [(turn.role, turn.text) for turn in sent] == [(1, "Who was Ada?"), (2, "A mathematician."), (3, "Be short.")]
-    for wrong, field in ((("critic", "a"), "text.turns[1].role"), ("ab", "text.turns[1]"), (("user",), "text.turns[1]")):
+    assert [(turn.role, turn.text) for turn in sent] == [
+        (1, "Who was Ada?"),
+        (2, "A mathematician."),
+        (3, "Be short."),
+    ]
+    for wrong, field in (
+        (("critic", "a"), "text.turns[1].role"),
+        ("ab", "text.turns[1]"),
+        (("user",), "text.turns[1]"),
+    ):
         with pytest.raises(errors.InvalidInput) as caught:
             await client.do("extract", MODEL, ["When?"], shoal.ReadText(turns=[turns[0], wrong]))  # type: ignore[list-item]
         assert caught.value.field == field
-    await client.do("extract", MODEL, ["When?"], shoal.ReadText(template_values={"enable_thinking": False, "n": 3}))
-    assert json.loads(router.calls[-1].request.text.template_values) == {"enable_thinking": False, "n": 3}  # type: ignore[attr-defined]
+    await client.do(
+        "extract",
+        MODEL,
+        ["When?"],
+        shoal.ReadText(template_values={"enable_thinking": False, "n": 3}),
+    )
+    assert json.loads(router.calls[-1].request.text.template_values) == {  # type: ignore[attr-defined]
+        "enable_thinking": False,
+        "n": 3,
+    }
     with pytest.raises(errors.InvalidInput) as caught:
-        await client.do("extract", MODEL, ["When?"], shoal.ReadText(template_values={"n": float("nan")}))
+        await client.do(
+            "extract", MODEL, ["When?"], shoal.ReadText(template_values={"n": float("nan")})
+        )
     assert caught.value.field == "text.template_values"
 
 
@@ -189,8 +256,17 @@ async def test_sampling_tools_and_seeds_are_sent(connect: Connect, router: FakeR
     await client.do("extract", MODEL, ["2", "3"], task)
     sent: Any = router.calls[-1].request
     assert [item.seed for item in sent.items] == [7, 7]
-    assert (sent.text.sampling.temperature, sent.text.sampling.top_k, sent.text.sampling.HasField("top_p")) == (0.5, 3, False)
-    assert (list(sent.text.stop), sent.text.HasField("top_logprobs"), sent.text.tool, sent.text.item_role) == (
+    assert (
+        sent.text.sampling.temperature,
+        sent.text.sampling.top_k,
+        sent.text.sampling.HasField("top_p"),
+    ) == (0.5, 3, False)
+    assert (
+        list(sent.text.stop),
+        sent.text.HasField("top_logprobs"),
+        sent.text.tool,
+        sent.text.item_role,
+    ) == (
         ["\n"],
         True,
         "add",
@@ -202,7 +278,11 @@ async def test_sampling_tools_and_seeds_are_sent(connect: Connect, router: FakeR
     sent = router.calls[-1].request
     assert not sent.items[0].HasField("seed")
     assert not sent.text.HasField("sampling")
-    for wrong, field in (({"seed": -1}, ""), ({"tools": [{"a": {1}}]}, "text.tools"), ({"item_role": "critic"}, "text.item_role")):
+    for wrong, field in (
+        ({"seed": -1}, ""),
+        ({"tools": [{"a": {1}}]}, "text.tools"),
+        ({"item_role": "critic"}, "text.item_role"),
+    ):
         with pytest.raises(errors.InvalidInput) as caught:
             await client.do("extract", MODEL, ["2"], shoal.ReadText(**wrong))
         assert caught.value.field == field
@@ -210,27 +290,44 @@ async def test_sampling_tools_and_seeds_are_sent(connect: Connect, router: FakeR
 
 async def test_models_and_mesh(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
-    assert [model.state for model in await client.do("models.list")] == ["failed", "downloading", "resident"]
+    assert [model.state for model in await client.do("models.list")] == [
+        "failed",
+        "downloading",
+        "resident",
+    ]
     model = await client.do("models.get", MODEL)
-    assert (model.card.tasks, model.card.representations) == (("encode", "score"), ("dense", "multi_vector"))
+    assert (model.card.tasks, model.card.representations) == (
+        ("encode", "score"),
+        ("dense", "multi_vector"),
+    )
     assert (await client.do("models.load", MODEL, pool="cpu")).places[0].worker_id == "w1"
     assert await client.do("models.evict", MODEL) == ["w1"]
     assert (await client.do("models.pin", MODEL)).places[0].pinned
     assert not (await client.do("models.pin", MODEL, False)).places[0].pinned
     mesh = await client.do("mesh")
-    assert (mesh.router_id, mesh.workers[0].resident, mesh.lanes[0].queued_tokens) == ("router-1", (MODEL,), 1234)
+    assert (mesh.router_id, mesh.workers[0].resident, mesh.lanes[0].queued_tokens) == (
+        "router-1",
+        (MODEL,),
+        1234,
+    )
     assert await client.do("healthy")
     assert not await client.do("healthy", "shoal.v1.ModelService")
     with pytest.raises(errors.ModelNotFound, match="other/model"):
         await client.do("models.get", "other/model")
 
 
-async def test_a_long_list_is_split_and_bounded_and_merged_in_order(connect: Connect, router: FakeRouter) -> None:
+async def test_long_list_is_split_and_bounded_and_merged_in_order(
+    connect: Connect, router: FakeRouter
+) -> None:
     texts = [f"text number {number}" for number in range(95)]
     seen: list[tuple[int, int]] = []
     client = connect(router.address, request_items=10, concurrency=3)
     router.gate.clear()
-    work = asyncio.create_task(client.do("encode", MODEL, texts, on_progress=lambda done, total: seen.append((done, total))))
+    work = asyncio.create_task(
+        client.do(
+            "encode", MODEL, texts, on_progress=lambda done, total: seen.append((done, total))
+        )
+    )
     await held(router, 3)
     assert len(router.calls) == 3
     router.gate.set()
@@ -246,32 +343,44 @@ async def test_a_long_list_is_split_and_bounded_and_merged_in_order(connect: Con
 
 
 async def test_long_texts_are_split_by_their_length(connect: Connect, router: FakeRouter) -> None:
-    await connect(router.address, request_characters=100).do("encode", MODEL, ["x" * 60, "y" * 30, "z" * 500, "w"])
+    await connect(router.address, request_characters=100).do(
+        "encode", MODEL, ["x" * 60, "y" * 30, "z" * 500, "w"]
+    )
     sizes = sorted(len(call.request.items) for call in router.calls)  # type: ignore[attr-defined]
     assert sizes == [1, 1, 2]
 
 
-async def test_a_long_query_is_sent_with_fewer_documents(connect: Connect, router: FakeRouter) -> None:
+async def test_long_query_is_sent_with_fewer_documents(
+    connect: Connect, router: FakeRouter
+) -> None:
     """As many as a router lets in: a model may read the query with each of them, 393 KB here."""
-    result = await connect(router.address, request_items=10_000).do("score", MODEL, "東" * 131_072, ["d"] * 600)
+    result = await connect(router.address, request_items=10_000).do(
+        "score", MODEL, "東" * 131_072, ["d"] * 600
+    )
     requests = [call.request for call in router.calls]
-    assert [len(one.documents) for one in requests if isinstance(one, inference_pb2.ScoreRequest)] == [300, 300]
+    assert [
+        len(one.documents) for one in requests if isinstance(one, inference_pb2.ScoreRequest)
+    ] == [300, 300]
     assert len(result.scores) == 600
 
 
 async def test_split_scores_are_ranked_together(connect: Connect, router: FakeRouter) -> None:
     documents = [f"word{number} red" if number % 7 == 3 else "nothing" for number in range(25)]
-    result = await connect(router.address, request_items=4).do("score", MODEL, "red", documents, top_n=3)
+    result = await connect(router.address, request_items=4).do(
+        "score", MODEL, "red", documents, top_n=3
+    )
     assert result.ranking.tolist() == [3, 10, 17]
     assert len(result.scores) == 25
 
 
-async def test_the_first_failure_ends_the_other_parts(connect: Connect, router: FakeRouter) -> None:
+async def test_first_failure_ends_the_other_parts(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address, request_items=1, concurrency=4)
     router.gate.clear()
     work = asyncio.create_task(client.do("encode", MODEL, ["a"] * 50))
     await held(router, 4)
-    invalid = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", "items[0].text is long", "items[0].text")
+    invalid = Refusal(
+        grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", "items[0].text is long", "items[0].text"
+    )
     router.refusals = [invalid] * 50
     router.gate.set()
     with pytest.raises(errors.InputTooLong) as caught:
@@ -280,8 +389,15 @@ async def test_the_first_failure_ends_the_other_parts(connect: Connect, router: 
     assert caught.value.field.startswith("items[")
 
 
-async def test_a_field_path_counts_in_the_callers_list(connect: Connect, router: FakeRouter) -> None:
-    router.refusals = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "items[1].text is empty", "items[1].text")]
+async def test_field_path_counts_in_the_callers_list(connect: Connect, router: FakeRouter) -> None:
+    router.refusals = [
+        Refusal(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_INPUT",
+            "items[1].text is empty",
+            "items[1].text",
+        )
+    ]
     client = connect(router.address, request_items=3, concurrency=1)
     with pytest.raises(errors.InvalidInput) as caught:
         await client.do("encode", MODEL, ["a"] * 3 + ["b", "c", "d"])
@@ -289,9 +405,21 @@ async def test_a_field_path_counts_in_the_callers_list(connect: Connect, router:
     original = FakeRouter.answer
     router.calls.clear()
 
-    def second_fails(self: FakeRouter, method: str, request: inference_pb2.EncodeRequest, context: grpc.ServicerContext) -> int:
+    def second_fails(
+        self: FakeRouter,
+        method: str,
+        request: inference_pb2.EncodeRequest,
+        context: grpc.ServicerContext,
+    ) -> int:
         if request.items[0].text == "b":  # not by count: a call that was given up may still arrive
-            self.refusals = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "items[1].text is empty", "items[1].text")]
+            self.refusals = [
+                Refusal(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "INVALID_INPUT",
+                    "items[1].text is empty",
+                    "items[1].text",
+                )
+            ]
         return original(self, method, request, context)
 
     router.answer = second_fails.__get__(router)  # type: ignore[method-assign]
@@ -306,7 +434,9 @@ async def test_parts_of_two_revisions_are_refused(connect: Connect, router: Fake
         await connect(router.address, request_items=2).do("encode", MODEL, TEXTS)
 
 
-async def test_bad_arguments_are_told_with_their_field(connect: Connect, router: FakeRouter) -> None:
+async def test_bad_arguments_are_told_with_their_field(
+    connect: Connect, router: FakeRouter
+) -> None:
     client = connect(router.address)
     for arguments, options, field in (
         ((["good", 5],), {}, "items[1]"),
@@ -336,10 +466,12 @@ async def test_tenant_and_token_and_deadline_are_sent(connect: Connect, router: 
     assert round(router.calls[0].seconds_left, 1) <= 9.0  # gRPC rounds up what it sends.
     assert round(router.calls[1].seconds_left, 1) <= 4.0
     assert router.calls[0].metadata["user-agent"].startswith("shoal-python/")
-    assert router.calls[0].metadata["x-shoal-max-answer-bytes"] == "-1", "its channels read messages of any size"
+    assert router.calls[0].metadata["x-shoal-max-answer-bytes"] == "-1", (
+        "its channels read messages of any size"
+    )
 
 
-async def test_a_closed_client_says_so(connect: Connect, router: FakeRouter) -> None:
+async def test_closed_client_says_so(connect: Connect, router: FakeRouter) -> None:
     client = connect(router.address)
     await client.do("encode", MODEL, "x")
     await client.close()
@@ -349,18 +481,40 @@ async def test_a_closed_client_says_so(connect: Connect, router: FakeRouter) -> 
 
 
 @pytest.mark.parametrize("dimensions", [0, 5])
-async def test_an_empty_list_is_an_empty_answer(connect: Connect, router: FakeRouter, dimensions: int) -> None:
+async def test_empty_list_is_an_empty_answer(
+    connect: Connect, router: FakeRouter, dimensions: int
+) -> None:
     client = connect(router.address)
     encoded = await client.do("encode", MODEL, [], dimensions=dimensions)
-    assert (encoded.dense.shape, encoded.dense.dtype, encoded.representations) == ((0, dimensions), np.float32, ("dense",))
+    assert (encoded.dense.shape, encoded.dense.dtype, encoded.representations) == (
+        (0, dimensions),
+        np.float32,
+        ("dense",),
+    )
     assert encoded.dequantize().shape == (0, dimensions)
-    forms = await client.do("encode", MODEL, [], representations=["sparse", "multi_vector"], dimensions=dimensions)
-    assert (forms.sparse.shape, len(forms.multi_vector), forms.multi_vector.values.shape) == ((0, 0), 0, (0, dimensions))
-    for data_type, width in (("int8", 8), ("uint8", 8), ("binary", 1), ("float16", 8), ("bfloat16", 8)):
+    forms = await client.do(
+        "encode", MODEL, [], representations=["sparse", "multi_vector"], dimensions=dimensions
+    )
+    assert (forms.sparse.shape, len(forms.multi_vector), forms.multi_vector.values.shape) == (
+        (0, 0),
+        0,
+        (0, dimensions),
+    )
+    for data_type, width in (
+        ("int8", 8),
+        ("uint8", 8),
+        ("binary", 1),
+        ("float16", 8),
+        ("bfloat16", 8),
+    ):
         stored = await client.do("encode", MODEL, [], data_type=data_type, dimensions=8)
         assert (stored.dense.shape, stored.dequantize().shape) == ((0, width), (0, 8))
     scored = await client.do("score", MODEL, "query", [])
-    assert (scored.scores.tolist(), scored.ranking.tolist(), scored.usage.input_tokens) == ([], [], 0)
+    assert (scored.scores.tolist(), scored.ranking.tolist(), scored.usage.input_tokens) == (
+        [],
+        [],
+        0,
+    )
     for verb, labels in (("entities", ["place"]), ("classify", ["a"]), ("relations", ["met"])):
         assert list(await client.do(verb, MODEL, [], labels)) == []
     assert not router.calls
@@ -370,13 +524,17 @@ LONG = "much too long " * 10
 
 
 async def test_invalid_items_are_skipped_and_told(connect: Connect, router: FakeRouter) -> None:
-    """One empty text, one that is none and one too long among many; each has a row that says nothing."""
+    """One empty text, one that is none and one too long among many; each has a row that says
+    nothing.
+    """
     texts = [f"text {number}" for number in range(100)]
     mixed: list[object] = [*texts]
     mixed[3], mixed[17], mixed[60], mixed[99] = "", None, LONG, LONG
     client = connect(router.address, request_items=25)
     forms = ("dense", "sparse", "multi_vector")
-    result = await client.do("encode", MODEL, mixed, on_invalid="skip", truncation="none", representations=forms)
+    result = await client.do(
+        "encode", MODEL, mixed, on_invalid="skip", truncation="none", representations=forms
+    )
     assert [(one.index, one.reason) for one in result.skipped] == [
         (3, "INVALID_INPUT"), (17, "INVALID_INPUT"), (60, "INPUT_TOO_LONG"), (99, "INPUT_TOO_LONG"),
     ]  # fmt: skip
@@ -390,17 +548,25 @@ async def test_invalid_items_are_skipped_and_told(connect: Connect, router: Fake
     good = [index for index in range(100) if index not in bad]
     assert np.isnan(result.dense[sorted(bad)]).all()
     np.testing.assert_array_equal(result.dense[good], [vector_of(texts[index]) for index in good])
-    assert [len(result.multi_vector[index]) for index in range(100)] == [0 if index in bad else 2 for index in range(100)]
-    assert [len(result.sparse[index][0]) > 0 for index in range(100)] == [index not in bad for index in range(100)]
+    assert [len(result.multi_vector[index]) for index in range(100)] == [
+        0 if index in bad else 2 for index in range(100)
+    ]
+    assert [len(result.sparse[index][0]) > 0 for index in range(100)] == [
+        index not in bad for index in range(100)
+    ]
     assert len(router.calls) == 4 + 2 * 2  # a part with an item that is refused is two more
     with pytest.raises(errors.InvalidInput, match=r"items\[3\]"):
         await client.do("encode", MODEL, [*texts[:3], "", *texts[4:]])
 
 
-async def test_skipping_has_the_same_meaning_for_every_verb(connect: Connect, router: FakeRouter) -> None:
+async def test_skipping_has_the_same_meaning_for_every_verb(
+    connect: Connect, router: FakeRouter
+) -> None:
     client = connect(router.address)
     documents = ["a fox", "", "a red fox", LONG]
-    scored = await client.do("score", MODEL, "red fox", documents, on_invalid="skip", truncation="none")
+    scored = await client.do(
+        "score", MODEL, "red fox", documents, on_invalid="skip", truncation="none"
+    )
     np.testing.assert_array_equal(scored.scores, [1, np.nan, 2, np.nan])
     assert scored.ranking.tolist() == [2, 0]
     assert [one.index for one in scored.skipped] == [1, 3]
@@ -408,7 +574,9 @@ async def test_skipping_has_the_same_meaning_for_every_verb(connect: Connect, ro
     assert [[entity.text for entity in item.entities] for item in found] == [[], ["Bern"]]
     assert [one.index for one in found.skipped] == [0]
     given = [[(0, 1)], [(0, 3), (8, 11)]]
-    related = await client.do("relations", MODEL, ["", "Ada met Bob"], ["met"], entities=given, on_invalid="skip")
+    related = await client.do(
+        "relations", MODEL, ["", "Ada met Bob"], ["met"], entities=given, on_invalid="skip"
+    )
     assert len(related[1].relations) == 1
     assert len(router.calls[-1].request.items[0].entities) == 2  # type: ignore[attr-defined]
     nothing = await client.do("encode", MODEL, ["", ""], on_invalid="skip", dimensions=3)
@@ -418,7 +586,9 @@ async def test_skipping_has_the_same_meaning_for_every_verb(connect: Connect, ro
     np.testing.assert_array_equal(np.isnan(quantised.dequantize()).all(axis=1), [False, True])
 
 
-async def test_what_is_not_about_an_item_is_raised_though_items_are_skipped(connect: Connect, router: FakeRouter) -> None:
+async def test_what_is_not_about_an_item_is_raised_though_items_are_skipped(
+    connect: Connect, router: FakeRouter
+) -> None:
     client = connect(router.address)
     for refusal in (
         Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "model is required", "model"),
@@ -431,23 +601,37 @@ async def test_what_is_not_about_an_item_is_raised_though_items_are_skipped(conn
     assert len(router.calls) == 3
 
 
-async def test_where_every_item_is_refused_the_requests_are_bounded(connect: Connect, router: FakeRouter) -> None:
-    result = await connect(router.address).do("encode", MODEL, [LONG] * 64, on_invalid="skip", truncation="none")
+async def test_where_every_item_is_refused_the_requests_are_bounded(
+    connect: Connect, router: FakeRouter
+) -> None:
+    result = await connect(router.address).do(
+        "encode", MODEL, [LONG] * 64, on_invalid="skip", truncation="none"
+    )
     assert len(result.skipped) == 64
     assert len(router.calls) == 64
     assert sum(str(call.request).count("much too long") for call in router.calls) <= 64 * 7 * 10
 
 
-async def test_arrays_are_read_only_unless_asked_otherwise(connect: Connect, router: FakeRouter) -> None:
+async def test_arrays_are_read_only_unless_asked_otherwise(
+    connect: Connect, router: FakeRouter
+) -> None:
     forms = ("dense", "sparse", "multi_vector")
     for options in ({}, {"request_items": 1}):
         client = connect(router.address, **options)
         for data_type in ("float32", "bfloat16"):
             arguments = ("encode", MODEL, ["one text", "another"])
             fixed = await client.do(*arguments, representations=forms, data_type=data_type)
-            free = await client.do(*arguments, representations=forms, data_type=data_type, writable=True)
-            parts = [(one.dense, one.sparse.data, one.sparse.indices, one.multi_vector.values) for one in (fixed, free)]
-            assert [any(array.flags.writeable for array in parts[0]), all(array.flags.writeable for array in parts[1])] == [
+            free = await client.do(
+                *arguments, representations=forms, data_type=data_type, writable=True
+            )
+            parts = [
+                (one.dense, one.sparse.data, one.sparse.indices, one.multi_vector.values)
+                for one in (fixed, free)
+            ]
+            assert [
+                any(array.flags.writeable for array in parts[0]),
+                all(array.flags.writeable for array in parts[1]),
+            ] == [
                 False,
                 True,
             ]
@@ -461,7 +645,9 @@ async def test_arrays_are_read_only_unless_asked_otherwise(connect: Connect, rou
 def test_repr_of_results_is_short(router: FakeRouter) -> None:
     with shoal.Client(router.address) as client:
         found = client.encode(MODEL, ["a"] * 500, representations=["dense", "sparse"])
-        assert repr(found).startswith("EncodeResult(dense=Vectors(500 x 12 float32), sparse=Sparse(500 x 200, ")
+        assert repr(found).startswith(
+            "EncodeResult(dense=Vectors(500 x 12 float32), sparse=Sparse(500 x 200, "
+        )
         assert repr(found).endswith("input_tokens=500, revision='r1')")
         ranked = client.score(MODEL, "a", [f"a {number}" for number in range(500)])
         assert repr(ranked).startswith("ScoreResult(documents=500, best={")
@@ -470,16 +656,24 @@ def test_repr_of_results_is_short(router: FakeRouter) -> None:
         for result in (found, ranked, named):
             assert len(repr(result)) < 1000
     assert repr(shoal.Extraction()) == "Extraction()"
-    assert repr(shoal.Extraction(text="a", finish_reason="stop")) == "Extraction(text='a', finish_reason='stop')"
+    assert (
+        repr(shoal.Extraction(text="a", finish_reason="stop"))
+        == "Extraction(text='a', finish_reason='stop')"
+    )
 
 
 @pytest.mark.parametrize("kind", [shoal.Client, shoal.AsyncClient])
-def test_client_says_its_address_and_what_to_pickle_instead(kind: type[shoal.Client] | type[shoal.AsyncClient]) -> None:
+def test_client_says_its_address_and_what_to_pickle_instead(
+    kind: type[shoal.Client] | type[shoal.AsyncClient],
+) -> None:
     client = kind("127.0.0.1:1", token="secret")
     assert repr(client) == f"{kind.__name__}('127.0.0.1:1')"
     assert repr(shoal.ModelHandle("org/model", address="127.0.0.1:1", token="secret")) == (
         "ModelHandle('org/model', address='127.0.0.1:1')"
     )
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match=rf"{kind.__name__} holds connections .* shoal\.ModelHandle\(model, address="):
+        with pytest.raises(
+            TypeError,
+            match=rf"{kind.__name__} holds connections .* shoal\.ModelHandle\(model, address=",
+        ):
             attempt(client)

@@ -17,7 +17,11 @@ def values() -> Floats:
 
 def test_float32_is_a_view_of_the_received_bytes(values: Floats) -> None:
     vectors = codec.vectors(wire.tensor(values, tensor_pb2.DATA_TYPE_FLOAT32))
-    assert (vectors.data_type, vectors.dimensions, str(vectors.array.dtype)) == ("float32", 20, "float32")
+    assert (vectors.data_type, vectors.dimensions, str(vectors.array.dtype)) == (
+        "float32",
+        20,
+        "float32",
+    )
     assert not vectors.array.flags.owndata
     assert not vectors.array.flags.writeable
     np.testing.assert_array_equal(vectors.array, values)
@@ -63,7 +67,7 @@ def test_bits_are_for_binary_only(values: Floats) -> None:
         codec.vectors(wire.tensor(values, tensor_pb2.DATA_TYPE_FLOAT32)).bits()
 
 
-def test_a_newer_data_type_is_named_as_such() -> None:
+def test_newer_data_type_is_named_as_such() -> None:
     with pytest.raises(InternalError, match="data type 0"):
         codec.vectors(tensor_pb2.Tensor(shape=[1, 1], data=b"1234"))
 
@@ -81,7 +85,7 @@ def test_ragged_rows_are_views(data_type: tensor_pb2.DataType) -> None:
         ragged[4]
 
 
-def test_a_scale_that_overflows_is_decoded_without_a_warning() -> None:
+def test_scale_that_overflows_is_decoded_without_a_warning() -> None:
     values = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_INT8, shape=[1, 2], data=b"\x7f\x00")
     values.scale = np.array([3e38], np.float32).tobytes()
     ragged = codec.ragged(tensor_pb2.Ragged(values=values, offsets=[0, 1]))
@@ -92,31 +96,47 @@ def test_sparse_rows_and_scipy() -> None:
     rows = [{3: 1.0, 7: 2.0}, {}, {0: 0.5}]
     sparse = codec.sparse(wire.sparse(rows, columns=10))
     assert sparse.shape == (3, 10)
-    assert [dict(zip(columns.tolist(), weights.tolist(), strict=True)) for columns, weights in sparse] == rows
+    assert [
+        dict(zip(columns.tolist(), weights.tolist(), strict=True)) for columns, weights in sparse
+    ] == rows
     dense = sparse.to_scipy().toarray()
     assert dense.shape == (3, 10)
     assert (dense[0, 3], dense[0, 7], dense[2, 0], dense.sum()) == (1.0, 2.0, 0.5, 3.5)
 
 
 def test_only_what_was_sent_is_there() -> None:
-    result = codec.encode_result(inference_pb2.EncodeResponse(model_revision="r", usage={"input_tokens": 3}))
+    result = codec.encode_result(
+        inference_pb2.EncodeResponse(model_revision="r", usage={"input_tokens": 3})
+    )
     assert result.representations == ()
-    assert (result.usage.input_tokens, result.revision, result.timings.total_seconds) == (3, "r", 0.0)
+    assert (result.usage.input_tokens, result.revision, result.timings.total_seconds) == (
+        3,
+        "r",
+        0.0,
+    )
     for form in ("dense", "vectors", "sparse", "multi_vector"):
         asked = "dense" if form == "vectors" else form
-        with pytest.raises(ValueError, match=rf'this result has no {asked} representation, .*representations=\["{asked}"\]'):
+        with pytest.raises(
+            ValueError,
+            match=rf'this result has no {asked} representation, .*representations=\["{asked}"\]',
+        ):
             getattr(result, form)
     with pytest.raises(ValueError, match="no dense representation"):
         result.dequantize()
 
 
-def test_an_extraction_keeps_every_kind() -> None:
+def test_extraction_keeps_every_kind() -> None:
     entity = inference_pb2.Entity(start=1, end=3, label="A", score=0.5, text="bc")
     relation = inference_pb2.Relation(head=entity, tail=entity, label="same", score=0.25)
     region = inference_pb2.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.75)
     label = inference_pb2.LabelScore(label="x", score=-0.5)
     message = inference_pb2.Extraction(
-        entities=[entity], labels=[label], relations=[relation], regions=[region], text="t", truncated=True
+        entities=[entity],
+        labels=[label],
+        relations=[relation],
+        regions=[region],
+        text="t",
+        truncated=True,
     )
     (found,) = codec.extract_result(inference_pb2.ExtractResponse(results=[message]))
     assert (found.entities[0].start, found.entities[0].end, found.entities[0].text) == (1, 3, "bc")
@@ -125,24 +145,36 @@ def test_an_extraction_keeps_every_kind() -> None:
     assert (found.regions[0].bottom, found.labels[0].score, found.text) == (4.0, -0.5, "t")
 
 
-def test_a_model_without_a_card() -> None:
-    model = codec.model(models_pb2.Model(model="a/b", state=models_pb2.MODEL_STATE_FAILED, last_error="why"))
+def test_model_without_a_card() -> None:
+    model = codec.model(
+        models_pb2.Model(model="a/b", state=models_pb2.MODEL_STATE_FAILED, last_error="why")
+    )
     assert (model.state, model.card, model.places, model.last_error) == ("failed", None, (), "why")
 
 
 F32 = tensor_pb2.DATA_TYPE_FLOAT32
 HOSTILE: dict[str, inference_pb2.EncodeResponse] = {
     "no shape": inference_pb2.EncodeResponse(dense=tensor_pb2.Tensor(data_type=F32)),
-    "a negative shape": inference_pb2.EncodeResponse(dense=tensor_pb2.Tensor(data_type=F32, shape=[-1, 4], data=bytes(16))),
-    "other bytes": inference_pb2.EncodeResponse(dense=tensor_pb2.Tensor(data_type=F32, shape=[1, 4], data=bytes(15))),
+    "a negative shape": inference_pb2.EncodeResponse(
+        dense=tensor_pb2.Tensor(data_type=F32, shape=[-1, 4], data=bytes(16))
+    ),
+    "other bytes": inference_pb2.EncodeResponse(
+        dense=tensor_pb2.Tensor(data_type=F32, shape=[1, 4], data=bytes(15))
+    ),
     "a huge shape": inference_pb2.EncodeResponse(
-        dense=tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_BINARY, shape=[1, 2**63 - 1], data=b"")
+        dense=tensor_pb2.Tensor(
+            data_type=tensor_pb2.DATA_TYPE_BINARY, shape=[1, 2**63 - 1], data=b""
+        )
     ),
     "scales of other rows": inference_pb2.EncodeResponse(
-        dense=tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_INT8, shape=[1, 4], data=bytes(4), scale=bytes(8))
+        dense=tensor_pb2.Tensor(
+            data_type=tensor_pb2.DATA_TYPE_INT8, shape=[1, 4], data=bytes(4), scale=bytes(8)
+        )
     ),
     "offsets beyond the rows": inference_pb2.EncodeResponse(
-        multi_vector=tensor_pb2.Ragged(values=tensor_pb2.Tensor(data_type=F32, shape=[1, 1], data=bytes(4)), offsets=[0, 9])
+        multi_vector=tensor_pb2.Ragged(
+            values=tensor_pb2.Tensor(data_type=F32, shape=[1, 1], data=bytes(4)), offsets=[0, 9]
+        )
     ),
     "a column that is none": inference_pb2.EncodeResponse(
         sparse=tensor_pb2.SparseMatrix(
@@ -156,7 +188,7 @@ HOSTILE: dict[str, inference_pb2.EncodeResponse] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_answer_that_does_not_fit_together_is_a_shoal_error(name: str) -> None:
+def test_answer_that_does_not_fit_together_is_a_shoal_error(name: str) -> None:
     with pytest.raises(InternalError, match="cannot be read"):
         codec.encode_result(HOSTILE[name])
 

@@ -35,7 +35,7 @@ def test_details_become_attributes() -> None:
     )
 
 
-def test_a_retry_delay_is_in_seconds() -> None:
+def test_retry_delay_is_in_seconds() -> None:
     retry = error_details_pb2.RetryInfo()
     retry.retry_delay.FromMilliseconds(1500)
     data = details(error_details_pb2.ErrorInfo(reason="QUEUE_FULL", domain="shoal"), retry)
@@ -43,8 +43,10 @@ def test_a_retry_delay_is_in_seconds() -> None:
     assert (type(error), error.retry_after) == (errors.QueueFull, 1.5)
 
 
-def test_a_field_is_told_also_where_the_code_allows_no_bad_request() -> None:
-    info = error_details_pb2.ErrorInfo(reason="OUT_OF_MEMORY", domain="shoal", metadata={"field": "items[3].text"})
+def test_field_is_told_also_where_the_code_allows_no_bad_request() -> None:
+    info = error_details_pb2.ErrorInfo(
+        reason="OUT_OF_MEMORY", domain="shoal", metadata={"field": "items[3].text"}
+    )
     error = decode("RESOURCE_EXHAUSTED", "too large", details(info), address="a:1")
     assert (type(error), error.field) == (errors.OutOfMemory, "items[3].text")
 
@@ -54,7 +56,9 @@ def test_unavailable_without_our_details_is_the_way_to_the_router() -> None:
     assert type(error) is errors.CannotConnect
     assert str(error) == "cannot reach a router at a:1: connection refused [CANNOT_CONNECT]"
     foreign = details(error_details_pb2.ErrorInfo(reason="PROXY", domain="envoy"))
-    assert type(decode("UNAVAILABLE", "no upstream", foreign, address="a:1")) is errors.CannotConnect
+    assert (
+        type(decode("UNAVAILABLE", "no upstream", foreign, address="a:1")) is errors.CannotConnect
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_every_failure_has_a_class(code: str, reason: str, kind: type[errors.Sho
     assert error.message
 
 
-def test_a_parts_error_is_told_in_terms_of_the_whole() -> None:
+def test_parts_error_is_told_in_terms_of_the_whole() -> None:
     error = errors.InputTooLong("items[3].text is long", field="items[3].text")
     error.move("items", range(500, 510))
     assert (error.field, error.message) == ("items[503].text", "items[503].text is long")
@@ -106,7 +110,11 @@ def test_errors_travel_between_processes() -> None:
     error.reason = "NEWER"
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(other) is errors.QueueFull
-        assert (str(other), other.retry_after, other.reason) == ("full [NEWER, request abc]", 1.0, "NEWER")
+        assert (str(other), other.retry_after, other.reason) == (
+            "full [NEWER, request abc]",
+            1.0,
+            "NEWER",
+        )
 
 
 def test_details_that_are_garbage_are_none() -> None:

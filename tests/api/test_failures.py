@@ -17,10 +17,14 @@ from tests.api.fake_router import MODEL, FakeRouter, Refusal, serving
 from tests.api.test_client import QUICK, held
 from tests.support.waiting import wait_until
 
-FULL = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "the lane is full", retry_after=0.2)
+FULL = Refusal(
+    grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "the lane is full", retry_after=0.2
+)
 
 
-async def test_retry_info_is_honoured_with_the_same_request_id(connect: Connect, router: FakeRouter) -> None:
+async def test_retry_info_is_honoured_with_the_same_request_id(
+    connect: Connect, router: FakeRouter
+) -> None:
     router.refusals = [FULL, FULL]
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -30,7 +34,7 @@ async def test_retry_info_is_honoured_with_the_same_request_id(connect: Connect,
     assert len({call.request_id for call in router.calls}) == 1
 
 
-async def test_the_deadline_shrinks_over_retries(connect: Connect, router: FakeRouter) -> None:
+async def test_deadline_shrinks_over_retries(connect: Connect, router: FakeRouter) -> None:
     router.refusals = [Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_after=0.5)]
     await connect(router.address, retry=QUICK, timeout=5.0).do("encode", MODEL, "x")
     first, second = (call.seconds_left for call in router.calls)
@@ -48,7 +52,9 @@ async def test_the_deadline_shrinks_over_retries(connect: Connect, router: FakeR
     ],
     ids=lambda refusal: refusal.reason or refusal.code.name,
 )
-async def test_what_is_not_marked_is_not_retried(connect: Connect, router: FakeRouter, refusal: Refusal) -> None:
+async def test_what_is_not_marked_is_not_retried(
+    connect: Connect, router: FakeRouter, refusal: Refusal
+) -> None:
     router.refusals = [refusal]
     with pytest.raises(errors.ShoalError) as caught:
         await connect(router.address, retry=QUICK).do("encode", MODEL, "x")
@@ -58,21 +64,25 @@ async def test_what_is_not_marked_is_not_retried(connect: Connect, router: FakeR
 
 
 async def test_tries_are_bounded(connect: Connect, router: FakeRouter) -> None:
-    router.refusals = [Refusal(grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY", "no worker", retry_after=0.0)] * 10
+    router.refusals = [
+        Refusal(grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY", "no worker", retry_after=0.0)
+    ] * 10
     policy = shoal.RetryPolicy(attempts=3, first_delay=0.01, longest_delay=0.02)
     with pytest.raises(errors.NoCapacity, match="no worker"):
         await connect(router.address, retry=policy).do("encode", MODEL, "x")
     assert len(router.calls) == 3
 
 
-async def test_a_wait_beyond_the_deadline_is_not_begun(connect: Connect, router: FakeRouter) -> None:
-    router.refusals = [Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full", retry_after=50.0)]
+async def test_wait_beyond_the_deadline_is_not_begun(connect: Connect, router: FakeRouter) -> None:
+    router.refusals = [
+        Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full", retry_after=50.0)
+    ]
     with pytest.raises(errors.QueueFull):
         await asyncio.wait_for(connect(router.address, timeout=20.0).do("encode", MODEL, "x"), 10)
     assert len(router.calls) == 1
 
 
-async def test_a_deadline_that_passes(connect: Connect, router: FakeRouter) -> None:
+async def test_deadline_that_passes(connect: Connect, router: FakeRouter) -> None:
     router.gate.clear()
     with pytest.raises(errors.DeadlinePassed, match="within the timeout"):
         await connect(router.address).do("encode", MODEL, "x", timeout=0.2)
@@ -85,14 +95,18 @@ async def test_nobody_there_is_told_with_the_address(connect: Connect, nobody: s
         await connect(nobody, retry=policy).do("encode", MODEL, "x")
 
 
-async def test_the_next_address_is_used_and_kept(connect: Connect, nobody: str, router: FakeRouter) -> None:
+async def test_next_address_is_used_and_kept(
+    connect: Connect, nobody: str, router: FakeRouter
+) -> None:
     client = connect(f"{nobody},{router.address}", retry=shoal.RetryPolicy(attempts=2))
     for _ in range(5):
         await client.do("encode", MODEL, "x")
     assert len(router.calls) == 5
 
 
-async def test_draining_moves_on(connect: Connect, router: FakeRouter, other_router: FakeRouter) -> None:
+async def test_draining_moves_on(
+    connect: Connect, router: FakeRouter, other_router: FakeRouter
+) -> None:
     client = connect(f"{router.address},{other_router.address}", retry=QUICK)
     await client.do("encode", MODEL, "x")
     used, unused = (router, other_router) if router.calls else (other_router, router)
@@ -102,10 +116,12 @@ async def test_draining_moves_on(connect: Connect, router: FakeRouter, other_rou
     assert [call.request_id for call in unused.calls] == [used.calls[-1].request_id]
 
 
-async def test_a_router_that_dies_with_calls_in_flight(
+async def test_router_that_dies_with_calls_in_flight(
     connect: Connect, router: FakeRouter, nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL while parts are held: each arrives at the other router under its own id, none is lost."""
+    """SIGKILL while parts are held: each arrives at the other router under its own id, none is
+    lost.
+    """
     monkeypatch.setattr("shoal.verbs.base.random.randrange", lambda addresses: 0)
     arguments = (sys.executable, "-m", "tests.api.fake_router")
     doomed = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
@@ -113,8 +129,12 @@ async def test_a_router_that_dies_with_calls_in_flight(
     try:
         address = (await doomed.stdout.readline()).decode().strip()
         # The second is dead already: going round must not stop there.
-        client = connect(f"{address},{nobody},{router.address}", request_items=1, concurrency=16, retry=QUICK)
-        work = asyncio.create_task(client.do("encode", MODEL, [f"text {number}" for number in range(16)]))
+        client = connect(
+            f"{address},{nobody},{router.address}", request_items=1, concurrency=16, retry=QUICK
+        )
+        work = asyncio.create_task(
+            client.do("encode", MODEL, [f"text {number}" for number in range(16)])
+        )
         held_id = (await asyncio.wait_for(doomed.stdout.readline(), 10)).decode().strip()
     finally:
         doomed.send_signal(signal.SIGKILL)
@@ -124,7 +144,7 @@ async def test_a_router_that_dies_with_calls_in_flight(
     assert held_id in {call.request_id for call in router.calls}
 
 
-async def test_a_router_that_comes_back_is_found_again(connect: Connect) -> None:
+async def test_router_that_comes_back_is_found_again(connect: Connect) -> None:
     with serving(FakeRouter()) as first:
         port = int(first.address.rpartition(":")[2])
         client = connect(first.address)
@@ -144,7 +164,9 @@ class Spent(RetryBudgets):
         self._failover = RetryBudget(capacity=1, per_second=1e-6, per_success=0)
 
 
-async def test_all_that_waits_for_a_router_goes_on_when_it_is_back(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_that_waits_for_a_router_goes_on_when_it_is_back(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No budget of retries holds it up: no router has heard of any of it."""
     monkeypatch.setattr("shoal.calls.caller.RetryBudgets", Spent)
     with serving(FakeRouter()) as first:
@@ -169,11 +191,18 @@ async def test_leaving_cancels_the_calls(router: FakeRouter) -> None:
     assert len(router.calls) == 4
 
 
-async def test_a_deadline_that_passes_in_a_later_try_brings_why_there_was_one(connect: Connect, router: FakeRouter) -> None:
-    router.refusals = [Refusal(grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY", "no worker", retry_after=0.5)]
-    work = asyncio.create_task(connect(router.address, retry=QUICK).do("encode", MODEL, "x", timeout=2.0))
+async def test_deadline_that_passes_in_a_later_try_brings_why_there_was_one(
+    connect: Connect, router: FakeRouter
+) -> None:
+    router.refusals = [
+        Refusal(grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY", "no worker", retry_after=0.5)
+    ]
+    work = asyncio.create_task(
+        connect(router.address, retry=QUICK).do("encode", MODEL, "x", timeout=2.0)
+    )
     await asyncio.to_thread(wait_until, lambda: len(router.calls) == 1 and router.active == 0)
-    router.gate.clear()  # The refusal is on its way; the second try comes half a second later, and is held.
+    # The refusal is on its way; the second try comes half a second later, and is held.
+    router.gate.clear()
     with pytest.raises(errors.DeadlinePassed) as caught:
         await work
     assert isinstance(caught.value.earlier, errors.NoCapacity)

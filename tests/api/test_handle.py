@@ -1,4 +1,6 @@
-"""`ModelHandle`: plain values of both clients, and clients that outlive loops, forks and pickles."""
+"""`ModelHandle`: plain values of both clients, and clients that outlive loops, forks and
+pickles.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ TEXTS = ["first text", "Second", "the third one is longer"]
 
 @pytest.fixture
 def handle(router: FakeRouter) -> Iterator[ModelHandle]:
-    made = ModelHandle(MODEL, address=router.address, tenant="search", token="t0ken", query_instruction="find: ")
+    made = ModelHandle(
+        MODEL, address=router.address, tenant="search", token="t0ken", query_instruction="find: "
+    )
     yield made
     made.close()
 
 
-async def test_every_verb_gives_what_the_client_gives(handle: ModelHandle, router: FakeRouter) -> None:
+async def test_every_verb_gives_what_the_client_gives(
+    handle: ModelHandle, router: FakeRouter
+) -> None:
     with shoal.Client(router.address) as client:
         three = client.encode(MODEL, TEXTS, representations=["dense", "sparse", "multi_vector"])
         scores = client.score(MODEL, "first", TEXTS, top_n=2)
@@ -37,17 +43,22 @@ async def test_every_verb_gives_what_the_client_gives(handle: ModelHandle, route
     assert handle.dense(TEXTS) == await handle.adense(TEXTS) == three.dense.tolist()
     assert handle.sparse(TEXTS) == await handle.asparse(TEXTS) == sparse
     assert handle.multi_vector(TEXTS) == await handle.amulti_vector(TEXTS) == vectors
-    assert handle.forms(TEXTS, ["sparse", "dense"]) == {"sparse": sparse, "dense": three.dense.tolist()}
+    assert handle.forms(TEXTS, ["sparse", "dense"]) == {
+        "sparse": sparse,
+        "dense": three.dense.tolist(),
+    }
     assert await handle.aforms(TEXTS, ["multi_vector"]) == {"multi_vector": vectors}
     ranking = [(int(index), float(scores.scores[index])) for index in scores.ranking]
     assert handle.rank("first", TEXTS, 2) == await handle.arank("first", TEXTS, 2) == ranking
     found = handle.extract(TEXTS, "entities", ["name"])
     assert found == await handle.aextract(TEXTS, "entities", ["name"])
-    assert [[one["start"] for one in each] for each in found] == [[one.start for one in each.entities] for each in entities]
+    assert [[one["start"] for one in each] for each in found] == [
+        [one.start for one in each.entities] for each in entities
+    ]
     await handle.aclose()
 
 
-def test_an_instruction_is_for_queries(handle: ModelHandle, router: FakeRouter) -> None:
+def test_instruction_is_for_queries(handle: ModelHandle, router: FakeRouter) -> None:
     roles: list[Role | None] = ["query", "document", None]
     for role in roles:
         handle.dense(TEXTS, role)
@@ -56,27 +67,42 @@ def test_an_instruction_is_for_queries(handle: ModelHandle, router: FakeRouter) 
 
 
 def test_options_are_arguments_of_the_calls(router: FakeRouter) -> None:
-    ModelHandle(MODEL, address=router.address, options={"dimensions": 5, "adapter": "legal"}).dense(TEXTS)
+    ModelHandle(MODEL, address=router.address, options={"dimensions": 5, "adapter": "legal"}).dense(
+        TEXTS
+    )
     request: Any = router.calls[0].request
     assert (request.dimensions, request.adapter) == (5, "legal")
     with pytest.raises(TypeError, match="colour"):
         ModelHandle(MODEL, address=router.address, options={"colour": "red"}).dense(TEXTS)
 
 
-async def test_an_empty_list_is_an_empty_answer_without_a_call(handle: ModelHandle, router: FakeRouter) -> None:
-    answers: list[list[Any]] = [handle.dense([]), handle.sparse([]), handle.multi_vector([]), handle.rank("first", [])]
+async def test_empty_list_is_an_empty_answer_without_a_call(
+    handle: ModelHandle, router: FakeRouter
+) -> None:
+    answers: list[list[Any]] = [
+        handle.dense([]),
+        handle.sparse([]),
+        handle.multi_vector([]),
+        handle.rank("first", []),
+    ]
     answers += [handle.extract([], "entities"), await handle.adense([])]
     assert answers == [[]] * 6
     assert router.calls == []
 
 
 def test_what_cannot_be_found(handle: ModelHandle) -> None:
-    with pytest.raises(ValueError, match="find must be one of entities, labels, relations, not 'verbs'"):
+    with pytest.raises(
+        ValueError, match="find must be one of entities, labels, relations, not 'verbs'"
+    ):
         handle.extract(TEXTS, "verbs")  # type: ignore[arg-type]
 
 
 def test_each_event_loop_has_a_client(handle: ModelHandle) -> None:
-    assert asyncio.run(handle.adense(TEXTS)) == asyncio.run(handle.adense(TEXTS)) == handle.dense(TEXTS)
+    assert (
+        asyncio.run(handle.adense(TEXTS))
+        == asyncio.run(handle.adense(TEXTS))
+        == handle.dense(TEXTS)
+    )
     assert len(handle._async_clients) == 1, "that of the closed loop is forgotten"
     with pytest.raises(RuntimeError):
         _ = handle.async_client
@@ -93,7 +119,7 @@ def test_threads_share_a_client(handle: ModelHandle) -> None:
     assert len(set(map(id, seen))) == 1
 
 
-async def test_a_closed_handle_connects_again(handle: ModelHandle) -> None:
+async def test_closed_handle_connects_again(handle: ModelHandle) -> None:
     first = handle.client
     handle.close()
     handle.close()
@@ -106,7 +132,9 @@ async def test_a_closed_handle_connects_again(handle: ModelHandle) -> None:
     await handle.aclose()
 
 
-def test_a_copy_is_the_same_and_a_pickle_has_no_token(handle: ModelHandle, router: FakeRouter) -> None:
+def test_copy_is_the_same_and_a_pickle_has_no_token(
+    handle: ModelHandle, router: FakeRouter
+) -> None:
     handle.dense(TEXTS)
     assert copy.copy(handle) is copy.deepcopy(handle) is handle
     data = pickle.dumps(handle)
@@ -124,11 +152,13 @@ def seen_by_child(handle: ModelHandle, parents: int, to: multiprocessing.SimpleQ
     to.put(id(handle.client) != parents)
 
 
-def test_a_child_makes_its_own_client(router: FakeRouter) -> None:
+def test_child_makes_its_own_client(router: FakeRouter) -> None:
     handle = ModelHandle(MODEL, address=router.address)
     answers: multiprocessing.SimpleQueue[bool] = multiprocessing.get_context("fork").SimpleQueue()
     client = handle.client  # kept alive, so that its id is nobody else's
-    child = multiprocessing.get_context("fork").Process(target=seen_by_child, args=(handle, id(client), answers))
+    child = multiprocessing.get_context("fork").Process(
+        target=seen_by_child, args=(handle, id(client), answers)
+    )
     child.start()
     child.join(30)
     assert child.exitcode == 0

@@ -77,7 +77,9 @@ def texts(value: Any) -> Iterator[str]:
 def test_no_command_lets_an_answer_steer_the_terminal(run: Run, words: tuple[str, ...]) -> None:
     code, output = run(*words)
     assert (code, controls(output)) == (0, set())
-    if words[0] != "encode" and words[0] != "score":  # whose tables show nothing that the mesh can name
+    if (
+        words[0] != "encode" and words[0] != "score"
+    ):  # whose tables show nothing that the mesh can name
         assert "�" in output
 
 
@@ -89,8 +91,12 @@ def test_json_has_all_and_is_escaped(run: Run, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=NAMES)
-def test_no_refusal_steers_the_terminal(run: Run, hostile: FakeRouter, words: tuple[str, ...]) -> None:
-    refusal = Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"R{WORDS}", f"no: {WORDS}", f"items[0]{WORDS}")
+def test_no_refusal_steers_the_terminal(
+    run: Run, hostile: FakeRouter, words: tuple[str, ...]
+) -> None:
+    refusal = Refusal(
+        grpc.StatusCode.INVALID_ARGUMENT, f"R{WORDS}", f"no: {WORDS}", f"items[0]{WORDS}"
+    )
     hostile.refusals = [refusal]
     code, output = run(*words)
     assert (code, controls(output)) == (1, set())
@@ -106,12 +112,18 @@ def test_lines_of_json_have_all_and_are_escaped(run: Run, tmp_path: Path) -> Non
     assert json.loads(written)["entities"][0]["text"] == f"Bern{WORDS}"
 
 
-def test_a_live_screen_moves_the_cursor_and_texts_do_not() -> None:
+def test_live_screen_moves_the_cursor_and_texts_do_not() -> None:
     table = Table("name", title=WORDS)
     table.add_row(WORDS, style="red")
     table.add_row(Text(WORDS, style="bold"))
     for part in (table, Text.assemble((WORDS, "bold"), WORDS), WORDS):
-        terminal = console.Console(file=io.StringIO(), force_terminal=True, width=400, color_system="truecolor", highlight=False)
+        terminal = console.Console(
+            file=io.StringIO(),
+            force_terminal=True,
+            width=400,
+            color_system="truecolor",
+            highlight=False,
+        )
         with Live(part, console=terminal, screen=True, auto_refresh=False) as live:
             live.refresh()
         drawn = terminal.file.getvalue()  # type: ignore[attr-defined]
@@ -121,7 +133,7 @@ def test_a_live_screen_moves_the_cursor_and_texts_do_not() -> None:
         assert "�]0;owned" in drawn
 
 
-def test_a_cell_keeps_its_width() -> None:
+def test_cell_keeps_its_width() -> None:
     file = io.StringIO()
     made = Table("name", "other")
     made.add_row("NVIDIA\x1b L4", "end")

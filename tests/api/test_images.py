@@ -1,4 +1,6 @@
-"""Pictures as arguments: what is sent for files, bytes, arrays and images of Pillow, and errors that name the item."""
+"""Pictures as arguments: what is sent for files, bytes, arrays and images of Pillow, and errors
+that name the item.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from shoal.errors import InvalidInput
 from shoal.requests import images
-from shoal.requests.arguments import Options, item_lengths, item_list, item_message, item_messages, most_items
+from shoal.requests.arguments import (
+    Options,
+    item_lengths,
+    item_list,
+    item_message,
+    item_messages,
+    most_items,
+)
 from shoal.requests.extract import ExtractPlan
 from shoal.tasks import Entities, Item
 
@@ -29,7 +38,14 @@ def sent(item: Item) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize(
-    "pixels", [PIXELS, PIXELS[:, :, 0], PIXELS[:, :, :1], np.dstack([PIXELS, PIXELS[:, :, 0]]), PIXELS[::2, ::-1]]
+    "pixels",
+    [
+        PIXELS,
+        PIXELS[:, :, 0],
+        PIXELS[:, :, :1],
+        np.dstack([PIXELS, PIXELS[:, :, 0]]),
+        PIXELS[::2, ::-1],
+    ],
 )
 def test_arrays_lose_nothing(pixels: NDArray[np.uint8]) -> None:
     assert (sent(pixels) == pixels.squeeze()).all()
@@ -42,7 +58,7 @@ def test_images_of_pillow_lose_nothing(mode: str) -> None:
     assert (np.asarray(found.convert("RGB")) == np.asarray(image.convert("RGB"))).all()
 
 
-def test_an_orientation_goes_with_the_picture() -> None:
+def test_orientation_goes_with_the_picture() -> None:
     image = Image.fromarray(PIXELS)
     image.getexif()[ExifTags.Base.Orientation] = 6
     found = Image.open(BytesIO(item_message("items[0]", image).image.data))
@@ -54,11 +70,24 @@ def test_files_and_bytes_are_sent_as_they_are(tmp_path: Path) -> None:
     Image.fromarray(PIXELS).save(file, "JPEG")
     assert item_message("items[0]", file).image.data == file.read_bytes()
     assert item_message("items[0]", file.read_bytes()).image.data == file.read_bytes()
-    assert item_lengths([file, b"12345", "123", shoal.Parts("12", b"345")]) == [file.stat().st_size, 5, 3, 5]
+    assert item_lengths([file, b"12345", "123", shoal.Parts("12", b"345")]) == [
+        file.stat().st_size,
+        5,
+        3,
+        5,
+    ]
 
 
 def test_one_picture_is_a_list_of_one() -> None:
-    for one in (b"png", Path("a.png"), PIXELS, PIXELS[:, :, 0], Image.fromarray(PIXELS), shoal.Parts("a"), "text"):
+    for one in (
+        b"png",
+        Path("a.png"),
+        PIXELS,
+        PIXELS[:, :, 0],
+        Image.fromarray(PIXELS),
+        shoal.Parts("a"),
+        "text",
+    ):
         assert len(item_list(one)) == 1
     assert len(item_list(np.stack([PIXELS, PIXELS, PIXELS]))) == 3
     assert item_list(np.array(["a", "b"])) == ["a", "b"]
@@ -68,7 +97,10 @@ PNG_URI = "data:image/png;base64," + base64.b64encode(b"png").decode()
 PDF_URI = "data:application/pdf;base64," + base64.b64encode(b"%PDF-1.7").decode()
 
 
-@pytest.mark.parametrize("uri", [PNG_URI, PNG_URI.replace("data:image", "DATA:Image"), PNG_URI.replace(";", ";name=a.png;", 1)])
+@pytest.mark.parametrize(
+    "uri",
+    [PNG_URI, PNG_URI.replace("data:image", "DATA:Image"), PNG_URI.replace(";", ";name=a.png;", 1)],
+)
 def test_text_that_is_an_image_in_base64_is_sent_as_the_image(uri: str) -> None:
     assert item_message("items[0]", uri).image.data == b"png"
     assert item_message("items[0]", shoal.Parts("what is", uri)).parts[1].image.data == b"png"
@@ -80,7 +112,14 @@ def test_text_that_is_a_pdf_in_base64_is_sent_as_the_document() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["data: a word", "data:image/png is a media type", "see " + PNG_URI, "data:,a", "Data: 3; base64, 4"]
+    "text",
+    [
+        "data: a word",
+        "data:image/png is a media type",
+        "see " + PNG_URI,
+        "data:,a",
+        "Data: 3; base64, 4",
+    ],
 )
 def test_text_that_does_not_begin_with_a_file_stays_text(text: str) -> None:
     assert item_message("items[0]", text).text == text
@@ -150,7 +189,9 @@ def test_one_label_is_not_split_into_characters() -> None:
     plan = ExtractPlan(["text"], Entities(labels="person"), options)
     assert list(plan.whole().entities.labels) == ["person"]
     described: Any = {"person": "a human"}
-    with pytest.raises(InvalidInput, match=r"entities.labels is a dict; it must be a list of labels"):
+    with pytest.raises(
+        InvalidInput, match=r"entities.labels is a dict; it must be a list of labels"
+    ):
         ExtractPlan(["text"], Entities(labels=described), options)
 
 
@@ -167,7 +208,11 @@ def test_parts_keep_their_order() -> None:
         (np.zeros((2, 3, 5), np.uint8), "items[1]", r"array of shape \(2, 3, 5\)"),
         (np.zeros((4, 4, 3), np.float32), "items[1]", "is a ndarray; it must be"),
         (Image.new("F", (3, 3)), "items[1]", "mode F, 32 bits a pixel"),
-        (shoal.Parts("a", Path("/nowhere/b.png")), "items[1].parts[1]", "/nowhere/b.png does not exist"),
+        (
+            shoal.Parts("a", Path("/nowhere/b.png")),
+            "items[1].parts[1]",
+            "/nowhere/b.png does not exist",
+        ),
     ],
 )
 def test_errors_name_the_item(item: Item, field: str, words: str) -> None:

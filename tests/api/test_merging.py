@@ -17,7 +17,9 @@ from tests.api import wire
 
 
 @given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 12), st.integers(1, 60))
-def test_spans_cover_every_item_once_within_the_bounds(lengths: list[int], items: int, characters: int) -> None:
+def test_spans_cover_every_item_once_within_the_bounds(
+    lengths: list[int], items: int, characters: int
+) -> None:
     found = spans(lengths, max_items=items, max_characters=characters)
     assert [index for span in found for index in span] == list(range(len(lengths)))
     for span in found:
@@ -25,20 +27,27 @@ def test_spans_cover_every_item_once_within_the_bounds(lengths: list[int], items
         assert len(span) <= 1 or sum(lengths[index] for index in span) <= characters
 
 
-def test_a_remainder_does_not_run_alone() -> None:
-    assert [len(span) for span in spans([1] * 513, max_items=512, max_characters=10**6)] == [257, 256]
+def test_remainder_does_not_run_alone() -> None:
+    assert [len(span) for span in spans([1] * 513, max_items=512, max_characters=10**6)] == [
+        257,
+        256,
+    ]
 
 
 def test_of_nothing_there_are_no_parts() -> None:
     assert spans([], max_items=512, max_characters=100) == []
 
 
-def encoded(rows: Sequence[Sequence[float]], data_type: tensor_pb2.DataType, *, revision: str = "r") -> EncodeResult:
+def encoded(
+    rows: Sequence[Sequence[float]], data_type: tensor_pb2.DataType, *, revision: str = "r"
+) -> EncodeResult:
     values = np.array(rows, dtype=np.float32)
     response = inference_pb2.EncodeResponse(
         dense=wire.tensor(values, data_type),
         sparse=wire.sparse([{index + 1: row[0]} for index, row in enumerate(rows)], columns=9),
-        multi_vector=wire.ragged([values[: index + 1] for index in range(len(rows))], tensor_pb2.DATA_TYPE_FLOAT32),
+        multi_vector=wire.ragged(
+            [values[: index + 1] for index in range(len(rows))], tensor_pb2.DATA_TYPE_FLOAT32
+        ),
         model_revision=revision,
         usage={"input_tokens": len(rows)},
         timings={"queue_seconds": rows[0][0], "forward_seconds": 1 / rows[0][0]},
@@ -48,7 +57,11 @@ def encoded(rows: Sequence[Sequence[float]], data_type: tensor_pb2.DataType, *, 
 
 @pytest.mark.parametrize("data_type", [value for value in tensor_pb2.DataType.values() if value])
 def test_parts_merge_into_what_one_request_would_have_given(data_type: tensor_pb2.DataType) -> None:
-    first, second, third = [[1.0, -2.0], [3.0, 4.0]], [[5.0, 6.5]], [[-7.0, 8.0], [9.0, -1.0], [2.0, 3.0]]
+    first, second, third = (
+        [[1.0, -2.0], [3.0, 4.0]],
+        [[5.0, 6.5]],
+        [[-7.0, 8.0], [9.0, -1.0], [2.0, 3.0]],
+    )
     merged = merge_encode([encoded(rows, data_type) for rows in (first, second, third)])
     whole = encoded([*first, *second, *third], data_type)
     assert merged.dense is not None
@@ -66,7 +79,7 @@ def test_parts_merge_into_what_one_request_would_have_given(data_type: tensor_pb
     assert (merged.timings.queue_seconds, merged.timings.forward_seconds) == (5.0, 1.0)
 
 
-def test_a_single_part_is_not_copied() -> None:
+def test_single_part_is_not_copied() -> None:
     part = encoded([[1.0, 2.0]], tensor_pb2.DATA_TYPE_FLOAT32)
     assert merge_encode([part]) is part
 
@@ -78,9 +91,11 @@ def test_rows_of_two_revisions_are_never_mixed() -> None:
         merge_encode([old, old, new])
 
 
-def test_a_merged_ranking_keeps_document_order_of_equals() -> None:
+def test_merged_ranking_keeps_document_order_of_equals() -> None:
     def scored(scores: list[float]) -> inference_pb2.ScoreResponse:
-        return inference_pb2.ScoreResponse(scores=wire.tensor(np.array(scores, np.float32), tensor_pb2.DATA_TYPE_FLOAT32))
+        return inference_pb2.ScoreResponse(
+            scores=wire.tensor(np.array(scores, np.float32), tensor_pb2.DATA_TYPE_FLOAT32)
+        )
 
     results = [codec.score_result(scored(scores)) for scores in ([1.0, 3.0], [3.0, -1.0], [2.0])]
     assert merge_score(results, top_n=0).ranking.tolist() == [1, 2, 4, 0, 3]

@@ -1,4 +1,6 @@
-"""Clients of a mesh that has too much to do: they come back when they are told to, and together not too often."""
+"""Clients of a mesh that has too much to do: they come back when they are told to, and together not
+too often.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ class FakeFullRouter(FakeRouter):
             number = self.tries.total()
         if number % 5:
             reason = "QUEUE_FULL" if number % 2 else "RATE_LIMITED"
-            refuse(context, Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, retry_after=RETRY_SECONDS))
+            refuse(
+                context,
+                Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, retry_after=RETRY_SECONDS),
+            )
         return number
 
 
@@ -49,8 +54,12 @@ def full() -> Iterator[FakeFullRouter]:
         yield running
 
 
-def test_many_clients_together_do_not_ask_much_more_than_they_were_asked_for(full: FakeFullRouter) -> None:
-    """Four clients ask 60 times each at 20 a second, and each request might be tried for a minute."""
+def test_many_clients_together_do_not_ask_much_more_than_they_were_asked_for(
+    full: FakeFullRouter,
+) -> None:
+    """Four clients ask 60 times each at 20 a second, and each request might be tried for a
+    minute.
+    """
 
     def one_client(seed: int) -> Counter[str]:
         outcomes: Counter[str] = Counter()
@@ -76,13 +85,18 @@ def test_many_clients_together_do_not_ask_much_more_than_they_were_asked_for(ful
     assert outcomes["OK"] >= 240 / 5
     assert set(outcomes) <= {"OK", "QUEUE_FULL", "RATE_LIMITED", "DEADLINE_PASSED"}
     assert 1.0 < full.tries.total() / 240 <= 1.2
-    pauses = [later - earlier for times in full.times.values() for earlier, later in pairwise(times)]
+    pauses = [
+        later - earlier for times in full.times.values() for earlier, later in pairwise(times)
+    ]
     assert min(pauses) >= RETRY_SECONDS, "nobody comes back earlier than told"
 
 
 def test_what_the_mesh_refuses_is_paid_from_a_small_budget_and_failing_over_is_not() -> None:
     budgets = RetryBudgets()
-    overload, failover = budgets.budget_for(QueueFull("full")), budgets.budget_for(CannotConnect("gone"))
+    overload, failover = (
+        budgets.budget_for(QueueFull("full")),
+        budgets.budget_for(CannotConnect("gone")),
+    )
     assert overload is not None
     assert failover is not None
     assert budgets.budget_for(RateLimited("slower")) is overload is not failover

@@ -15,22 +15,51 @@ from shoal.status import LaneStatus, Mesh, Model, ModelPlace, PoolStatus, Schedu
 LONG = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def worker(name: str = "w", pool: str = "cpu", *, computed: float = 0.0, age: float = 0.0, draining: bool = False) -> WorkerStatus:
-    return WorkerStatus(name, pool, "cpu", 8 << 30, 128 << 20, (LONG,), draining, age, device_seconds=computed)
+def worker(
+    name: str = "w",
+    pool: str = "cpu",
+    *,
+    computed: float = 0.0,
+    age: float = 0.0,
+    draining: bool = False,
+) -> WorkerStatus:
+    return WorkerStatus(
+        name, pool, "cpu", 8 << 30, 128 << 20, (LONG,), draining, age, device_seconds=computed
+    )
 
 
 def lane(
-    model: str = LONG, pool: str = "cpu", *, entered: int = 0, queued: int = 0, leased: int = 0, oldest: float = 0.0
+    model: str = LONG,
+    pool: str = "cpu",
+    *,
+    entered: int = 0,
+    queued: int = 0,
+    leased: int = 0,
+    oldest: float = 0.0,
 ) -> LaneStatus:
     return LaneStatus(pool, model, "", queued // 10, queued, leased, 0, 0, 0, 0, 0, entered, oldest)
 
 
 def model(name: str = LONG, state: str = "resident", on: str = "w", error: str = "") -> Model:
-    return Model(name, state, None, (ModelPlace(on, state, 90 << 20, 0.5, 12_000.0, error, False, 0, 0),), 0, error)
+    return Model(
+        name,
+        state,
+        None,
+        (ModelPlace(on, state, 90 << 20, 0.5, 12_000.0, error, False, 0, 0),),
+        0,
+        error,
+    )
 
 
-def mesh(*, workers: tuple[WorkerStatus, ...] = (), lanes: tuple[LaneStatus, ...] = (), models: tuple[Model, ...] = ()) -> Mesh:
-    return Mesh(workers, models, lanes, "router-1", Scheduler("s1", 1, 0.5), (PoolStatus("cpu", 3),))
+def mesh(
+    *,
+    workers: tuple[WorkerStatus, ...] = (),
+    lanes: tuple[LaneStatus, ...] = (),
+    models: tuple[Model, ...] = (),
+) -> Mesh:
+    return Mesh(
+        workers, models, lanes, "router-1", Scheduler("s1", 1, 0.5), (PoolStatus("cpu", 3),)
+    )
 
 
 def text(picture: Snapshot, width: int = 80, height: int | None = None) -> list[str]:
@@ -52,15 +81,20 @@ def test_tokens_a_second_are_those_that_left_the_lane() -> None:
 def test_rates_are_over_the_last_seconds_only() -> None:
     history = History()
     for second in range(30):
-        picture = history.add(mesh(lanes=(lane(entered=100 * second if second < 15 else 1500),)), float(second))
+        picture = history.add(
+            mesh(lanes=(lane(entered=100 * second if second < 15 else 1500),)), float(second)
+        )
     assert WINDOW_SECONDS < 14
     assert picture.lanes[0].tokens_per_second == 0
 
 
-def test_a_counter_that_begins_anew_tells_no_rate() -> None:
+def test_counter_that_begins_anew_tells_no_rate() -> None:
     history = History()
     history.add(mesh(lanes=(lane(entered=9000),), workers=(worker(computed=50.0),)), 0.0)
-    picture = history.add(mesh(lanes=(lane(entered=10), lane("org/new", entered=7)), workers=(worker(computed=1.0),)), 2.0)
+    picture = history.add(
+        mesh(lanes=(lane(entered=10), lane("org/new", entered=7)), workers=(worker(computed=1.0),)),
+        2.0,
+    )
     assert [one.tokens_per_second for one in picture.lanes] == [None, None]
     assert picture.workers[0].busy is None
 
@@ -75,10 +109,23 @@ def test_how_busy_a_worker_is_counts_from_heartbeat_to_heartbeat() -> None:
 
 
 def test_pools_are_sums_and_those_without_workers_are_there() -> None:
-    lanes = (lane(queued=70, oldest=1.0), lane("org/b", queued=30, oldest=4.0), lane(pool="l4-spot", queued=5))
-    picture = History().add(mesh(workers=(worker("a"), worker("b", draining=True)), lanes=lanes), 0.0)
+    lanes = (
+        lane(queued=70, oldest=1.0),
+        lane("org/b", queued=30, oldest=4.0),
+        lane(pool="l4-spot", queued=5),
+    )
+    picture = History().add(
+        mesh(workers=(worker("a"), worker("b", draining=True)), lanes=lanes), 0.0
+    )
     cpu, spot = picture.pools
-    assert (cpu.pool, cpu.workers, cpu.draining, cpu.desired_workers, cpu.queued_tokens, cpu.oldest_seconds) == (
+    assert (
+        cpu.pool,
+        cpu.workers,
+        cpu.draining,
+        cpu.desired_workers,
+        cpu.queued_tokens,
+        cpu.oldest_seconds,
+    ) == (
         "cpu",
         2,
         1,
@@ -86,13 +133,25 @@ def test_pools_are_sums_and_those_without_workers_are_there() -> None:
         100,
         4,
     )
-    assert (spot.pool, spot.workers, spot.desired_workers, spot.queued_tokens) == ("l4-spot", 0, None, 5)
+    assert (spot.pool, spot.workers, spot.desired_workers, spot.queued_tokens) == (
+        "l4-spot",
+        0,
+        None,
+        5,
+    )
     assert (cpu.used_bytes, cpu.memory_bytes) == (256 << 20, 16 << 30)
 
 
 def test_one_pool_of_several() -> None:
     models = (model(), model("org/far", on="b"), model("org/cold", "cold"))
-    whole = History().add(mesh(workers=(worker("w"), worker("b", "gpu")), lanes=(lane(), lane(pool="gpu")), models=models), 0.0)
+    whole = History().add(
+        mesh(
+            workers=(worker("w"), worker("b", "gpu")),
+            lanes=(lane(), lane(pool="gpu")),
+            models=models,
+        ),
+        0.0,
+    )
     assert [one.model for one in whole.models] == [LONG, "org/far"]
     part = whole.of_pool("gpu")
     assert [one.pool for one in part.pools] == ["gpu"]
@@ -103,7 +162,10 @@ def test_one_pool_of_several() -> None:
 
 def test_eighty_columns_are_enough() -> None:
     workers = (worker("shoal-worker-cpu-7d9f8c6b5-x2x9z"), worker("w2", "l4-spot", draining=True))
-    lanes = (lane(queued=1_234_567, leased=99_999, oldest=75.0), lane("BAAI/bge-m3", "l4-spot", queued=10, oldest=0.25))
+    lanes = (
+        lane(queued=1_234_567, leased=99_999, oldest=75.0),
+        lane("BAAI/bge-m3", "l4-spot", queued=10, oldest=0.25),
+    )
     failed = model("org/broken", "failed", error="no tensor")
     picture = History().add(mesh(workers=workers, lanes=lanes, models=(model(), failed)), 0.0)
     lines = text(picture)
@@ -134,12 +196,12 @@ def test_what_does_not_fit_is_counted() -> None:
     assert any("…/all-MiniLM-L6-v2" in line for line in lines)
 
 
-def test_the_longest_tables_are_cut_first() -> None:
+def test_longest_tables_are_cut_first() -> None:
     assert fitted([1, 20, 3], 10) == [1, 6, 3]
     assert fitted([1, 2], 10) == [1, 2]
     assert fitted([5, 5], 0) == [1, 1]
 
 
-def test_an_empty_mesh_says_so() -> None:
+def test_empty_mesh_says_so() -> None:
     picture = replace(History().add(mesh(), 0.0), pools=())
     assert "no workers" in "\n".join(text(picture))

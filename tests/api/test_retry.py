@@ -29,7 +29,15 @@ def test_never_earlier_than_told() -> None:
 def test_delays_double_up_to_the_longest_and_tries_end() -> None:
     one = attempts(policy=RetryPolicy(attempts=7, first_delay=0.1, longest_delay=1.0))
     delays = [one.delay(LOST, jitter=0) for _ in range(7)]
-    assert delays == [pytest.approx(0.1), pytest.approx(0.2), pytest.approx(0.4), pytest.approx(0.8), 1.0, 1.0, None]
+    assert delays == [
+        pytest.approx(0.1),
+        pytest.approx(0.2),
+        pytest.approx(0.4),
+        pytest.approx(0.8),
+        1.0,
+        1.0,
+        None,
+    ]
 
 
 def test_without_a_connection_delays_stay_short_and_no_budget_pays() -> None:
@@ -43,22 +51,31 @@ def test_without_a_connection_delays_stay_short_and_no_budget_pays() -> None:
     assert budgets.budget_for(LOST) is not None
 
 
-def test_the_next_address_is_asked_at_once_and_a_round_of_them_waits() -> None:
+def test_next_address_is_asked_at_once_and_a_round_of_them_waits() -> None:
     one = attempts(addresses=3, policy=RetryPolicy(attempts=9, first_delay=0.1, longest_delay=10.0))
-    assert [one.delay(LOST, jitter=0) for _ in range(6)] == [0.0, 0.0, pytest.approx(0.4), 0.0, 0.0, pytest.approx(3.2)]
+    assert [one.delay(LOST, jitter=0) for _ in range(6)] == [
+        0.0,
+        0.0,
+        pytest.approx(0.4),
+        0.0,
+        0.0,
+        pytest.approx(3.2),
+    ]
 
 
-def test_the_remaining_time_is_that_of_the_deadline() -> None:
+def test_remaining_time_is_that_of_the_deadline() -> None:
     assert attempts().remaining(45.0) == 15.0
 
 
-@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_delay": -1.0}, {"first_delay": 2.0, "longest_delay": 1.0}])
-def test_a_policy_that_cannot_work_is_refused(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"attempts": 0}, {"first_delay": -1.0}, {"first_delay": 2.0, "longest_delay": 1.0}]
+)
+def test_policy_that_cannot_work_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="retry policy"):
         RetryPolicy(**wrong)  # type: ignore[arg-type]
 
 
-def test_the_budget_lets_a_burst_through_and_then_a_trickle() -> None:
+def test_budget_lets_a_burst_through_and_then_a_trickle() -> None:
     budget = RetryBudget(capacity=3, per_second=2, per_success=0.5)
     for _ in range(3):
         assert budget.wait(10.0) == 0
@@ -84,18 +101,27 @@ def test_addresses_are_parsed() -> None:
     assert parse("a:1, b:2") == ("a:1", "b:2")
     assert parse("mesh.example.org") == ("mesh.example.org:50051",)
     assert parse("[::1]") == ("[::1]:50051",)
-    assert parse("dns:///router:50051,unix:/run/shoal") == ("dns:///router:50051", "unix:/run/shoal")
+    assert parse("dns:///router:50051,unix:/run/shoal") == (
+        "dns:///router:50051",
+        "unix:/run/shoal",
+    )
     for wrong in ("", "a:1,", ","):
         with pytest.raises(ValueError, match="host:port"):
             parse(wrong)
 
 
 def test_what_stays_on_this_machine() -> None:
-    assert all(is_local(address) for address in ("localhost:1", "127.0.0.1:5", "127.9.0.1:5", "[::1]:5", "unix:/x"))
-    assert not any(is_local(address) for address in ("10.0.0.1:5", "localhost.example.org:5", "dns:///localhost:1"))
+    assert all(
+        is_local(address)
+        for address in ("localhost:1", "127.0.0.1:5", "127.9.0.1:5", "[::1]:5", "unix:/x")
+    )
+    assert not any(
+        is_local(address)
+        for address in ("10.0.0.1:5", "localhost.example.org:5", "dns:///localhost:1")
+    )
 
 
-def test_a_failed_address_is_left_once() -> None:
+def test_failed_address_is_left_once() -> None:
     addresses = Addresses(("a", "b", "c"), start=1)
     assert addresses.current == "b"
     addresses.failed("b")

@@ -1,4 +1,6 @@
-"""Schemas: how they are built, read from the gliner2 package's form, and sent; and what comes back."""
+"""Schemas: how they are built, read from the gliner2 package's form, and sent; and what comes
+back.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,28 @@ from shoal.schema import Schema, SchemaField
 from shoal.v1 import inference_pb2 as pb
 
 FORM: dict[str, Any] = {
-    "entities": {"person": "who", "company": {"description": "that trades", "threshold": 0.25}, "city": None},
+    "entities": {
+        "person": "who",
+        "company": {"description": "that trades", "threshold": 0.25},
+        "city": None,
+    },
     "relations": ["works for"],
     "classifications": [
-        {"task": "tone", "labels": {"calm": "no haste", "angry": ""}, "multi_label": True, "cls_threshold": 0.5, "prompt": "how"}
+        {
+            "task": "tone",
+            "labels": {"calm": "no haste", "angry": ""},
+            "multi_label": True,
+            "cls_threshold": 0.5,
+            "prompt": "how",
+        }
     ],
     "structures": {
-        "product": {"fields": [{"name": "name", "dtype": "str"}, {"name": "colour", "choices": ["red", "blue"], "threshold": 0.5}]}
+        "product": {
+            "fields": [
+                {"name": "name", "dtype": "str"},
+                {"name": "colour", "choices": ["red", "blue"], "threshold": 0.5},
+            ]
+        }
     },
     "threshold": 0.75,
 }
@@ -35,7 +52,10 @@ MESSAGE = pb.StructureTask(
     classifications=[
         pb.SchemaClassification(
             name="tone",
-            labels=[pb.SchemaLabel(label="calm", description="no haste"), pb.SchemaLabel(label="angry")],
+            labels=[
+                pb.SchemaLabel(label="calm", description="no haste"),
+                pb.SchemaLabel(label="angry"),
+            ],
             multi_label=True,
             threshold=0.5,
             description="how",
@@ -46,7 +66,12 @@ MESSAGE = pb.StructureTask(
             name="product",
             fields=[
                 pb.SchemaField(name="name", kind=pb.SchemaField.KIND_STRING),
-                pb.SchemaField(name="colour", kind=pb.SchemaField.KIND_LIST, choices=["red", "blue"], threshold=0.5),
+                pb.SchemaField(
+                    name="colour",
+                    kind=pb.SchemaField.KIND_LIST,
+                    choices=["red", "blue"],
+                    threshold=0.5,
+                ),
             ],
         )
     ],
@@ -54,7 +79,7 @@ MESSAGE = pb.StructureTask(
 )
 
 
-def test_a_schema_of_each_kind_of_task() -> None:
+def test_schema_of_each_kind_of_task() -> None:
     assert schema_message(Schema.from_dict(FORM)) == MESSAGE
     assert Schema.from_json(json.dumps(FORM)) == Schema.from_dict(FORM)
     built = (
@@ -63,8 +88,17 @@ def test_a_schema_of_each_kind_of_task() -> None:
         .with_entities({"company": {"description": "that trades"}}, threshold=0.25)
         .with_entities(["city"])
         .with_relations("works for")
-        .with_classification("tone", {"calm": "no haste", "angry": ""}, multi_label=True, threshold=0.5, description="how")
-        .with_structure("product", [("name", "str"), SchemaField(name="colour", choices=("red", "blue"), threshold=0.5)])
+        .with_classification(
+            "tone",
+            {"calm": "no haste", "angry": ""},
+            multi_label=True,
+            threshold=0.5,
+            description="how",
+        )
+        .with_structure(
+            "product",
+            [("name", "str"), SchemaField(name="colour", choices=("red", "blue"), threshold=0.5)],
+        )
     )
     assert built == Schema.from_dict(FORM)
     assert Schema.from_dict({"structures": {"a": ["b"]}}) == Schema().with_structure("a", ["b"])
@@ -112,12 +146,16 @@ def test_answers() -> None:
     value = pb.StructureValue(text="ship", score=0.5, start=0, end=4)
     fields = [
         pb.StructureField(name="name", values=[value]),
-        pb.StructureField(name="colour", values=[pb.StructureValue(text="red", score=0.25)], list=True),
+        pb.StructureField(
+            name="colour", values=[pb.StructureValue(text="red", score=0.25)], list=True
+        ),
         pb.StructureField(name="size"),
         pb.StructureField(name="flags", list=True),
     ]
     message = pb.Extraction(
-        classifications=[pb.Classification(name="tone", labels=[pb.LabelScore(label="calm", score=0.5)])],
+        classifications=[
+            pb.Classification(name="tone", labels=[pb.LabelScore(label="calm", score=0.5)])
+        ],
         structures=[pb.Structure(name="product", fields=fields)],
     )
     [found] = codec.extract_result(pb.ExtractResponse(results=[message]))
@@ -129,4 +167,6 @@ def test_answers() -> None:
         "flags": (),
     }
     assert found.structures == (Structure("product", wanted),)
-    assert found.json == {"product": [{"name": "ship", "colour": ["red"], "size": None, "flags": []}]}
+    assert found.json == {
+        "product": [{"name": "ship", "colour": ["red"], "size": None, "flags": []}]
+    }

@@ -1,4 +1,6 @@
-"""Large answers, which the client asks for in parts: the same results, with their rows once in memory."""
+"""Large answers, which the client asks for in parts: the same results, with their rows once in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.support.waiting import wait_until
 
 COUNT = 1200
 TEXTS = [f"text {number} of some" for number in range(COUNT)]
-"""In one request they are expected to be large; the router's vectors are short, and it makes small messages of them."""
+"""In one request they are expected to be large; the router's vectors are short, and it makes small
+messages of them.
+"""
 ALL = ["dense", "sparse", "multi_vector"]
 QUICK = shoal.RetryPolicy(first_delay=0.01, longest_delay=0.05)
 DATA_TYPES: list[DataType] = ["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
@@ -44,23 +48,32 @@ def assert_equal(one: shoal.EncodeResult, other: shoal.EncodeResult) -> None:
     assert (one.usage, one.revision, one.skipped) == (other.usage, other.revision, other.skipped)
     for form in one.representations:
         name = "vectors" if form == "dense" else form
-        for mine, theirs in zip(arrays(getattr(one, name)), arrays(getattr(other, name)), strict=True):
+        for mine, theirs in zip(
+            arrays(getattr(one, name)), arrays(getattr(other, name)), strict=True
+        ):
             np.testing.assert_array_equal(mine, theirs)
             assert mine.dtype == theirs.dtype
             assert not mine.flags.writeable
 
 
 def arrays(value: Any) -> list[np.ndarray[Any, Any]]:
-    found = (getattr(value, name, None) for name in ("array", "scale", "offset", "values", "offsets", "data", "indices", "indptr"))
+    found = (
+        getattr(value, name, None)
+        for name in ("array", "scale", "offset", "values", "offsets", "data", "indices", "indptr")
+    )
     return [array for array in found if isinstance(array, np.ndarray)]
 
 
 @pytest.mark.parametrize("data_type", DATA_TYPES)
-async def test_a_large_answer_comes_in_parts_and_is_the_same(connect: Connect, router: FakeRouter, data_type: DataType) -> None:
+async def test_large_answer_comes_in_parts_and_is_the_same(
+    connect: Connect, router: FakeRouter, data_type: DataType
+) -> None:
     forms = ALL if data_type in ("float32", "float16", "bfloat16") else ["dense"]
     texts = TEXTS * {"binary": 32, "int8": 4, "uint8": 4}.get(data_type, 3)
     client = connect(router.address, request_items=100_000)
-    whole = await connect(router.address).do("encode", MODEL, texts, data_type=data_type, representations=forms)
+    whole = await connect(router.address).do(
+        "encode", MODEL, texts, data_type=data_type, representations=forms
+    )
     router.calls.clear()
     result = await client.do("encode", MODEL, texts, data_type=data_type, representations=forms)
     assert set(methods(router)) == {"EncodeStream"}
@@ -68,11 +81,17 @@ async def test_a_large_answer_comes_in_parts_and_is_the_same(connect: Connect, r
     assert result.timings.forward_seconds == 0.01
 
 
-async def test_the_parts_of_a_long_list_share_one_array(connect: Connect, router: FakeRouter) -> None:
+async def test_parts_of_a_long_list_share_one_array(connect: Connect, router: FakeRouter) -> None:
     seen: list[tuple[int, int]] = []
     client = connect(router.address, request_items=2000)
     texts = [f"{number}" for number in range(7000)]
-    result = await client.do("encode", MODEL, texts, on_progress=lambda done, total: seen.append((done, total)), writable=True)
+    result = await client.do(
+        "encode",
+        MODEL,
+        texts,
+        on_progress=lambda done, total: seen.append((done, total)),
+        writable=True,
+    )
     np.testing.assert_array_equal(result.dense, [vector_of(text) for text in texts])
     assert methods(router) == ["EncodeStream"] * 4
     assert seen == [(1750, 7000), (3500, 7000), (5250, 7000), (7000, 7000)]
@@ -80,12 +99,12 @@ async def test_the_parts_of_a_long_list_share_one_array(connect: Connect, router
     assert result.dense.flags.writeable
 
 
-async def test_a_small_answer_comes_as_one(connect: Connect, router: FakeRouter) -> None:
+async def test_small_answer_comes_as_one(connect: Connect, router: FakeRouter) -> None:
     await connect(router.address).do("encode", MODEL, TEXTS)
     assert methods(router) == ["Encode"] * 3
 
 
-async def test_an_older_router_is_asked_as_it_knows(connect: Connect, router: FakeRouter) -> None:
+async def test_older_router_is_asked_as_it_knows(connect: Connect, router: FakeRouter) -> None:
     """What it answers to a method that it does not have."""
     handlers = {
         "Encode": grpc.unary_unary_rpc_method_handler(
@@ -96,53 +115,89 @@ async def test_an_older_router_is_asked_as_it_knows(connect: Connect, router: Fa
     }
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads, options=[("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("shoal.v1.InferenceService", handlers),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("shoal.v1.InferenceService", handlers),)
+        )
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        result = await connect(f"127.0.0.1:{port}", request_items=600).do("encode", MODEL, TEXTS, dimensions=4096)
+        result = await connect(f"127.0.0.1:{port}", request_items=600).do(
+            "encode", MODEL, TEXTS, dimensions=4096
+        )
         server.stop(None).wait()
     np.testing.assert_array_equal(result.dense, [vector_of(text) for text in TEXTS])
 
 
 def _reply(request: inference_pb2.EncodeRequest) -> inference_pb2.EncodeResponse:
     dense = np.stack([vector_of(item.text) for item in request.items])
-    return inference_pb2.EncodeResponse(dense=wire.tensor(dense, request.data_type), model_revision="r1")
+    return inference_pb2.EncodeResponse(
+        dense=wire.tensor(dense, request.data_type), model_revision="r1"
+    )
 
 
-async def test_a_stream_that_breaks_is_asked_for_again_as_a_whole(connect: Connect, router: FakeRouter) -> None:
-    """Before its first message and after it, where Encode would be: the router is gone, or says that it may be repeated."""
+async def test_stream_that_breaks_is_asked_for_again_as_a_whole(
+    connect: Connect, router: FakeRouter
+) -> None:
+    """Before its first message and after it, where Encode would be: the router is gone, or says
+    that it may be repeated.
+    """
     lost = Refusal(grpc.StatusCode.UNAVAILABLE)
     router.refusals = [lost, Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", retry_after=0.01)]
     router.breaks = [lost, Refusal(grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY", retry_after=0.01)]
-    result = await connect(router.address, request_items=10_000, retry=QUICK).do("encode", MODEL, TEXTS)
+    result = await connect(router.address, request_items=10_000, retry=QUICK).do(
+        "encode", MODEL, TEXTS
+    )
     np.testing.assert_array_equal(result.dense, [vector_of(text) for text in TEXTS])
     assert methods(router) == ["EncodeStream"] * 5
     assert len({call.request_id for call in router.calls}) == 1
-    assert result.usage.input_tokens == sum(len(text.split()) for text in TEXTS), "nothing is counted twice"
+    assert result.usage.input_tokens == sum(len(text.split()) for text in TEXTS), (
+        "nothing is counted twice"
+    )
 
 
-async def test_what_is_not_marked_is_not_asked_for_again(connect: Connect, router: FakeRouter) -> None:
+async def test_what_is_not_marked_is_not_asked_for_again(
+    connect: Connect, router: FakeRouter
+) -> None:
     router.breaks = [Refusal(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")]
     with pytest.raises(errors.WorkerLost):
         await connect(router.address, request_items=10_000).do("encode", MODEL, TEXTS)
     assert methods(router) == ["EncodeStream"]
 
 
-async def test_an_error_after_messages_has_its_place_in_the_callers_list(connect: Connect, router: FakeRouter) -> None:
+async def test_error_after_messages_has_its_place_in_the_callers_list(
+    connect: Connect, router: FakeRouter
+) -> None:
     router.breaks = [
         None,
-        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", "items[7].text is too long", "items[7].text"),
+        Refusal(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INPUT_TOO_LONG",
+            "items[7].text is too long",
+            "items[7].text",
+        ),
     ]
     with pytest.raises(errors.InputTooLong) as caught:
-        await connect(router.address, request_items=COUNT, concurrency=1).do("encode", MODEL, TEXTS * 2)
+        await connect(router.address, request_items=COUNT, concurrency=1).do(
+            "encode", MODEL, TEXTS * 2
+        )
     assert caught.value.field == f"items[{COUNT + 7}].text"
 
 
-async def test_the_first_failure_ends_the_other_streams(connect: Connect, router: FakeRouter) -> None:
+async def test_first_failure_ends_the_other_streams(connect: Connect, router: FakeRouter) -> None:
     router.middle.clear()
-    work = asyncio.create_task(connect(router.address, request_items=COUNT).do("encode", MODEL, TEXTS * 4))
-    await asyncio.to_thread(wait_until, lambda: router.halves == 4, what="four streams to have begun")
-    router.breaks = [Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", "items[7].text is too long", "items[7].text")]
+    work = asyncio.create_task(
+        connect(router.address, request_items=COUNT).do("encode", MODEL, TEXTS * 4)
+    )
+    await asyncio.to_thread(
+        wait_until, lambda: router.halves == 4, what="four streams to have begun"
+    )
+    router.breaks = [
+        Refusal(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INPUT_TOO_LONG",
+            "items[7].text is too long",
+            "items[7].text",
+        )
+    ]
     with pytest.raises(errors.InputTooLong):
         await asyncio.wait_for(work, 10)
     await asyncio.to_thread(wait_until, lambda: router.halves == 0, what="the others to be ended")
@@ -153,10 +208,22 @@ async def test_items_are_skipped_in_parts_too(connect: Connect, router: FakeRout
     texts = [*TEXTS, "", "y" * 60, *TEXTS]
     client = connect(router.address, request_items=10_000)
     result = await client.do(
-        "encode", MODEL, texts, truncation="none", on_invalid="skip", representations=ALL, dimensions=DIMENSIONS
+        "encode",
+        MODEL,
+        texts,
+        truncation="none",
+        on_invalid="skip",
+        representations=ALL,
+        dimensions=DIMENSIONS,
     )
     whole = await connect(router.address).do(
-        "encode", MODEL, texts, truncation="none", on_invalid="skip", representations=ALL, dimensions=DIMENSIONS
+        "encode",
+        MODEL,
+        texts,
+        truncation="none",
+        on_invalid="skip",
+        representations=ALL,
+        dimensions=DIMENSIONS,
     )
     assert [one.index for one in result.skipped] == [COUNT, COUNT + 1]
     np.testing.assert_array_equal(result.dense, whole.dense)
@@ -164,7 +231,7 @@ async def test_items_are_skipped_in_parts_too(connect: Connect, router: FakeRout
     np.testing.assert_array_equal(result.dense[:COUNT], [vector_of(text) for text in TEXTS])
 
 
-async def test_a_timeout_ends_a_stream(connect: Connect, router: FakeRouter) -> None:
+async def test_timeout_ends_a_stream(connect: Connect, router: FakeRouter) -> None:
     router.gate.clear()
     with pytest.raises(errors.DeadlinePassed):
         await connect(router.address, request_items=10_000).do("encode", MODEL, TEXTS, timeout=0.3)
@@ -172,7 +239,13 @@ async def test_a_timeout_ends_a_stream(connect: Connect, router: FakeRouter) -> 
 
 
 def test_what_is_large_is_told_by_what_the_caller_knows() -> None:
-    def large(count: int, *forms: Form, characters: int = 100, data_type: DataType = "float32", dimensions: int = 0) -> bool:
+    def large(
+        count: int,
+        *forms: Form,
+        characters: int = 100,
+        data_type: DataType = "float32",
+        dimensions: int = 0,
+    ) -> bool:
         return is_large([characters] * count, forms, data_type, dimensions)
 
     assert not large(STREAMED_BYTES // (4 * ASSUMED_DIMENSIONS))
@@ -208,7 +281,9 @@ def test_rows_come_to_their_place_without_another_copy() -> None:
 
 def answer(*numbers: int, width: int = 2) -> inference_pb2.EncodeResponse:
     dense = np.array([[number, *[1] * (width - 1)] for number in numbers], np.float32)
-    return inference_pb2.EncodeResponse(dense=wire.tensor(dense, tensor_pb2.DATA_TYPE_FLOAT32), model_revision="r1")
+    return inference_pb2.EncodeResponse(
+        dense=wire.tensor(dense, tensor_pb2.DATA_TYPE_FLOAT32), model_revision="r1"
+    )
 
 
 def test_answers_that_do_not_fit_are_errors_of_the_mesh() -> None:

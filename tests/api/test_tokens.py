@@ -15,7 +15,12 @@ from tests.api.fake_router import LONGEST, MODEL, FakeRouter
 def test_tokens_of_a_list_and_of_one_text(router: FakeRouter) -> None:
     with shoal.Client(router.address) as client:
         result = client.tokenize(MODEL, ["ab", "", "x" * 60], return_tokens=True)
-        assert (len(result), result.counts, result.max_tokens, result.revision) == (3, [2, 0, 60], LONGEST, "r1")
+        assert (len(result), result.counts, result.max_tokens, result.revision) == (
+            3,
+            [2, 0, 60],
+            LONGEST,
+            "r1",
+        )
         first, _, last = result
         assert (first.ids.tolist(), first.starts.tolist(), first.ends.tolist(), first.names) == (
             [97, 98],
@@ -32,7 +37,7 @@ def test_tokens_of_a_list_and_of_one_text(router: FakeRouter) -> None:
         assert repr(result) == "TokenizeResult(3 texts, 62 tokens)"
 
 
-async def test_the_asynchronous_client_has_the_same_methods(router: FakeRouter) -> None:
+async def test_asynchronous_client_has_the_same_methods(router: FakeRouter) -> None:
     async with shoal.AsyncClient(router.address) as client:
         assert (await client.tokenize(MODEL, "ab"))[0].ids.tolist() == [97, 98]
         assert (await client.detokenize(MODEL, [[97], [98, 99]])).texts == ("a", "bc")
@@ -52,7 +57,9 @@ def test_long_lists_are_split_by_bytes_and_ids_and_merged_in_order(router: FakeR
     texts = [f"{number} é" for number in range(1000)]
     done: list[tuple[int, int]] = []
     with shoal.Client(router.address, request_items=100) as client:
-        result = client.tokenize(MODEL, texts, on_progress=lambda part, total: done.append((part, total)))
+        result = client.tokenize(
+            MODEL, texts, on_progress=lambda part, total: done.append((part, total))
+        )
         back = client.detokenize(MODEL, [tokens.ids for tokens in result])
     assert list(back.texts) == texts
     assert done[-1] == (1000, 1000)
@@ -67,7 +74,7 @@ def test_long_lists_are_split_by_bytes_and_ids_and_merged_in_order(router: FakeR
         assert len(router.calls) - before == 3, "a request has at most 131,072 ids"
 
 
-def test_a_refused_text_is_named_by_its_place_in_the_callers_list(router: FakeRouter) -> None:
+def test_refused_text_is_named_by_its_place_in_the_callers_list(router: FakeRouter) -> None:
     with shoal.Client(router.address, request_items=2) as client:
         with pytest.raises(InputTooLong) as caught:
             client.tokenize(MODEL, ["a", "b", "c", "x" * 60], truncation="none")
@@ -89,7 +96,7 @@ def test_tokens_of_two_revisions_are_not_one_answer(router: FakeRouter) -> None:
         client.tokenize(MODEL, ["a", "b"])
 
 
-def test_an_answer_whose_lists_differ_is_an_internal_error() -> None:
+def test_answer_whose_lists_differ_is_an_internal_error() -> None:
     wrong = pb.Tokenization(count=2, ids=[1, 2], starts=[0], ends=[1, 2])
     with pytest.raises(InternalError):
         codec.tokenize_result(pb.TokenizeResponse(results=[wrong]))

@@ -1,4 +1,6 @@
-"""What clients show to routers and whom they believe: certificates and tokens that change under way, secrets that stay secret."""
+"""What clients show to routers and whom they believe: certificates and tokens that change under
+way, secrets that stay secret.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def shown(router: FakeRouter) -> list[bytes]:
     return [call.certificate.strip() for call in router.calls]
 
 
-async def test_a_new_certificate_is_shown_by_new_calls_and_a_call_in_flight_ends_well(
+async def test_new_certificate_is_shown_by_new_calls_and_a_call_in_flight_ends_well(
     connect: Connect, certificates: Certificates
 ) -> None:
     path = certificates.directory / "client.pem"
@@ -72,7 +74,7 @@ async def test_a_new_certificate_is_shown_by_new_calls_and_a_call_in_flight_ends
     assert shown(router) == [first, first, second, second]
 
 
-def test_the_old_connection_is_closed_when_its_last_call_has_ended(certificates: Certificates) -> None:
+def test_old_connection_is_closed_when_its_last_call_has_ended(certificates: Certificates) -> None:
     with (
         serving(FakeRouter(), credentials=server_credentials(certificates)) as router,
         shoal.Client(router.address, tls=tls_of(certificates)) as client,
@@ -90,7 +92,9 @@ def test_the_old_connection_is_closed_when_its_last_call_has_ended(certificates:
         assert (len(channels._current), channels._retired, channels._unused) == (1, set(), [])
 
 
-async def test_another_authority_counts_without_a_new_client(connect: Connect, certificates: Certificates) -> None:
+async def test_another_authority_counts_without_a_new_client(
+    connect: Connect, certificates: Certificates
+) -> None:
     with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
         client = connect(router.address, tls=tls_of(certificates))
         await client.do("encode", MODEL, "x")
@@ -103,7 +107,7 @@ async def test_another_authority_counts_without_a_new_client(connect: Connect, c
         await client.do("encode", MODEL, "x")
 
 
-async def test_a_half_written_pair_changes_nothing(
+async def test_half_written_pair_changes_nothing(
     connect: Connect, certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
@@ -123,7 +127,9 @@ async def test_a_half_written_pair_changes_nothing(
     assert shown(router) == [before.strip()] * 4 + [after.strip()]
 
 
-async def test_a_token_file_is_read_again(connect: Connect, router: FakeRouter, tmp_path: Path) -> None:
+async def test_token_file_is_read_again(
+    connect: Connect, router: FakeRouter, tmp_path: Path
+) -> None:
     file = tmp_path / "token"
     file.write_text("one\n")
     client = connect(router.address, token=shoal.TokenFile(file))
@@ -138,7 +144,7 @@ async def test_a_token_file_is_read_again(connect: Connect, router: FakeRouter, 
     assert sent == ["Bearer one", "Bearer another", "Bearer another", "Bearer another"]
 
 
-async def test_the_environment_says_tls_and_token(
+async def test_environment_says_tls_and_token(
     connect: Connect, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").write_text(SECRET)
@@ -156,7 +162,7 @@ async def test_the_environment_says_tls_and_token(
     assert [call.metadata["authorization"] for call in router.calls] == [f"Bearer {SECRET}"] * 2
 
 
-def test_the_environment_is_checked() -> None:
+def test_environment_is_checked() -> None:
     assert tls_from({}) is None
     assert tls_from({"SHOAL_TLS": "1"}) == shoal.Tls()
     assert tls_from({"SHOAL_TLS": "0", "SHOAL_TLS_NAME": "a"}) == shoal.Tls(server_name="a")
@@ -170,7 +176,9 @@ def test_the_environment_is_checked() -> None:
             Trust.from_env(wrong)
 
 
-def test_files_that_cannot_be_used_are_named_at_once(certificates: Certificates, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_named_at_once(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     (tmp_path / "text").write_text("text")
     folder = certificates.directory
     certificates.issue("worker")
@@ -178,15 +186,25 @@ def test_files_that_cannot_be_used_are_named_at_once(certificates: Certificates,
         (shoal.Tls(tmp_path / "none"), "none cannot be read"),
         (shoal.Tls(tmp_path / "text"), "text holds no PEM certificates"),
         (shoal.Tls(b"text"), "root_certificates holds no PEM certificates"),
-        (shoal.Tls(folder / "ca.pem", tmp_path / "text", folder / "client.key"), "not a certificate and its unencrypted key"),
-        (shoal.Tls(folder / "ca.pem", folder / "client.pem", folder / "worker.key"), "KEY_VALUES_MISMATCH"),
+        (
+            shoal.Tls(folder / "ca.pem", tmp_path / "text", folder / "client.key"),
+            "not a certificate and its unencrypted key",
+        ),
+        (
+            shoal.Tls(folder / "ca.pem", folder / "client.pem", folder / "worker.key"),
+            "KEY_VALUES_MISMATCH",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             shoal.Client(tls=tls)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:50051", "router.example", "127.0.0.1:1,10.0.0.1:1", "dns:///localhost:1"])
-def test_a_token_does_not_leave_the_machine_in_plain_text(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:50051", "router.example", "127.0.0.1:1,10.0.0.1:1", "dns:///localhost:1"]
+)
+def test_token_does_not_leave_the_machine_in_plain_text(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "token").write_text(SECRET)
     for token in (SECRET, lambda: SECRET, shoal.TokenFile(tmp_path / "token")):
         with pytest.raises(ValueError, match="unencrypted"):
@@ -208,15 +226,29 @@ async def test_what_is_for_this_machine_goes_through_no_proxy(
 
 
 async def test_secrets_are_nowhere_to_be_read(
-    connect: Connect, router: FakeRouter, nobody: str, certificates: Certificates, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    connect: Connect,
+    router: FakeRouter,
+    nobody: str,
+    certificates: Certificates,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     (tmp_path / "token").write_text(SECRET)
     file = shoal.TokenFile(tmp_path / "token")
     key = (certificates.directory / "client.key").read_bytes()
-    tls = shoal.Tls(certificates.ca.read_bytes(), (certificates.directory / "client.pem").read_bytes(), key)
+    tls = shoal.Tls(
+        certificates.ca.read_bytes(), (certificates.directory / "client.pem").read_bytes(), key
+    )
     client = shoal.Client(router.address, token=SECRET)
-    told = [repr(client), repr(vars(client)), repr(vars(client._caller)), repr(file), repr(tls), repr(Trust(tls, SECRET))]
+    told = [
+        repr(client),
+        repr(vars(client)),
+        repr(vars(client._caller)),
+        repr(file),
+        repr(tls),
+        repr(Trust(tls, SECRET)),
+    ]
     for wrong in (f"{SECRET}\n", f"{SECRET} {SECRET}", f"{SECRET}ü"):
         with pytest.raises(ValueError, match="visible ASCII") as refused:
             shoal.Client(token=wrong)
@@ -234,12 +266,16 @@ async def test_secrets_are_nowhere_to_be_read(
     assert key.decode().splitlines()[1] not in "\n".join(told)
 
 
-async def test_what_is_wrong_with_trust_is_told(connect: Connect, certificates: Certificates, tmp_path: Path) -> None:
+async def test_what_is_wrong_with_trust_is_told(
+    connect: Connect, certificates: Certificates, tmp_path: Path
+) -> None:
     other = Certificates(tmp_path / "other")
     other.issue("client")
     certificates.issue("client/ended", days=-1)
     mine = tls_of(certificates)
-    foreign = shoal.Tls(certificates.ca, other.directory / "client.pem", other.directory / "client.key")
+    foreign = shoal.Tls(
+        certificates.ca, other.directory / "client.pem", other.directory / "client.key"
+    )
     with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
         for tls, kind, words in (
             (True, errors.TlsFailed, "authority that this client does not trust"),
@@ -249,7 +285,11 @@ async def test_what_is_wrong_with_trust_is_told(connect: Connect, certificates: 
                 errors.TlsFailed,
                 r"not valid for the name a\.example",
             ),
-            (shoal.Tls(mine.root_certificates), errors.CannotConnect, "require TLS, or a client certificate"),
+            (
+                shoal.Tls(mine.root_certificates),
+                errors.CannotConnect,
+                "require TLS, or a client certificate",
+            ),
             (tls_of(certificates, "client-ended"), errors.CannotConnect, "has not expired"),
             (foreign, errors.CannotConnect, "a client certificate"),
             (False, errors.CannotConnect, "may require TLS"),
@@ -261,7 +301,9 @@ async def test_what_is_wrong_with_trust_is_told(connect: Connect, certificates: 
         await connect(plain.address, tls=mine, retry=ONCE).do("encode", MODEL, "x")
 
 
-def test_files_are_looked_at_once_a_second_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_looked_at_once_a_second_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 1.0)
     file, now, reads = tmp_path / "file", 0.0, []
 

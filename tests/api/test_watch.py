@@ -51,7 +51,9 @@ def test_both_clients_watch_alike() -> None:
     assert mine.__doc__ == theirs.__doc__
 
 
-async def test_a_watch_tells_again_and_again_and_ends_with_who_watches(make: Make, router: FakeRouter) -> None:
+async def test_watch_tells_again_and_again_and_ends_with_who_watches(
+    make: Make, router: FakeRouter
+) -> None:
     client = make(router.address)
     seen = await looks(client, 3)
     assert [mesh.router_id for mesh in seen] == ["router-1"] * 3
@@ -81,15 +83,17 @@ async def test_when_a_router_goes_the_next_watch_asks_another(make: Make) -> Non
         await close(client)
 
 
-async def test_a_refusal_is_raised(make: Make, router: FakeRouter) -> None:
-    router.refusals = [Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not for clients")]
+async def test_refusal_is_raised(make: Make, router: FakeRouter) -> None:
+    router.refusals = [
+        Refusal(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "not for clients")
+    ]
     client = make(router.address)
     with pytest.raises(errors.PermissionDenied, match="not for clients"):
         await looks(client, 1)
     await close(client)
 
 
-def test_a_watch_that_nobody_follows_is_ended(router: FakeRouter) -> None:
+def test_watch_that_nobody_follows_is_ended(router: FakeRouter) -> None:
     with shoal.Client(router.address) as client:
         watch: Iterator[Mesh] = client.watch(0.2)
         next(watch)

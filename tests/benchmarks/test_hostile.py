@@ -1,4 +1,6 @@
-"""The hostile tenant sends what it says it sends, and what its benchmark finds is judged by its bounds."""
+"""The hostile tenant sends what it says it sends, and what its benchmark finds is judged by its
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from benchmarks.stress.hostile_kinds import KINDS, Attack, texts
 from libs.errors import InvalidInput
 from services.router.admission.validation import requests
 
-ATTACKS = {f"{attack.name}, {'legal' if attack.legal else 'too large'}": attack for attack in texts()}
+ATTACKS = {
+    f"{attack.name}, {'legal' if attack.legal else 'too large'}": attack for attack in texts()
+}
 
 
 def check(attack: Attack) -> None:
@@ -25,7 +29,7 @@ def check(attack: Attack) -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_as_legal_as_it_says(name: str) -> None:
+def test_attack_is_as_legal_as_it_says(name: str) -> None:
     if ATTACKS[name].legal:
         check(ATTACKS[name])
     else:
@@ -34,7 +38,10 @@ def test_an_attack_is_as_legal_as_it_says(name: str) -> None:
 
 
 def test_there_is_one_of_each_product_at_its_limit_and_one_beyond() -> None:
-    names = {name: {attack.legal for attack in ATTACKS.values() if attack.name == name} for name in {one.name for one in texts()}}
+    names = {
+        name: {attack.legal for attack in ATTACKS.values() if attack.name == name}
+        for name in {one.name for one in texts()}
+    }
     assert len(names) >= 8
     assert sum(legal == {True, False} for legal in names.values()) >= 4
 
@@ -51,16 +58,30 @@ def test_attacks_of_the_other_kinds_are_named_and_have_a_body(kind: str) -> None
     ("beside", "errors", "peak", "faults"),
     [
         (400.0, Counter[str](), 100, []),
-        (401.0, Counter[str](), 100, ["texts: the light tenant's p99 is 401 ms; at most 400 ms is allowed"]),
-        (10.0, Counter({"RESOURCE_EXHAUSTED": 1}), 100, ["texts: the light tenant's requests failed: {'RESOURCE_EXHAUSTED': 1}"]),
+        (
+            401.0,
+            Counter[str](),
+            100,
+            ["texts: the light tenant's p99 is 401 ms; at most 400 ms is allowed"],
+        ),
+        (
+            10.0,
+            Counter({"RESOURCE_EXHAUSTED": 1}),
+            100,
+            ["texts: the light tenant's requests failed: {'RESOURCE_EXHAUSTED': 1}"],
+        ),
         (10.0, Counter[str](), 101, ["texts: router took more memory than it may"]),
     ],
 )
-def test_bounds_that_are_not_met_are_reported(beside: float, errors: Counter[str], peak: int, faults: list[str]) -> None:
-    found = Found("texts", Asked([200.0]), Asked([beside], errors), {}, {"router": Memory(10, peak, 100)})
+def test_bounds_that_are_not_met_are_reported(
+    beside: float, errors: Counter[str], peak: int, faults: list[str]
+) -> None:
+    found = Found(
+        "texts", Asked([200.0]), Asked([beside], errors), {}, {"router": Memory(10, peak, 100)}
+    )
     assert found.faults == faults
 
 
-def test_a_short_latency_alone_leaves_the_floor_as_the_bound() -> None:
+def test_short_latency_alone_leaves_the_floor_as_the_bound() -> None:
     found = Found("texts", Asked([10.0]), Asked([299.0]), {}, {})
     assert found.faults == []

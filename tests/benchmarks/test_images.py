@@ -9,12 +9,26 @@ from benchmarks.images.encoders import Shape, forward, loaded, photographs, prep
 
 
 def small(layers: int) -> transformers.PreTrainedModel:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": layers}
-    return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**sizes, num_patches=16, patch_size=16))
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_hidden_layers": layers,
+    }
+    return transformers.Siglip2VisionModel(
+        transformers.Siglip2VisionConfig(**sizes, num_patches=16, patch_size=16)
+    )
 
 
-def test_a_forward_and_the_preparing_of_photographs() -> None:
-    shape = Shape("small", small, transformers.Siglip2ImageProcessorPil(max_num_patches=16), 1.0, mixed=True, pads=True)
+def test_forward_and_the_preparing_of_photographs() -> None:
+    shape = Shape(
+        "small",
+        small,
+        transformers.Siglip2ImageProcessorPil(max_num_patches=16),
+        1.0,
+        mixed=True,
+        pads=True,
+    )
     pictures = photographs(3)
     model, theirs = loaded(shape, 1, "float32", torch.device("cpu"))
     found = forward(shape, model, theirs, pictures["JPEG"], 1, "float32")

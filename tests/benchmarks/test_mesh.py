@@ -1,4 +1,6 @@
-"""What `make bench` makes of its measurements: shares of texts, rates of streams, ratios and targets."""
+"""What `make bench` makes of its measurements: shares of texts, rates of streams, ratios and
+targets.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,26 @@ from benchmarks.mesh.throughput import STEADY_CALLERS, seconds_once, singly, ste
 from benchmarks.peers.engine import balanced_shares
 from benchmarks.peers.openvino_model import padded
 
-USED = Usage({"client": 100.0, "router": 400.0, "redis": 90.0, "worker": 700.0, "forward": 1500.0}, starved=0.01, turnaround=0.02)
+USED = Usage(
+    {"client": 100.0, "router": 400.0, "redis": 90.0, "worker": 700.0, "forward": 1500.0},
+    starved=0.01,
+    turnaround=0.02,
+)
 
 
-def series(engine: str, dtype: str, seconds: float, shape: str = BATCHES, layout: str = "2 x 1") -> Series:
+def series(
+    engine: str, dtype: str, seconds: float, shape: str = BATCHES, layout: str = "2 x 1"
+) -> Series:
     return Series(Name(engine, dtype, layout, shape), [seconds, seconds])
 
 
 def mesh(shape: str, seconds: float) -> Series:
-    return Series(Name("mesh", "bfloat16", "2 x 1", shape), [seconds, seconds], beside=[1.0, 0.5], usage=[USED, USED])
+    return Series(
+        Name("mesh", "bfloat16", "2 x 1", shape),
+        [seconds, seconds],
+        beside=[1.0, 0.5],
+        usage=[USED, USED],
+    )
 
 
 def by_text(found: list[Target], part: str) -> Target:
@@ -65,13 +78,13 @@ def test_batches_follow_the_order_that_is_given() -> None:
     assert len(share[-1]) == 4
 
 
-def test_a_batch_is_padded_to_its_longest_text() -> None:
+def test_batch_is_padded_to_its_longest_text() -> None:
     ids, mask = padded([[7, 8], [9]])
     assert ids.tolist() == [[7, 8], [9, 0]]
     assert mask.tolist() == [[1, 1], [1, 0]]
 
 
-def test_a_steady_stream_is_timed_between_its_answers() -> None:
+def test_steady_stream_is_timed_between_its_answers() -> None:
     """Neither the wait for the first answer nor the end counts."""
     steady = [(10.0 + number, 100) for number in range(9)]
     end = [(18.0 + 5 * number, 100) for number in range(1, STEADY_CALLERS)]
@@ -93,7 +106,7 @@ async def test_closed_loops_send_every_text() -> None:
     assert await steadily(encode, texts * 32, 0.01) > 0
 
 
-def test_the_mesh_is_compared_with_the_forward_beside_it() -> None:
+def test_mesh_is_compared_with_the_forward_beside_it() -> None:
     assert of_forward(mesh("1 x all", 1.0)) == (1.0, 0.5)
 
 
@@ -114,15 +127,27 @@ def whole() -> list[Series]:
     return [
         series("sentence-transformers", "float32", 7.0, layout="1 x 2"),
         series("sentence-transformers", "bfloat16", 2.7, layout="1 x 2"),
-        *(series("OpenVINO", dtype, 1.3, SORTED, layout) for dtype in ("float32", "bfloat16") for layout in ("1 x 2", "2 x 1")),
-        *(series("forward alone", dtype, 1.0, layout=layout) for dtype in ("float32", "bfloat16") for layout in ("1 x 2", "2 x 1")),
+        *(
+            series("OpenVINO", dtype, 1.3, SORTED, layout)
+            for dtype in ("float32", "bfloat16")
+            for layout in ("1 x 2", "2 x 1")
+        ),
+        *(
+            series("forward alone", dtype, 1.0, layout=layout)
+            for dtype in ("float32", "bfloat16")
+            for layout in ("1 x 2", "2 x 1")
+        ),
         *(mesh(shape, 1.0) for shape in ("1 x all", "64 at once", "256 at once", STEADY)),
         series("Infinity", "bfloat16", 4.5, "64 at once", "1 x 2"),
     ]
 
 
 def idle() -> Latency:
-    return Latency("mesh", "bfloat16", [[Query(0.006, {"forward": 0.004})] * 99 + [Query(0.016, {"forward": 0.004})] * 2] * 2)
+    return Latency(
+        "mesh",
+        "bfloat16",
+        [[Query(0.006, {"forward": 0.004})] * 99 + [Query(0.016, {"forward": 0.004})] * 2] * 2,
+    )
 
 
 def test_targets_say_what_is_met() -> None:
@@ -143,12 +168,22 @@ def test_targets_say_what_is_met() -> None:
 
 
 def test_what_was_not_measured_has_no_target() -> None:
-    found = targets([one for one in whole() if one.name.engine in ("forward alone", "mesh")], [], {}, "1 x 2", "2 x 1")
-    assert not [one for one in found if "OpenVINO" in one.text or "Infinity" in one.text or "idle" in one.text]
+    found = targets(
+        [one for one in whole() if one.name.engine in ("forward alone", "mesh")],
+        [],
+        {},
+        "1 x 2",
+        "2 x 1",
+    )
+    assert not [
+        one
+        for one in found
+        if "OpenVINO" in one.text or "Infinity" in one.text or "idle" in one.text
+    ]
     assert not [one for one in targets(whole(), [], {}, "1 x 2", "1 x 2") if "worker" in one.text]
 
 
-def test_a_report_is_printed_and_told_in_json() -> None:
+def test_report_is_printed_and_told_in_json() -> None:
     turn = Turn(64, 3000, 3.0, {"router": 400.0, "redis": 100.0}, 9.0)
     assert (turn.rate, turn.per_core) == pytest.approx((1000.0, 2500.0))
     found = targets(whole(), [idle()], {64: [turn.per_core]}, "1 x 2", "2 x 1")
@@ -160,11 +195,17 @@ def test_a_report_is_printed_and_told_in_json() -> None:
     assert "a note" in shown
     told = to_json(report)
     assert told["router_alone"] == [
-        {"callers": 64, "answers": 3000, "seconds": 3.0, "micros": {"router": 400.0, "redis": 100.0}, "jobs_a_pull": 9.0}
+        {
+            "callers": 64,
+            "answers": 3000,
+            "seconds": 3.0,
+            "micros": {"router": 400.0, "redis": 100.0},
+            "jobs_a_pull": 9.0,
+        }
     ]
 
 
-def test_a_process_is_read_from_proc() -> None:
+def test_process_is_read_from_proc() -> None:
     assert cpu_seconds(os.getpid()) > 0
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert listening_port(os.getpid()) <= server.getsockname()[1]

@@ -29,7 +29,7 @@ def _private():
 '''
 
 
-def test_a_docstring_becomes_its_first_paragraph_and_the_rest_without_doctests() -> None:
+def test_docstring_becomes_its_first_paragraph_and_the_rest_without_doctests() -> None:
     body = " ".join(["Nodes that cannot be reached raise an error."] * 6)
     ((name, (summary, rest)),) = data.split_docstrings(SOURCE.replace("{body}", body))
     assert name == "shortest_path"
@@ -38,7 +38,13 @@ def test_a_docstring_becomes_its_first_paragraph_and_the_rest_without_doctests()
 
 
 def test_texts_that_occur_twice_are_no_known_items() -> None:
-    found = [("a", "same", "one"), ("b", "same", "two"), ("c", "three", "four"), ("d", "five", "four"), ("e", "six", "seven")]
+    found = [
+        ("a", "same", "one"),
+        ("b", "same", "two"),
+        ("c", "three", "four"),
+        ("d", "five", "four"),
+        ("e", "six", "seven"),
+    ]
     documents, queries, judgements = data.known_items(found)
     assert documents == {"e": "seven"}
     assert queries == {"query e": "six"}
@@ -46,10 +52,20 @@ def test_texts_that_occur_twice_are_no_known_items() -> None:
 
 
 def test_grades_are_the_steps_of_the_scale_that_people_used() -> None:
-    assert [data.grade(similarity) for similarity in (0.2, 0.26, 0.4, 0.52, 0.8, 1.0)] == [0, 0, 1, 2, 3, 4]
+    assert [data.grade(similarity) for similarity in (0.2, 0.26, 0.4, 0.52, 0.8, 1.0)] == [
+        0,
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
-def test_a_format_beyond_the_bound_is_named() -> None:
-    rows = [{"model": f"M/{form}", "nDCG@10": value} for form, value in (("float32", 0.5), ("bfloat16", 0.4985), ("int8", 0.503))]
+def test_format_beyond_the_bound_is_named() -> None:
+    rows = [
+        {"model": f"M/{form}", "nDCG@10": value}
+        for form, value in (("float32", 0.5), ("bfloat16", 0.4985), ("int8", 0.503))
+    ]
     (miss,) = quality.differences("lee", rows)
     assert miss == "lee: nDCG@10 of M/int8 is +0.0030 of float32's, the bound is 0.002"

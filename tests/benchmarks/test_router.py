@@ -1,4 +1,6 @@
-"""The stub worker of `make bench-router` speaks the protocol of the day: a real router takes its answers."""
+"""The stub worker of `make bench-router` speaks the protocol of the day: a real router takes its
+answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A soak's judgement: a line's slope and an interval that samples a second apart do not make too narrow."""
+"""A soak's judgement: a line's slope and an interval that samples a second apart do not make too
+narrow.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def wandering(seed: int, slope: float = 0.0, count: int = 540, keeps: float = 0.
     return [*map(float, values + slope * np.arange(count))]
 
 
-def test_a_straight_line() -> None:
+def test_straight_line() -> None:
     found = trend(range(100), [3.0 + 0.5 * second for second in range(100)])
     assert (found.slope, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
     assert not found.contains_zero
@@ -44,27 +46,34 @@ def test_too_few_samples_are_refused() -> None:
         trend(range(19), range(19))
 
 
-def samples(bytes_a_second: float, files_at_last: int = 20, since: int = 500, until: int = 540) -> list[Sample]:
+def samples(
+    bytes_a_second: float, files_at_last: int = 20, since: int = 500, until: int = 540
+) -> list[Sample]:
     """`files_at_last`: between those seconds, where 20 are open else."""
     noise = wandering(1)
     return [
-        Sample(float(at), int(100 * MIB + bytes_a_second * at + 1000 * noise[at]), 8, files_at_last if since <= at < until else 20)
+        Sample(
+            float(at),
+            int(100 * MIB + bytes_a_second * at + 1000 * noise[at]),
+            8,
+            files_at_last if since <= at < until else 20,
+        )
         for at in range(540)
     ]
 
 
-def test_a_process_that_leaks_is_told_from_one_that_does_not() -> None:
+def test_process_that_leaks_is_told_from_one_that_does_not() -> None:
     """Half a per cent of 100 MiB in ten minutes is 874 bytes a second."""
     assert grown("steady", samples(0)).is_flat
     assert grown("hardly", samples(500)).is_flat
     assert not grown("leaking", samples(1500)).is_flat
 
 
-def test_a_file_that_stays_open_is_seen() -> None:
+def test_file_that_stays_open_is_seen() -> None:
     assert grown("steady", samples(0)).opens_no_more
     assert not grown("one more", samples(0, files_at_last=21)).opens_no_more
 
 
-def test_a_file_that_is_soon_closed_is_no_growth() -> None:
+def test_file_that_is_soon_closed_is_no_growth() -> None:
     """Of gRPC's connections, which are renewed."""
     assert grown("renewed", samples(0, files_at_last=21, since=510, until=514)).opens_no_more

@@ -1,4 +1,6 @@
-"""Cards in YAML: what they change, which goes over which, how mistakes are told, and that editors' schema says the same."""
+"""Cards in YAML: what they change, which goes over which, how mistakes are told, and that editors'
+schema says the same.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,20 @@ def overrides(folder: Path, text: str) -> Overrides:
     return found
 
 
-def test_a_card_goes_over_what_the_files_say(tmp_path: Path) -> None:
+def test_card_goes_over_what_the_files_say(tmp_path: Path) -> None:
     files: dict[str, object] = {
         "modules.json": old("Transformer", "Pooling"),
         "1_Pooling/config.json": POOLING,
-        "config_sentence_transformers.json": {"prompts": {"query": "old: ", "other": "o: "}, "default_prompt_name": "other"},
+        "config_sentence_transformers.json": {
+            "prompts": {"query": "old: ", "other": "o: "},
+            "default_prompt_name": "other",
+        },
     }
     directory = write(tmp_path / "model", files)
-    plain, card = read_card(directory, "org/name"), read_card(directory, "org/name", overrides(tmp_path / "cards", FULL))
+    plain, card = (
+        read_card(directory, "org/name"),
+        read_card(directory, "org/name", overrides(tmp_path / "cards", FULL)),
+    )
     assert (plain.prompts, plain.max_tokens, plain.pooling, plain.dtype) == (
         {"query": "old: ", "other": "o: "},
         512,
@@ -70,18 +78,29 @@ def test_a_card_goes_over_what_the_files_say(tmp_path: Path) -> None:
     assert card.revision == plain.revision
 
 
-def test_a_prompt_can_be_taken_away(tmp_path: Path) -> None:
+def test_prompt_can_be_taken_away(tmp_path: Path) -> None:
     files: dict[str, object] = {
-        "config_sentence_transformers.json": {"prompts": {"query": "q: "}, "default_prompt_name": "query"},
+        "config_sentence_transformers.json": {
+            "prompts": {"query": "q: "},
+            "default_prompt_name": "query",
+        },
     }
     directory = write(tmp_path / "model", files)
-    card = read_card(directory, "org/name", overrides(tmp_path / "cards", 'model: org/name\nprompts: {query: ""}\n'))
+    card = read_card(
+        directory,
+        "org/name",
+        overrides(tmp_path / "cards", 'model: org/name\nprompts: {query: ""}\n'),
+    )
     assert (card.prompts, card.default_prompt) == ({}, "")
 
 
-def test_a_kind_can_be_told(tmp_path: Path) -> None:
+def test_kind_can_be_told(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", {})
-    card = read_card(directory, "org/name", overrides(tmp_path / "cards", "model: org/name\ndetect: {kind: token_labels}\n"))
+    card = read_card(
+        directory,
+        "org/name",
+        overrides(tmp_path / "cards", "model: org/name\ndetect: {kind: token_labels}\n"),
+    )
     assert (card.kind, card.tasks) == ("token_labels", ("entities",))
 
 
@@ -98,7 +117,9 @@ def test_a_kind_can_be_told(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_when_it_is_read(tmp_path: Path, text: str, problem: str) -> None:
+def test_what_does_not_fit_the_model_is_refused_when_it_is_read(
+    tmp_path: Path, text: str, problem: str
+) -> None:
     directory = write(tmp_path / "model", {})
     with pytest.raises(ModelBroken) as caught:
         read_card(directory, "org/name", overrides(tmp_path / "cards", text))
@@ -114,11 +135,18 @@ def test_earlier_folders_go_over_later_ones_and_all_over_the_shipped_cards(tmp_p
     assert found is not None
     assert (found.max_tokens, found.pools, found.pinned) == (1, ("a",), True)
     assert found.prompts["query"] == "query: "  # shipped
-    assert [Path(place.rpartition(":")[0]).parent.name for place in found.source.split(", ")] == ["first", "second", "models"]
+    assert [Path(place.rpartition(":")[0]).parent.name for place in found.source.split(", ")] == [
+        "first",
+        "second",
+        "models",
+    ]
 
 
-def test_a_revisions_card_goes_over_the_models(tmp_path: Path) -> None:
-    found = catalog(tmp_path, "model: org/name\nmax_tokens: 9\nrevision: main\n---\nmodel: org/name@v2\nmax_tokens: 5\n")
+def test_revisions_card_goes_over_the_models(tmp_path: Path) -> None:
+    found = catalog(
+        tmp_path,
+        "model: org/name\nmax_tokens: 9\nrevision: main\n---\nmodel: org/name@v2\nmax_tokens: 5\n",
+    )
     limits = {model: found.of(model) for model in ("org/name", "org/name@v1", "org/name@v2")}
     assert [card and card.max_tokens for card in limits.values()] == [9, 9, 5]
     assert found.of("org/other") is None
@@ -137,23 +165,47 @@ def test_one_card_for_several_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("model: org/name\nprompt: x\n", "2: the card has no key 'prompt': did you mean 'prompts'?"),
-        ("model: org/name\ndetect:\n  poling: cls\n", "3: `detect` has no key 'poling': did you mean 'pooling'?"),
+        (
+            "model: org/name\nprompt: x\n",
+            "2: the card has no key 'prompt': did you mean 'prompts'?",
+        ),
+        (
+            "model: org/name\ndetect:\n  poling: cls\n",
+            "3: `detect` has no key 'poling': did you mean 'pooling'?",
+        ),
         ("model: org/name\nzzz: 1\n", "2: the card has no key 'zzz': it may have model, prompts, "),
         ("max_tokens: 1\n", "1: the card has no key 'model', which it needs"),
-        ("model: org/name\nmodel: org/other\n", "2: the card has the key 'model' twice, first in line 1"),
+        (
+            "model: org/name\nmodel: org/other\n",
+            "2: the card has the key 'model' twice, first in line 1",
+        ),
         ("model: name\n", "1: `model` is 'name', which is not a model id"),
-        ("model: [org/name, org/name]\n", "1: `model[1]` is 'org/name', which is listed twice: keep one"),
-        ("model: org/name\nprompts: {query: no}\n", "2: `prompts.query` must be a text, not no: put it in quotes"),
+        (
+            "model: [org/name, org/name]\n",
+            "1: `model[1]` is 'org/name', which is listed twice: keep one",
+        ),
+        (
+            "model: org/name\nprompts: {query: no}\n",
+            "2: `prompts.query` must be a text, not no: put it in quotes",
+        ),
         ("model: org/name\nprompts:\n", "2: `prompts` must be keys with values, not nothing"),
         ("model: org/name\nprompts: {1: x}\n", "2: `prompts` has a key that is not a text"),
         ("model: org/name\npools: []\n", "2: `pools` is an empty list"),
         ("model: org/name\npools: cpu\n", "2: `pools` must be a list, not cpu"),
         ("model: org/name\npinned: yes\n", "2: `pinned` is yes: write true or false"),
-        ("model: org/name\nmax_tokens: 0\n", "2: `max_tokens` is 0, which is not a whole number of at least 1"),
+        (
+            "model: org/name\nmax_tokens: 0\n",
+            "2: `max_tokens` is 0, which is not a whole number of at least 1",
+        ),
         ("model: org/name\nmax_tokens: many\n", "2: `max_tokens` must be a whole number, not many"),
-        ("model: org/name\ndtype: fp16\n", "2: `dtype` is 'fp16', which is not one of auto, float32, bfloat16, float16"),
-        ("model: org/name\ndetect: {pooling: men}\n", "2: `detect.pooling` is 'men', which is not one of"),
+        (
+            "model: org/name\ndtype: fp16\n",
+            "2: `dtype` is 'fp16', which is not one of auto, float32, bfloat16, float16",
+        ),
+        (
+            "model: org/name\ndetect: {pooling: men}\n",
+            "2: `detect.pooling` is 'men', which is not one of",
+        ),
         ("- model: org/name\n", "1: the card must be keys with values, not a list"),
         ("model: [\n", "2: is not YAML"),
         ("model: org/name\n---\nmodel: org/name\n", "3: `model` org/name has a card at "),
@@ -165,7 +217,7 @@ def test_mistakes_are_told_with_file_and_line(tmp_path: Path, text: str, problem
     assert caught.value.message.startswith(f"{tmp_path}/cards.yaml:{problem}")
 
 
-def test_a_folder_that_is_not_there() -> None:
+def test_folder_that_is_not_there() -> None:
     with pytest.raises(InvalidInput, match="SHOAL_CATALOG: /nowhere is not a folder"):
         parse_folders("/nowhere")
 
@@ -179,8 +231,12 @@ def validator() -> jsonschema.Draft7Validator:
     return jsonschema.Draft7Validator(made)
 
 
-def test_the_schema_takes_what_the_reader_takes(validator: jsonschema.Draft7Validator) -> None:
-    shipped = [document for path in SHIPPED.glob("*.yaml") for document in yaml.safe_load_all(path.read_text())]
+def test_schema_takes_what_the_reader_takes(validator: jsonschema.Draft7Validator) -> None:
+    shipped = [
+        document
+        for path in SHIPPED.glob("*.yaml")
+        for document in yaml.safe_load_all(path.read_text())
+    ]
     assert len(shipped) > 50
     for document in [yaml.safe_load(FULL), *shipped]:
         validator.validate(document)
@@ -202,7 +258,7 @@ def test_the_schema_takes_what_the_reader_takes(validator: jsonschema.Draft7Vali
         {"model": "org/name", "pinned": "true"},
     ],
 )
-def test_the_schema_refuses_what_the_reader_refuses(
+def test_schema_refuses_what_the_reader_refuses(
     validator: jsonschema.Draft7Validator, tmp_path: Path, values: dict[str, object]
 ) -> None:
     assert not validator.is_valid(values)
@@ -228,10 +284,31 @@ MXBAI_PAIR = (
 @pytest.mark.parametrize(
     ("model", "instruction", "system", "user", "end", "answers"),
     [
-        ("Qwen/Qwen3-Reranker-4B", "", QWEN_SYSTEM, f"<Instruct>: {WEB}\n<Query>: q\n<Document>: d", QWEN_END, ("yes", "no")),
-        ("Qwen/Qwen3-Reranker-4B", "told", QWEN_SYSTEM, "<Instruct>: told\n<Query>: q\n<Document>: d", QWEN_END, ("yes", "no")),
+        (
+            "Qwen/Qwen3-Reranker-4B",
+            "",
+            QWEN_SYSTEM,
+            f"<Instruct>: {WEB}\n<Query>: q\n<Document>: d",
+            QWEN_END,
+            ("yes", "no"),
+        ),
+        (
+            "Qwen/Qwen3-Reranker-4B",
+            "told",
+            QWEN_SYSTEM,
+            "<Instruct>: told\n<Query>: q\n<Document>: d",
+            QWEN_END,
+            ("yes", "no"),
+        ),
         ("mixedbread-ai/mxbai-rerank-base-v2", "", MXBAI_SYSTEM, MXBAI_PAIR, "", ("1", "0")),
-        ("mixedbread-ai/mxbai-rerank-base-v2", "told", MXBAI_SYSTEM, f"instruction: told\n{MXBAI_PAIR}", "", ("1", "0")),
+        (
+            "mixedbread-ai/mxbai-rerank-base-v2",
+            "told",
+            MXBAI_SYSTEM,
+            f"instruction: told\n{MXBAI_PAIR}",
+            "",
+            ("1", "0"),
+        ),
     ],
 )
 def test_rerankers_read_what_their_authors_wrote(
@@ -241,14 +318,27 @@ def test_rerankers_read_what_their_authors_wrote(
     assert card is not None
     assert card.detect.template is not None
     # Settings of transformers' own environment for chat templates.
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(card.detect.template)
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
+        card.detect.template
+    )
     turns = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n{end}"
     assert made.render(query="q", document="d", instruction=instruction) == turns
     assert card.detect.answers == answers
 
 
 @pytest.mark.parametrize(
-    "model", ["org/name", "org/name@v1.0-b", "a/b", "..", "org/../x", "/org/name", "org/name/x", "org/", "o g/n"]
+    "model",
+    [
+        "org/name",
+        "org/name@v1.0-b",
+        "a/b",
+        "..",
+        "org/../x",
+        "/org/name",
+        "org/name/x",
+        "org/",
+        "o g/n",
+    ],
 )
 def test_ids_are_those_of_the_store(tmp_path: Path, model: str) -> None:
     text = yaml.safe_dump({"model": model})

@@ -1,4 +1,6 @@
-"""docs/models.md: every model of the catalogue is there once, what is said of it can be, and the page is current."""
+"""docs/models.md: every model of the catalogue is there once, what is said of it can be, and the
+page is current.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,17 @@ def test_cards_name_families_and_kinds_that_are_served() -> None:
     for row in coverage.rows():
         if row.status in ("run", "card", "incomplete"):
             assert row.kind in get_args(Kind), row
-            families = {"images": images, "writer": {*IMAGE_WRITERS, *SEQUENCE_TO_SEQUENCE, *model_types()}}.get(
-                row.kind, {*model_types(), *STATIC}
-            )
+            families = {
+                "images": images,
+                "writer": {*IMAGE_WRITERS, *SEQUENCE_TO_SEQUENCE, *model_types()},
+            }.get(row.kind, {*model_types(), *STATIC})
             assert set(row.family.split(" or ")) <= families, row
 
 
 def test_models_for_pictures_are_of_the_kind_for_these_or_not_served() -> None:
-    pictures = {line.split()[0] for line in CATALOGUE.read_text().splitlines() if "image" in line.split()[1]}
+    pictures = {
+        line.split()[0] for line in CATALOGUE.read_text().splitlines() if "image" in line.split()[1]
+    }
     for row in coverage.rows():
         sees = row.kind == "images" or (row.kind == "writer" and row.family in IMAGE_WRITERS)
         assert sees == (row.model in pictures and row.status != "not yet"), row
@@ -48,7 +53,9 @@ def test_what_has_no_card_has_a_reason() -> None:
     assert all(row.reason for row in coverage.rows() if row.status in ("not yet", "unknown"))
 
 
-def test_a_model_with_a_card_and_a_reason_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_a_card_and_a_reason_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "uncovered.yaml"
     file.write_text("- {models: [BAAI/bge-m3], status: not yet, reason: none}\n")
     monkeypatch.setattr(coverage, "UNCOVERED", file)
@@ -60,7 +67,7 @@ def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None
     assert coverage.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_a_stale_page_is_told_and_written(
+def test_stale_page_is_told_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "models.md"

@@ -1,4 +1,6 @@
-"""Cards of the catalogue's image models, from configurations of the shape in which they are published."""
+"""Cards of the catalogue's image models, from configurations of the shape in which they are
+published.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,44 @@ QWEN3_VL = {
         "max_position_embeddings": 262_144,
         "num_hidden_layers": 28,
     },
-    "vision_config": {"model_type": "qwen3_vl", "depth": 24, "hidden_size": 1024, "out_hidden_size": 2048},
+    "vision_config": {
+        "model_type": "qwen3_vl",
+        "depth": 24,
+        "hidden_size": 1024,
+        "out_hidden_size": 2048,
+    },
 }
 V_SPLADE = {
     "architectures": ["VSpladeForMaskedLM"],
     "model_type": "modernvbert",
     "additional_vocab_size": 40,
-    "text_config": {"model_type": "modernbert", "hidden_size": 768, "max_position_embeddings": 7999, "vocab_size": 50_408},
-    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 768, "image_size": 512, "patch_size": 16},
+    "text_config": {
+        "model_type": "modernbert",
+        "hidden_size": 768,
+        "max_position_embeddings": 7999,
+        "vocab_size": 50_408,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 768,
+        "image_size": 512,
+        "patch_size": 16,
+    },
 }
 SPARSE = {"model_type": "SparseEncoder", "similarity_fn_name": "dot"}
 OPEN_CLIP = {
     "model_cfg": {
         "embed_dim": 768,
-        "vision_cfg": {"image_size": 224, "timm_model_name": "vit_base_patch16_siglip_224", "timm_pool": "map"},
-        "text_cfg": {"context_length": 64, "vocab_size": 32_000, "tokenizer_kwargs": {"clean": "canonicalize"}},
+        "vision_cfg": {
+            "image_size": 224,
+            "timm_model_name": "vit_base_patch16_siglip_224",
+            "timm_pool": "map",
+        },
+        "text_cfg": {
+            "context_length": 64,
+            "vocab_size": 32_000,
+            "tokenizer_kwargs": {"clean": "canonicalize"},
+        },
     }
 }
 
@@ -56,7 +81,11 @@ class Wanted:
 
 
 def towers(kind: str, **texts: object) -> dict[str, object]:
-    return {"model_type": kind, "text_config": texts, "vision_config": {"model_type": f"{kind}_vision_model"}}
+    return {
+        "model_type": kind,
+        "text_config": texts,
+        "vision_config": {"model_type": f"{kind}_vision_model"},
+    }
 
 
 CARDS: dict[str, tuple[Files, Wanted]] = {
@@ -73,8 +102,17 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
     ),
     "laion/CLIP-ViT-H-14-laion2B-s32B-b79K": (
         {
-            "config.json": {**towers("clip", hidden_size=1024, projection_dim=1024), "projection_dim": 1024},
-            "open_clip_config.json": {"model_cfg": {"embed_dim": 1024, "vision_cfg": {"layers": 32}, "text_cfg": {"width": 1024}}},
+            "config.json": {
+                **towers("clip", hidden_size=1024, projection_dim=1024),
+                "projection_dim": 1024,
+            },
+            "open_clip_config.json": {
+                "model_cfg": {
+                    "embed_dim": 1024,
+                    "vision_cfg": {"layers": 32},
+                    "text_cfg": {"width": 1024},
+                }
+            },
         },
         Wanted("clip", BOTH, 77, 1024),
     ),
@@ -83,12 +121,25 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
         Wanted("siglip", BOTH, 16, 1152),
     ),
     "facebook/dinov2-small": (
-        {"config.json": {"model_type": "dinov2", "hidden_size": 384, "image_size": 518, "patch_size": 14}},
+        {
+            "config.json": {
+                "model_type": "dinov2",
+                "hidden_size": 384,
+                "image_size": 518,
+                "patch_size": 14,
+            }
+        },
         Wanted("dinov2", ("encode", "score"), 1370, 384),
     ),
-    "google/siglip2-base-patch16-224": ({"config.json": towers("siglip", vocab_size=256_000)}, Wanted("siglip", BOTH, 64, 768)),
+    "google/siglip2-base-patch16-224": (
+        {"config.json": towers("siglip", vocab_size=256_000)},
+        Wanted("siglip", BOTH, 64, 768),
+    ),
     "Marqo/marqo-fashionSigLIP": (
-        {"config.json": {"model_type": "siglip", "auto_map": {"AutoModel": "x.Y"}}, "open_clip_config.json": OPEN_CLIP},
+        {
+            "config.json": {"model_type": "siglip", "auto_map": {"AutoModel": "x.Y"}},
+            "open_clip_config.json": OPEN_CLIP,
+        },
         Wanted("siglip", BOTH, 64, 768),
     ),
     "Marqo/marqo-ecommerce-embeddings-B": (
@@ -96,11 +147,23 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
         Wanted("siglip", BOTH, 64, 768),
     ),
     "google/owlv2-base-patch16-ensemble": (
-        {"config.json": {"model_type": "owlv2", "vision_config": {"image_size": 960, "patch_size": 16}, "text_config": {}}},
+        {
+            "config.json": {
+                "model_type": "owlv2",
+                "vision_config": {"image_size": 960, "patch_size": 16},
+                "text_config": {},
+            }
+        },
         Wanted("owlv2", ("regions",), 3601),
     ),
     "IDEA-Research/grounding-dino-tiny": (
-        {"config.json": {"model_type": "grounding-dino", "backbone_config": {"model_type": "swin"}, "d_model": 256}},
+        {
+            "config.json": {
+                "model_type": "grounding-dino",
+                "backbone_config": {"model_type": "swin"},
+                "d_model": 256,
+            }
+        },
         Wanted("grounding-dino", ("regions",), 37_295),
     ),
     "vidore/colpali-v1.3-hf": (
@@ -108,21 +171,36 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
             "config.json": {
                 "model_type": "colpali",
                 "embedding_dim": 128,
-                "vlm_config": {"model_type": "paligemma", "text_config": {"model_type": "gemma", "hidden_size": 2048}},
+                "vlm_config": {
+                    "model_type": "paligemma",
+                    "text_config": {"model_type": "gemma", "hidden_size": 2048},
+                },
             }
         },
         Wanted("colpali", ("encode", "score"), 8192, multi_vector=128),
     ),
-    "Qwen/Qwen3-VL-Embedding-2B": ({"config.json": QWEN3_VL}, Wanted("qwen3_vl", ("encode", "score"), 262_144, 2048)),
+    "Qwen/Qwen3-VL-Embedding-2B": (
+        {"config.json": QWEN3_VL},
+        Wanted("qwen3_vl", ("encode", "score"), 262_144, 2048),
+    ),
     "TomoroAI/tomoro-colqwen3-embed-4b": (
         {"config.json": {**QWEN3_VL, "model_type": "colqwen3", "embed_dim": 320}},
         Wanted("colqwen3", ("encode", "score"), 262_144, multi_vector=320),
     ),
     "nvidia/nemotron-colembed-vl-4b-v2": (
-        {"config.json": {**QWEN3_VL, "model_type": "qwen3_vl_nemotron_embed", "pooling": "colbert"}},
+        {
+            "config.json": {
+                **QWEN3_VL,
+                "model_type": "qwen3_vl_nemotron_embed",
+                "pooling": "colbert",
+            }
+        },
         Wanted("qwen3_vl_nemotron_embed", ("encode", "score"), 262_144, multi_vector=2048),
     ),
-    "Qwen/Qwen3-VL-Reranker-2B": ({"config.json": QWEN3_VL}, Wanted("qwen3_vl", ("score",), 262_144)),
+    "Qwen/Qwen3-VL-Reranker-2B": (
+        {"config.json": QWEN3_VL},
+        Wanted("qwen3_vl", ("score",), 262_144),
+    ),
     "naver/v-splade-quality": (
         {"config.json": V_SPLADE, "config_sentence_transformers.json": SPARSE},
         Wanted("modernvbert", ("encode", "score"), 7999),
@@ -140,24 +218,47 @@ def card_of(model: str, directory: Path, files: Files) -> Card:
 
 
 @pytest.mark.parametrize("model", CARDS)
-def test_the_card_is_as_published(model: str, tmp_path: Path) -> None:
+def test_card_is_as_published(model: str, tmp_path: Path) -> None:
     files, wanted = CARDS[model]
     card = card_of(model, tmp_path, files)
     assert card.kind == "images"
-    assert Wanted(card.family, card.tasks, card.max_tokens, card.dimensions, card.multi_vector_dimensions) == wanted
+    assert (
+        Wanted(
+            card.family, card.tasks, card.max_tokens, card.dimensions, card.multi_vector_dimensions
+        )
+        == wanted
+    )
 
 
 def test_v_splade_is_told_by_its_tensors(tmp_path: Path) -> None:
-    """Its configuration alone is ModernVBERT's, and sentence-transformers' files name modules that are code of the checkpoint."""
+    """Its configuration alone is ModernVBERT's, and sentence-transformers' files name modules that
+    are code of the checkpoint.
+    """
     files, _ = CARDS["naver/v-splade-quality"]
-    routes = {"types": {"query_0_A": "modeling_st.A", "": "modeling_st.B"}, "structure": {"query": ["query_0_A"], "document": [""]}}
-    listed: Files = {"modules.json": modules(("", "sentence_transformers.models.Router")), "router_config.json": routes}
+    routes = {
+        "types": {"query_0_A": "modeling_st.A", "": "modeling_st.B"},
+        "structure": {"query": ["query_0_A"], "document": [""]},
+    }
+    listed: Files = {
+        "modules.json": modules(("", "sentence_transformers.models.Router")),
+        "router_config.json": routes,
+    }
     card = card_of("naver/v-splade-quality", tmp_path / "a", files | listed)
-    assert (card.representations, card.scoring, card.multi_vector_dimensions) == (("sparse",), "dot", 0)
-    assert card.sparse == Sparse(50_368, queries=StaticQueries("", "model.safetensors", default=True))
+    assert (card.representations, card.scoring, card.multi_vector_dimensions) == (
+        ("sparse",),
+        "dot",
+        0,
+    )
+    assert card.sparse == Sparse(
+        50_368, queries=StaticQueries("", "model.safetensors", default=True)
+    )
     assert card.inputs == ("text", "image")
     settings = SPARSE | {"similarity_fn_name": "cosine", "max_active_dims": 256}
-    other = card_of("naver/v-splade-quality", tmp_path / "b", files | {"config_sentence_transformers.json": settings})
+    other = card_of(
+        "naver/v-splade-quality",
+        tmp_path / "b",
+        files | {"config_sentence_transformers.json": settings},
+    )
     assert other.sparse is not None
     assert (other.scoring, other.sparse.strongest) == ("sparse_cosine", 256)
     assert other.revision != card.revision
@@ -170,7 +271,9 @@ def test_kinds_that_v_splade_and_other_models_are_not(tmp_path: Path) -> None:
     for hints in (Hints(kind="dense"), Hints(kind="multi_vector"), Hints(kind="yes_no")):
         with pytest.raises(ModelBroken, match="sparse vectors alone"):
             read_card(directory, "org/model", Overrides("here", detect=hints))
-    assert read_card(directory, "org/model", Overrides("here", detect=Hints(kind="sparse"))).representations == ("sparse",)
+    assert read_card(
+        directory, "org/model", Overrides("here", detect=Hints(kind="sparse"))
+    ).representations == ("sparse",)
     other = write(tmp_path / "b", {"config.json": QWEN3_VL})
     with pytest.raises(ModelBroken, match=r"has no tensor 'encoder\.mlm_head\.decoder\.weight'"):
         read_card(other, "org/model", Overrides("here", detect=Hints(kind="sparse")))
@@ -178,8 +281,14 @@ def test_kinds_that_v_splade_and_other_models_are_not(tmp_path: Path) -> None:
 
 def test_models_that_no_catalogue_lists(tmp_path: Path) -> None:
     """DINOv3, whose sizes are transformers' where the file has none."""
-    card = card_of("facebook/dinov3-vits16-pretrain-lvd1689m", tmp_path, {"config.json": {"model_type": "dinov3_vit"}})
-    assert Wanted(card.family, card.tasks, card.max_tokens, card.dimensions) == Wanted("dinov3_vit", ("encode", "score"), 197, 384)
+    card = card_of(
+        "facebook/dinov3-vits16-pretrain-lvd1689m",
+        tmp_path,
+        {"config.json": {"model_type": "dinov3_vit"}},
+    )
+    assert Wanted(card.family, card.tasks, card.max_tokens, card.dimensions) == Wanted(
+        "dinov3_vit", ("encode", "score"), 197, 384
+    )
 
 
 def test_what_docs_say_of_families_and_kinds_is_what_is_detected(tmp_path: Path) -> None:
@@ -190,22 +299,34 @@ def test_what_docs_say_of_families_and_kinds_is_what_is_detected(tmp_path: Path)
 
 
 ADAPTERS: dict[str, dict[str, object]] = {
-    "vidore/colqwen2.5-v0.2": {"model_type": "qwen2_5_vl", "hidden_size": 2048, "max_position_embeddings": 128_000},
-    "vidore/colSmol-256M": {"model_type": "idefics3", "text_config": {"model_type": "llama", "max_position_embeddings": 8192}},
+    "vidore/colqwen2.5-v0.2": {
+        "model_type": "qwen2_5_vl",
+        "hidden_size": 2048,
+        "max_position_embeddings": 128_000,
+    },
+    "vidore/colSmol-256M": {
+        "model_type": "idefics3",
+        "text_config": {"model_type": "llama", "max_position_embeddings": 8192},
+    },
 }
 """And the configuration of their bases."""
 
 
 @pytest.mark.parametrize("model", ADAPTERS)
-def test_the_card_of_an_adapter_is_that_of_its_base(model: str, tmp_path: Path) -> None:
+def test_card_of_an_adapter_is_that_of_its_base(model: str, tmp_path: Path) -> None:
     base = write(tmp_path / "base", {"config.json": ADAPTERS[model]})
     own = tmp_path / "own"
     own.mkdir()
-    (own / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "vidore/a-base"}')
+    (own / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "base_model_name_or_path": "vidore/a-base"}'
+    )
     write_tensors(own / "adapter_model.safetensors", {"a": [1]})
     with pytest.raises(ModelBroken, match="the model 'vidore/a-base' is needed"):
         read_card(own, model)
-    card, other = read_card(own, model, read_catalog().of(model), base), read_card(base, "vidore/a-base")
+    card, other = (
+        read_card(own, model, read_catalog().of(model), base),
+        read_card(base, "vidore/a-base"),
+    )
     assert replace(card, model=other.model, revision=other.revision) == other
     assert card.revision != other.revision
     assert (card.family, card.representations) == (ADAPTERS[model]["model_type"], ("multi_vector",))
@@ -213,7 +334,9 @@ def test_the_card_of_an_adapter_is_that_of_its_base(model: str, tmp_path: Path) 
 
 def test_every_family_of_images_with_a_card_is_detected() -> None:
     rows = [row for row in coverage.rows() if row.kind == "images"]
-    tried = {wanted.family for _, wanted in CARDS.values()} | {str(config["model_type"]) for config in ADAPTERS.values()}
+    tried = {wanted.family for _, wanted in CARDS.values()} | {
+        str(config["model_type"]) for config in ADAPTERS.values()
+    }
     assert {row.family for row in rows} == tried
 
 

@@ -1,4 +1,6 @@
-"""Patterns of checkpoints: those that are taken mean what they mean in Python's `re`, and none takes long."""
+"""Patterns of checkpoints: those that are taken mean what they mean in Python's `re`, and none
+takes long.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def in_python(pattern: str, name: str) -> bool:
 )  # fmt: skip
 def test_patterns_that_adapters_have_mean_what_they_mean_in_peft(pattern: str) -> None:
     made = compiled(pattern)
-    assert [made.matches_end(name) for name in MODULES] == [in_python(pattern, name) for name in MODULES]
+    assert [made.matches_end(name) for name in MODULES] == [
+        in_python(pattern, name) for name in MODULES
+    ]
 
 
 def test_any_pattern_that_is_taken_means_what_it_means_in_python() -> None:
@@ -60,7 +64,9 @@ def test_any_pattern_that_is_taken_means_what_it_means_in_python() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             re.compile(pattern)  # what is taken is a pattern there, too
-        for name in ("".join(chance.choice(NAMES) for _ in range(chance.randrange(8))) for _ in range(6)):
+        for name in (
+            "".join(chance.choice(NAMES) for _ in range(chance.randrange(8))) for _ in range(6)
+        ):
             assert made.matches_end(name) == in_python(pattern, name), (pattern, name)
     assert taken > 1000
 
@@ -99,7 +105,7 @@ def write(directory: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
-def test_an_adapter_with_hostile_patterns_is_read_and_asked_at_once(tmp_path: Path, key: str) -> None:
+def test_adapter_with_hostile_patterns_is_read_and_asked_at_once(tmp_path: Path, key: str) -> None:
     """Of `re` this never came back, and no other thread of the worker ran meanwhile."""
     adapter = read_adapter(write(tmp_path, **{key: {".?" * 40 + "[x]" * 40: 4, "query": 6}}))
     module = "base_model.model.encoder.layer.0.attention.self." + "a" * 60
@@ -107,10 +113,15 @@ def test_an_adapter_with_hostile_patterns_is_read_and_asked_at_once(tmp_path: Pa
     assert adapter.scale_of("encoder.query") == (4 / 6 if key == "rank_pattern" else 3.0)
 
 
-def test_an_adapter_has_no_end_of_neither_patterns_nor_modules(tmp_path: Path) -> None:
+def test_adapter_has_no_end_of_neither_patterns_nor_modules(tmp_path: Path) -> None:
     with pytest.raises(ModelBroken, match=r"`rank_pattern` has patterns of 1,000,000 characters"):
-        read_adapter(write(tmp_path, rank_pattern={f"{number:0100}": 1 for number in range(10_000)}))
-    with limited(256 << 20), pytest.raises(ModelBroken, match=r"`target_modules` names 10,001 modules"):
+        read_adapter(
+            write(tmp_path, rank_pattern={f"{number:0100}": 1 for number in range(10_000)})
+        )
+    with (
+        limited(256 << 20),
+        pytest.raises(ModelBroken, match=r"`target_modules` names 10,001 modules"),
+    ):
         read_adapter(write(tmp_path, target_modules=["query"] * 10_001))
 
 

@@ -1,4 +1,6 @@
-"""pools.yaml: what it says, how mistakes are told, which pools a model has, and that editors' schema says the same."""
+"""pools.yaml: what it says, how mistakes are told, which pools a model has, and that editors'
+schema says the same.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,12 @@ pools:
     )
     assert found.default == "b"
     assert found.of("a") == PoolSpec("a")
-    assert found.of("b") == PoolSpec("b", "cuda", 24_159_191_040, True, 1, 3, 40.0, 90.5, 10.0, 0.0, 0.5, 0.28)
+    assert found.of("b") == PoolSpec(
+        "b", "cuda", 24_159_191_040, True, 1, 3, 40.0, 90.5, 10.0, 0.0, 0.5, 0.28
+    )
 
 
-def test_the_first_pool_is_the_default(tmp_path: Path) -> None:
+def test_first_pool_is_the_default(tmp_path: Path) -> None:
     assert pools(tmp_path, "pools: {z: {device: cpu}, a: {device: cpu}}\n").default == "z"
 
 
@@ -63,7 +67,7 @@ def test_without_a_file_every_name_is_a_pool() -> None:
     assert (Pools().is_configured, Pools().of("any")) == (False, PoolSpec("any"))
 
 
-def test_the_example_has_four_kinds_of_hardware() -> None:
+def test_example_has_four_kinds_of_hardware() -> None:
     found = read_pools(EXAMPLE)
     assert list(found.by_name) == ["cpu", "l4-spot", "a100", "h100"]
     assert [name for name, spec in found.by_name.items() if spec.spot] == ["l4-spot"]
@@ -77,14 +81,38 @@ def test_the_example_has_four_kinds_of_hardware() -> None:
         ("default: cpu\n", "1: the file has no key 'pools', which it needs"),
         ("pools: {}\n", "1: `pools` is empty"),
         ("pools:\n  cpu: {}\n", "2: `pools.cpu` has no key 'device', which it needs"),
-        ("pools:\n  'l4 spot': {device: cuda}\n", "2: `pools` is 'l4 spot', which is not 1..63 letters, digits"),
-        ("pools:\n  a: {device: tpu}\n", "2: `pools.a.device` is 'tpu', which is not one of cpu, cuda"),
-        ("pools:\n  a: {device: cpu}\n  a: {device: cpu}\n", "3: `pools` has the key 'a' twice, first in line 2"),
-        ("pools:\n  a:\n    device: cpu\n    spott: true\n", "4: `pools.a` has no key 'spott': did you mean 'spot'?"),
-        ("pools:\n  a: {device: cpu, memory_bytes: 22 GX}\n", "2: `pools.a.memory_bytes` is '22 GX', which is not a number of"),
-        ("pools:\n  a: {device: cpu, node_seconds: -1}\n", "2: `pools.a.node_seconds` is -1, which is not a number of at least 0"),
-        ("pools:\n  a: {device: cpu, node_seconds: .inf}\n", "2: `pools.a.node_seconds` is .inf, which is not a number"),
-        ("pools:\n  a: {device: cpu, node_seconds: soon}\n", "2: `pools.a.node_seconds` must be a number, not soon"),
+        (
+            "pools:\n  'l4 spot': {device: cuda}\n",
+            "2: `pools` is 'l4 spot', which is not 1..63 letters, digits",
+        ),
+        (
+            "pools:\n  a: {device: tpu}\n",
+            "2: `pools.a.device` is 'tpu', which is not one of cpu, cuda",
+        ),
+        (
+            "pools:\n  a: {device: cpu}\n  a: {device: cpu}\n",
+            "3: `pools` has the key 'a' twice, first in line 2",
+        ),
+        (
+            "pools:\n  a:\n    device: cpu\n    spott: true\n",
+            "4: `pools.a` has no key 'spott': did you mean 'spot'?",
+        ),
+        (
+            "pools:\n  a: {device: cpu, memory_bytes: 22 GX}\n",
+            "2: `pools.a.memory_bytes` is '22 GX', which is not a number of",
+        ),
+        (
+            "pools:\n  a: {device: cpu, node_seconds: -1}\n",
+            "2: `pools.a.node_seconds` is -1, which is not a number of at least 0",
+        ),
+        (
+            "pools:\n  a: {device: cpu, node_seconds: .inf}\n",
+            "2: `pools.a.node_seconds` is .inf, which is not a number",
+        ),
+        (
+            "pools:\n  a: {device: cpu, node_seconds: soon}\n",
+            "2: `pools.a.node_seconds` must be a number, not soon",
+        ),
         (
             "pools:\n  a: {device: cpu, target_utilization: 1.5}\n",
             "2: `pools.a.target_utilization` is 1.5, which is not a number in 0.05..1",
@@ -102,13 +130,15 @@ def test_mistakes_are_told_with_file_and_line(tmp_path: Path, text: str, problem
     assert caught.value.message.startswith(f"{tmp_path}/pools.yaml:{problem}")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"none\.yaml: cannot be read"):
         read_pools(tmp_path / "none.yaml")
 
 
-def test_a_models_pools_are_its_own_catalogs_before_a_workers(tmp_path: Path) -> None:
-    cards = Catalog({"org/a": Overrides("x:1", pools=("l4-spot", "cpu")), "org/b": Overrides("x:2")})
+def test_models_pools_are_its_own_catalogs_before_a_workers(tmp_path: Path) -> None:
+    cards = Catalog(
+        {"org/a": Overrides("x:1", pools=("l4-spot", "cpu")), "org/b": Overrides("x:2")}
+    )
     some = pools(tmp_path, TWO)
     assert some.of_model("org/a", cards, ["h100"]) == ("l4-spot", "cpu")
     assert some.of_model("org/a@v2", cards) == ("l4-spot", "cpu")
@@ -117,8 +147,10 @@ def test_a_models_pools_are_its_own_catalogs_before_a_workers(tmp_path: Path) ->
     assert Pools().of_model("org/b", cards, ["h100", "cpu"]) == ("h100", "cpu")
 
 
-def test_a_card_with_a_pool_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cards.yaml").write_text("model: org/a\npools: [cpu]\n---\nmodel: org/b\npools: [cpu, l4]\n")
+def test_card_with_a_pool_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cards.yaml").write_text(
+        "model: org/a\npools: [cpu]\n---\nmodel: org/b\npools: [cpu, l4]\n"
+    )
     cards = read_catalog([tmp_path])
     check_cards(Pools(), cards)
     with pytest.raises(InvalidInput) as caught:
@@ -138,7 +170,7 @@ def validator() -> jsonschema.Draft7Validator:
     return jsonschema.Draft7Validator(made)
 
 
-def test_the_schema_takes_the_example(validator: jsonschema.Draft7Validator) -> None:
+def test_schema_takes_the_example(validator: jsonschema.Draft7Validator) -> None:
     assert not list(validator.iter_errors(yaml.safe_load(EXAMPLE.read_text())))
 
 
@@ -155,7 +187,7 @@ def test_the_schema_takes_the_example(validator: jsonschema.Draft7Validator) -> 
         {"pools": {"a": {"device": "cpu"}}, "defalt": "a"},
     ],
 )
-def test_the_schema_refuses_what_the_reader_refuses(
+def test_schema_refuses_what_the_reader_refuses(
     validator: jsonschema.Draft7Validator, tmp_path: Path, values: dict[str, object]
 ) -> None:
     assert list(validator.iter_errors(values))
@@ -163,12 +195,15 @@ def test_the_schema_refuses_what_the_reader_refuses(
         pools(tmp_path, yaml.safe_dump(values))
 
 
-def test_a_fallback_stands_in_for_another_pool_of_the_file(tmp_path: Path) -> None:
+def test_fallback_stands_in_for_another_pool_of_the_file(tmp_path: Path) -> None:
     two = "pools: {spot: {device: cuda, spot: true}, safe: {device: cuda, fallback_for: %s}}\n"
     assert pools(tmp_path, two % "spot").of("safe").fallback_for == "spot"
     for wrong in ("safe", "neither"):
         with pytest.raises(InvalidInput, match=r"pools\.yaml:1: `pools\.safe\.fallback_for`"):
             pools(tmp_path, two % wrong)
     chain = "pools: {a: {device: cpu}, b: {device: cpu, fallback_for: a}, c: {device: cpu, fallback_for: b}}\n"
-    with pytest.raises(InvalidInput, match="is 'b': it must name another pool, and one that has no fallback_for itself"):
+    with pytest.raises(
+        InvalidInput,
+        match="is 'b': it must name another pool, and one that has no fallback_for itself",
+    ):
         pools(tmp_path, chain)

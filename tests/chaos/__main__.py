@@ -19,23 +19,44 @@ from tests.chaos import driver, report
 
 
 def main(
-    seed: Annotated[int, typer.Option(help="Of faults and requests; 0: one from the clock, which is printed")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of faults and requests; 0: one from the clock, which is printed")
+    ] = 0,
     minutes: Annotated[float, typer.Option(min=0.1)] = 1.0,
     target: Annotated[
-        driver.Target, typer.Option(help="What is harmed: `processes` of a whole mesh, or the children of one `shoal up`")
+        driver.Target,
+        typer.Option(
+            help="What is harmed: `processes` of a whole mesh, or the children of one `shoal up`"
+        ),
     ] = "processes",
-    faults_per_minute: Annotated[float | None, typer.Option(min=0.1, max=120, help="Default: 15, of `shoal up` 8")] = None,
+    faults_per_minute: Annotated[
+        float | None, typer.Option(min=0.1, max=120, help="Default: 15, of `shoal up` 8")
+    ] = None,
     requests_per_second: Annotated[float, typer.Option(min=1)] = 300.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight at most")] = 64,
     requests: Annotated[int, typer.Option(min=0, help="Go on until so many were sent")] = 0,
-    only: Annotated[str, typer.Option(help="Only kinds of faults whose names contain this, such as `kill` or `redis`")] = "",
-    away: Annotated[float, typer.Option(min=1, help="Start a killed worker or router after at most so many seconds")] = 1.0,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the logs even if nothing was wrong")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A recovery above its limit fails the run, too")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output")] = False,
+    only: Annotated[
+        str,
+        typer.Option(
+            help="Only kinds of faults whose names contain this, such as `kill` or `redis`"
+        ),
+    ] = "",
+    away: Annotated[
+        float,
+        typer.Option(min=1, help="Start a killed worker or router after at most so many seconds"),
+    ] = 1.0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the logs even if nothing was wrong")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A recovery above its limit fails the run, too")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The report as JSON on standard output")
+    ] = False,
 ) -> None:
-    """Harms a mesh of processes under traffic, and says what came of it. Exit status 1 if anything was lost, answered twice or
-    wrongly, or an invariant was broken."""
+    """Harms a mesh of processes under traffic, and says what came of it. Exit status 1 if anything
+    was lost, answered twice or wrongly, or an invariant was broken."""
     settings = driver.Settings(
         seed or int(time.time()),
         minutes * 60,
@@ -71,7 +92,12 @@ async def _interruptible(settings: driver.Settings, watch: driver.Watcher) -> re
 
 def _bar(console: Console) -> Bar:
     return Bar(
-        TextColumn("chaos"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[told]}"), console=console, transient=True
+        TextColumn("chaos"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[told]}"),
+        console=console,
+        transient=True,
     )
 
 

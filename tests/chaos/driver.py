@@ -42,7 +42,9 @@ LANE: Final = LaneKey("cpu", DENSE)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a run, which lasts `seconds`, and longer until all its faults are over and `requests` were sent."""
+    """Of a run, which lasts `seconds`, and longer until all its faults are over and `requests` were
+    sent.
+    """
 
     seed: int
     seconds: float
@@ -53,11 +55,15 @@ class Settings:
     clients: int = 2
     """Of each tenant."""
     target: Target = "processes"
-    """What is harmed: processes that the run starts itself, or the children of one `shoal up`, which only that starts again."""
+    """What is harmed: processes that the run starts itself, or the children of one `shoal up`,
+    which only that starts again.
+    """
     only: str = ""
     """Kinds of faults whose names contain this."""
     away: float = 1.0
-    """At most so many seconds pass until a killed worker or router is started again, and no more than one less."""
+    """At most so many seconds pass until a killed worker or router is started again, and no more
+    than one less.
+    """
     keep: bool = False
     """The directory with the logs, even if the run was clean."""
 
@@ -77,9 +83,11 @@ class Progress:
 Watcher = Callable[[Progress], None]
 
 
-async def run(settings: Settings, checkpoints: Path | None = None, watch: Watcher = lambda _: None) -> Report:
-    """One run from start to end. Without `checkpoints` (`models.write`) it makes its own. Whatever happens, all processes end; the
-    directory with their logs is kept if the run was not clean."""
+async def run(
+    settings: Settings, checkpoints: Path | None = None, watch: Watcher = lambda _: None
+) -> Report:
+    """One run from start to end. Without `checkpoints` (`models.write`) it makes its own. Whatever
+    happens, all processes end; the directory with their logs is kept if the run was not clean."""
     directory = new_directory()
     is_clean = False
     try:
@@ -92,7 +100,9 @@ async def run(settings: Settings, checkpoints: Path | None = None, watch: Watche
         is_clean = True  # it was interrupted: nobody asked what there was to see
         raise
     except BaseException:
-        print(f"seed {settings.seed}: the logs of all processes are in {directory}", file=sys.stderr)
+        print(
+            f"seed {settings.seed}: the logs of all processes are in {directory}", file=sys.stderr
+        )
         raise
     finally:
         if is_clean:
@@ -102,7 +112,9 @@ async def run(settings: Settings, checkpoints: Path | None = None, watch: Watche
 
 async def _made_checkpoints(directory: Path) -> Path:
     root = directory / "models"
-    making = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.chaos.models", str(root))
+    making = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.chaos.models", str(root)
+    )
     if await making.wait() != 0:
         raise RuntimeError("the models could not be made")
     return root
@@ -112,13 +124,22 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
     async with AsyncExitStack() as stack:
         stage = await stack.enter_async_context(STAGES[settings.target](directory, checkpoints))
         redis = await stack.enter_async_context(_redis(stage.cluster.redis_url))
-        clients = await stack.enter_async_context(connected(stage.clients_address, settings.clients))
+        clients = await stack.enter_async_context(
+            connected(stage.clients_address, settings.clients)
+        )
         answers = Answers()
         await answers.learn(clients["nobody"][0])
         http = HttpClient(stage.cluster.http_addresses) if stage.cluster.edges else None
         if http is not None:
             stack.callback(http.close)
-        traffic = Traffic(settings.seed, answers, clients, http, at_once=settings.at_once, per_second=settings.per_second)
+        traffic = Traffic(
+            settings.seed,
+            answers,
+            clients,
+            http,
+            at_once=settings.at_once,
+            per_second=settings.per_second,
+        )
         text, expected = answers.example()
         faults = Faults(stage, redis, clients["nobody"][0], text, expected)
         harm = Harm(settings, stage, faults, traffic)
@@ -130,7 +151,11 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
         async with traffic.running():
             harming = asyncio.create_task(harm.run())
             stack.push_async_callback(end_tasks, [harming])
-            while not (harming.done() and time.monotonic() - begin > settings.seconds and traffic.tally.sent >= settings.requests):
+            while not (
+                harming.done()
+                and time.monotonic() - begin > settings.seconds
+                and traffic.tally.sent >= settings.requests
+            ):
                 watch(
                     Progress(
                         time.monotonic() - begin,
@@ -141,7 +166,9 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
                         len(observer.seen.problems),
                     )
                 )
-                await asyncio.wait([harming, looking], timeout=0.25, return_when=asyncio.FIRST_EXCEPTION)
+                await asyncio.wait(
+                    [harming, looking], timeout=0.25, return_when=asyncio.FIRST_EXCEPTION
+                )
                 for task in (harming, looking):
                     if task.done() and task.exception() is not None:
                         await task
@@ -171,9 +198,19 @@ class Harm:
             is_long=settings.seconds >= LONG_SECONDS,
         )
         is_up = settings.target == "up"
-        found = [kind for kind in found if settings.only in kind.name and (not is_up or kind.name.startswith("kill"))]
+        found = [
+            kind
+            for kind in found
+            if settings.only in kind.name and (not is_up or kind.name.startswith("kill"))
+        ]
         rest = REST_SECONDS if is_up else 0.0
-        self.planned = plan(found, seed=settings.seed, seconds=settings.seconds, per_minute=settings.per_minute, rest=rest)
+        self.planned = plan(
+            found,
+            seed=settings.seed,
+            seconds=settings.seconds,
+            per_minute=settings.per_minute,
+            rest=rest,
+        )
         self.done: list[Fault] = []
         self.log: list[str] = []
         self._faults = faults
@@ -196,7 +233,9 @@ class Harm:
                 group.create_task(self._do(fault))
 
     def is_calm(self) -> bool:
-        """Whether for a while nothing but workers was harmed: then leases are taken back in time."""
+        """Whether for a while nothing but workers was harmed: then leases are taken back in
+        time.
+        """
         now = time.monotonic()
         if any("worker" not in fault.planned.kind for fault in self._going_on):
             self._disturbed = now
@@ -205,30 +244,41 @@ class Harm:
     def failures(self) -> list[str]:
         """What could not be done or put right."""
         failed = [fault for fault in self.done if fault.failure]
-        return [f"fault {fault.planned.number} ({fault.planned.kind}, {fault.target}): {fault.failure}" for fault in failed]
+        return [
+            f"fault {fault.planned.number} ({fault.planned.kind}, {fault.target}): {fault.failure}"
+            for fault in failed
+        ]
 
     def _may_begin(self, planned: Planned) -> bool:
-        if self._going_on and (planned.alone or any(fault.planned.alone for fault in self._going_on)):
+        if self._going_on and (
+            planned.alone or any(fault.planned.alone for fault in self._going_on)
+        ):
             return False
         taken = set().union(*(concerns(fault.planned.target) for fault in self._going_on))
         return len(self._going_on) < AT_ONCE and not taken & concerns(planned.target)
 
     async def _do(self, fault: Fault) -> None:
         planned = fault.planned
-        self._log(f"{planned.number}: {planned.kind}, {planned.target}, for {planned.seconds:.1f} s")
+        self._log(
+            f"{planned.number}: {planned.kind}, {planned.target}, for {planned.seconds:.1f} s"
+        )
         try:
             await self._faults.do(fault, self._traffic)
         except (TimeoutError, RedisError, OSError) as error:
             fault.failure = f"{type(error).__name__}: {error}"
             fault.ended = fault.over = time.monotonic()
         finally:
-            self._log(f"{planned.number}: over; those in flight were answered {fault.over - fault.began:.2f} s after its beginning")
+            self._log(
+                f"{planned.number}: over; those in flight were answered {fault.over - fault.began:.2f} s after its beginning"
+            )
             self._going_on.remove(fault)
             async with self._changed:
                 self._changed.notify_all()
 
     def _log(self, text: str) -> None:
-        self.log.append(f"{time.strftime('%H:%M:%S', time.gmtime())}.{int(time.time() * 1000) % 1000:03d} {text}")
+        self.log.append(
+            f"{time.strftime('%H:%M:%S', time.gmtime())}.{int(time.time() * 1000) % 1000:03d} {text}"
+        )
 
 
 async def _until_idle(observer: Observer) -> list[str]:
@@ -257,7 +307,11 @@ async def _fairness(stage: Stage, observer: Observer, clients: Clients) -> list[
         unfair = [f"I7: there was no backlog to look at: {error!r}"]
     finally:
         stage.cluster.resume(stage.cluster.workers)
-        failed = [one for one in await asyncio.gather(*asking, return_exceptions=True) if isinstance(one, BaseException)]
+        failed = [
+            one
+            for one in await asyncio.gather(*asking, return_exceptions=True)
+            if isinstance(one, BaseException)
+        ]
     return unfair + [f"a request of the backlog: {error!r}" for error in failed]
 
 
@@ -269,18 +323,29 @@ async def _order(observer: Observer, expected: int) -> list[str]:
             if lane is not None and len(lane.unfinished) == expected:
                 break
             await asyncio.sleep(0.05)
-    jobs = {job_id: worker_pb2.Job.FromString(payload) for job_id, payload in (await observer.payloads(LANE.name)).items()}
+    jobs = {
+        job_id: worker_pb2.Job.FromString(payload)
+        for job_id, payload in (await observer.payloads(LANE.name)).items()
+    }
     tenant_of = {job_id: job.encode.items[0].text.partition(" ")[0] for job_id, job in jobs.items()}
     return list(unfairness(lane, tenant_of, TENANTS))
 
 
 def _report(
-    settings: Settings, seconds: float, tally: Tally, harm: Harm, observer: Observer, done: int, left: Sequence[str]
+    settings: Settings,
+    seconds: float,
+    tally: Tally,
+    harm: Harm,
+    observer: Observer,
+    done: int,
+    left: Sequence[str],
 ) -> Report:
     again = max(0, done - tally.sent)
     problems = [*observer.seen.problems, *left, *harm.failures()]
     if again > len(harm.done) * settings.at_once:
-        problems.append(f"{again} jobs were done again, more than were ever in flight when something was lost")
+        problems.append(
+            f"{again} jobs were done again, more than were ever in flight when something was lost"
+        )
     milliseconds = [1000 * one for one in tally.seconds]
     return Report(
         seed=settings.seed,

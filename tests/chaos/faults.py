@@ -1,7 +1,7 @@
 """How each kind of fault is done and undone, and when the mesh has recovered from it.
 
-A fault is a coroutine: what comes before its `yield` harms the mesh, what comes after it puts right what does not get right by
-itself, and returns once it is.
+A fault is a coroutine: what comes before its `yield` harms the mesh, what comes after it puts right
+what does not get right by itself, and returns once it is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ Count = str
 
 @dataclass
 class Fault:
-    """One that happens. Monotonic seconds; `over`: when the last request in flight at the begin was answered, 0: not yet."""
+    """One that happens. Monotonic seconds; `over`: when the last request in flight at the begin was
+    answered, 0: not yet.
+    """
 
     planned: Planned
     target: str = ""
@@ -55,12 +57,16 @@ class Fault:
 
     def recovery(self) -> float:
         """Seconds, counted as `limit` says."""
-        since = {"begin": self.began, "back": self.back, "end": self.ended}[limit(self.planned.kind)[0]]
+        since = {"begin": self.began, "back": self.back, "end": self.ended}[
+            limit(self.planned.kind)[0]
+        ]
         return max(0.0, self.over - since)
 
 
 def limit(kind: str) -> tuple[Count, float | None]:
-    """From when the recovery of a kind is counted, and how many seconds it may take (None: it is only reported)."""
+    """From when the recovery of a kind is counted, and how many seconds it may take (None: it is
+    only reported).
+    """
     return {
         "kill worker": ("begin", LEASE_SECONDS + 1.0),
         "kill router": ("begin", 3.0),
@@ -69,9 +75,13 @@ def limit(kind: str) -> tuple[Count, float | None]:
 
 
 class Faults:
-    """Does faults to a stage. `redis`: past all links. `expected`: what a new model of the store must answer to `text`."""
+    """Does faults to a stage. `redis`: past all links. `expected`: what a new model of the store
+    must answer to `text`.
+    """
 
-    def __init__(self, stage: Stage, redis: Redis, client: shoal.AsyncClient, text: str, expected: object) -> None:
+    def __init__(
+        self, stage: Stage, redis: Redis, client: shoal.AsyncClient, text: str, expected: object
+    ) -> None:
         self._stage = stage
         self._cluster = stage.cluster
         self._redis = redis
@@ -80,7 +90,9 @@ class Faults:
         self._later: list[asyncio.Future[None]] = []
 
     async def do(self, fault: Fault, traffic: Traffic) -> None:
-        """Begins it, lets it last, ends it. Sets all times of `fault`; raises what went wrong in doing it."""
+        """Begins it, lets it last, ends it. Sets all times of `fault`; raises what went wrong in
+        doing it.
+        """
         planned = fault.planned
         fault.target = await self._leader() if planned.target == LEADER else planned.target
         doing = self._kind(fault)
@@ -130,7 +142,9 @@ class Faults:
         fault.ended = time.monotonic()
         self._cluster.start(fault.target)
         if fault.target in self._cluster.workers:
-            await self._until(lambda: self._is_another(fault.target, epoch), f"{fault.target} to report")
+            await self._until(
+                lambda: self._is_another(fault.target, epoch), f"{fault.target} to report"
+            )
         else:
             await self._until(lambda: self._listens(fault.target), f"{fault.target} to listen")
         fault.back = time.monotonic()
@@ -144,7 +158,9 @@ class Faults:
         fault.back = time.monotonic()
 
     async def _frozen(self, fault: Fault) -> AsyncGenerator[None, None]:
-        process = self._cluster.processes[fault.target]  # this one, even if another takes its place meanwhile
+        process = self._cluster.processes[
+            fault.target
+        ]  # this one, even if another takes its place meanwhile
         process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -165,7 +181,9 @@ class Faults:
     # Redis
 
     async def _redis_full(self, fault: Fault) -> AsyncGenerator[None, None]:
-        await self._redis.config_set("maxmemory", 1)  # it takes no writes that need memory, whatever it holds
+        await self._redis.config_set(
+            "maxmemory", 1
+        )  # it takes no writes that need memory, whatever it holds
         try:
             yield
         finally:
@@ -201,16 +219,28 @@ class Faults:
         fault.failure = await asking
 
     async def _ask_new_model(self, model: str) -> str:
-        """Until it answers: empty, or what was wrong with that. Errors that say when to ask again are allowed meanwhile."""
+        """Until it answers: empty, or what was wrong with that. Errors that say when to ask again
+        are allowed meanwhile.
+        """
         end = time.monotonic() + NEW_MODEL_SECONDS
         while True:
             try:
-                found = (await self._client.encode(model, [self._text], timeout=max(1.0, end - time.monotonic()))).dense
+                found = (
+                    await self._client.encode(
+                        model, [self._text], timeout=max(1.0, end - time.monotonic())
+                    )
+                ).dense
             except shoal.ShoalError as error:
-                if time.monotonic() > end or not (isinstance(error, Unavailable) and error.retry_after):
+                if time.monotonic() > end or not (
+                    isinstance(error, Unavailable) and error.retry_after
+                ):
                     return f"{model} with a full disk: {type(error).__name__}: {error}"
             else:
-                return "" if np.allclose(found, self._expected, atol=1e-5) else f"{model}: a wrong answer"  # type: ignore[arg-type]
+                return (
+                    ""
+                    if np.allclose(found, self._expected, atol=1e-5)  # type: ignore[arg-type]
+                    else f"{model}: a wrong answer"
+                )
 
     # Looking
 

@@ -16,7 +16,9 @@ Direction = Literal["both", "up", "down"]
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Of one direction. `latency` and `jitter` in seconds, `rate` in bytes a second (0: as fast as it goes)."""
+    """Of one direction. `latency` and `jitter` in seconds, `rate` in bytes a second (0: as fast as
+    it goes).
+    """
 
     silent: bool = False
     latency: float = 0.0
@@ -26,7 +28,9 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Of a link: `up` is from who connects to who listens. `cut`: connections are reset, new ones at once."""
+    """Of a link: `up` is from who connects to who listens. `cut`: connections are reset, new ones
+    at once.
+    """
 
     up: Course = field(default_factory=Course)
     down: Course = field(default_factory=Course)
@@ -51,7 +55,9 @@ def narrow(rate: float) -> Way:
 
 
 class Links:
-    """The proxy's process while the context is open. `ports`: where each link begins, on 127.0.0.1."""
+    """The proxy's process while the context is open. `ports`: where each link begins, on
+    127.0.0.1.
+    """
 
     def __init__(self, targets: Mapping[str, str]) -> None:
         self.ports: dict[str, int] = {}
@@ -65,12 +71,18 @@ class Links:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=os.environ,
-            start_new_session=True,  # Ctrl-C reaches the driver alone, which then ends the others in order
+            # Ctrl-C reaches the driver alone, which then ends the others in order
+            start_new_session=True,
         )
         self.ports = await self._ask(self._targets)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         process = self._process
         if process is not None and process.returncode is None:
             process.kill()
@@ -81,7 +93,11 @@ class Links:
 
     def matching(self, ends: str) -> list[str]:
         """The links `a>b` where `ends` is their name, or their begin (`a>`) or end (`>b`)."""
-        return [name for name in self.ports if ends == name or name.startswith(ends) or name.endswith(ends)]
+        return [
+            name
+            for name in self.ports
+            if ends == name or name.startswith(ends) or name.endswith(ends)
+        ]
 
     async def set(self, names: Collection[str], way: Way) -> None:
         """Returns when they are so."""

@@ -1,8 +1,10 @@
-"""`python -m tests.chaos.machine services.worker`: a service as on a machine of its own, as far as one process can tell.
+"""`python -m tests.chaos.machine services.worker`: a service as on a machine of its own, as far as
+one process can tell.
 
-CHAOS_CLOCK: a file with one double, by how many seconds the machine's clock is wrong. It may be written at any time; the monotonic
-clock is never wrong. CHAOS_DISK: a directory where the process finds a small disk of CHAOS_DISK_BYTES that no other process sees
-(others reach it through /proc/<pid>/root) and that ends with it. Where mounting is not allowed, it is an ordinary directory.
+CHAOS_CLOCK: a file with one double, by how many seconds the machine's clock is wrong. It may be
+written at any time; the monotonic clock is never wrong. CHAOS_DISK: a directory where the process
+finds a small disk of CHAOS_DISK_BYTES that no other process sees (others reach it through
+/proc/<pid>/root) and that ends with it. Where mounting is not allowed, it is an ordinary directory.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ DISK_BYTES: Final = "CHAOS_DISK_BYTES"
 def have_a_wrong_clock(path: str) -> None:
     """From now on Python's wall clock is wrong by what the file says.
 
-    gRPC keeps the true one: it reckons deadlines, and what remains of them, by `time.time()` and its core's clock, which cannot be
-    put wrong here. On a machine both are wrong alike, and a call has its time.
+    gRPC keeps the true one: it reckons deadlines, and what remains of them, by `time.time()` and
+    its core's clock, which cannot be put wrong here. On a machine both are wrong alike, and a call
+    has its time.
     """
     true = ModuleType("time")
     vars(true).update(vars(time))
@@ -48,13 +51,19 @@ def have_a_wrong_clock(path: str) -> None:
 
 
 def have_a_small_disk(path: str, size: int) -> None:
-    """Mounts a tmpfs that only this process and its children see. Where that is not allowed, nothing happens."""
+    """Mounts a tmpfs that only this process and its children see. Where that is not allowed,
+    nothing happens.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_CLONE_NEWNS) != 0:
         if libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER) != 0:
             return
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     if libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) == 0:

@@ -1,4 +1,6 @@
-"""`python -m tests.chaos.models DIR`: the models of a run. A process of its own, so that the driver need not import torch."""
+"""`python -m tests.chaos.models DIR`: the models of a run. A process of its own, so that the driver
+need not import torch.
+"""
 
 from __future__ import annotations
 

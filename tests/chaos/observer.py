@@ -1,4 +1,5 @@
-"""The invariants of the queue, read from Redis in one script call: I1, I3, I4 and I6, and I7 of a backlog.
+"""The invariants of the queue, read from Redis in one script call: I1, I3, I4 and I6, and I7 of a
+backlog.
 
 I2 and I5 are seen at the clients: one answer for each request, and the right one (`traffic.py`).
 """
@@ -19,7 +20,9 @@ from libs.queue.keys import KEYS, Keys, LaneKey
 
 EVERY_SECONDS: Final = 0.25
 OVERDUE_SECONDS: Final = 5.0
-"""So long after it ran out a lease may still stand, with all that a busy machine adds: a pull looks within 2 s (I6)."""
+"""So long after it ran out a lease may still stand, with all that a busy machine adds: a pull looks
+within 2 s (I6).
+"""
 _SNAPSHOT: Final = """
 local function list(key, start) return redis.call('ZRANGE', key, start, -1, 'WITHSCORES') end
 local found = {}
@@ -45,7 +48,9 @@ _READ: Final = ("interactive", "bulk", "payload", "owner", "leases", "batches", 
 
 @dataclass(frozen=True, slots=True)
 class LaneSnapshot:
-    """A lane at one moment. Members are `<i|b>:<tokens>:<deadline ms>:<job id>`; `waiting` are of both classes, with start tags."""
+    """A lane at one moment. Members are `<i|b>:<tokens>:<deadline ms>:<job id>`; `waiting` are of
+    both classes, with start tags.
+    """
 
     name: str
     now_ms: int
@@ -62,7 +67,9 @@ class LaneSnapshot:
         """What is not as it must be at every moment."""
         places = Counter(_id(member) for member in self.waiting)
         for _, members in self.batches.values():
-            places.update(_id(member) for member in members if self.members.get(_id(member)) == member)
+            places.update(
+                _id(member) for member in members if self.members.get(_id(member)) == member
+            )
         for job_id in self.unfinished:
             if places[job_id] != 1:
                 yield f"I1 {self.name}: job {job_id} is in {places[job_id]} places"
@@ -107,7 +114,9 @@ class LaneSnapshot:
 
 @dataclass
 class Seen:
-    """By the observer so far. `overdue`: the longest that a lease stood after it ran out, while nothing but workers was harmed."""
+    """By the observer so far. `overdue`: the longest that a lease stood after it ran out, while
+    nothing but workers was harmed.
+    """
 
     snapshots: int = 0
     missed: int = 0
@@ -116,7 +125,9 @@ class Seen:
 
 
 class Observer:
-    """`run` looks every 250 ms; while Redis is away it cannot. `is_calm` tells whether leases should be taken back in time."""
+    """`run` looks every 250 ms; while Redis is away it cannot. `is_calm` tells whether leases
+    should be taken back in time.
+    """
 
     def __init__(self, redis: Redis, is_calm: Callable[[], bool]) -> None:
         self.seen = Seen()
@@ -137,19 +148,32 @@ class Observer:
         found_lanes = cast(list[bytes], await self._redis.zrange(next(self._keys.indexes()), 0, -1))
         names = [name.decode() for name in found_lanes]
         keys = [self._of(name)[part] for name in names for part in _READ]
-        now_ms, found = cast(tuple[int, list[Any]], await self._redis.eval(_SNAPSHOT, len(keys), *keys))
+        now_ms, found = cast(
+            tuple[int, list[Any]], await self._redis.eval(_SNAPSHOT, len(keys), *keys)
+        )
         return [_snapshot(name, now_ms, *parts) for name, parts in zip(names, found, strict=True)]
 
     async def leftovers(self) -> list[str]:
         """Of a mesh that should be idle: what is not empty."""
         lanes = await self.look()
         left = [problem for lane in lanes for problem in (*lane.problems(), *lane.remains())]
-        parts = {name: set(self._of(name).values()) - {self._of(name)["meta"]} for name in (lane.name for lane in lanes)}
+        parts = {
+            name: set(self._of(name).values()) - {self._of(name)["meta"]}
+            for name in (lane.name for lane in lanes)
+        }
         kept = {name.decode() for name in cast(list[bytes], await self._redis.keys("*"))}
         shared = {self._of(name)[part] for name in parts for part in ("index", "dead")}
-        left += [f"I4 {name}: {key} is there" for name, keys in parts.items() for key in sorted(keys & kept - shared)]
+        left += [
+            f"I4 {name}: {key} is there"
+            for name, keys in parts.items()
+            for key in sorted(keys & kept - shared)
+        ]
         replies = self._keys.replies("")[0]
-        return left + [f"I4 {key}: answers that nobody fetched" for key in sorted(kept) if key.startswith(replies)]
+        return left + [
+            f"I4 {key}: answers that nobody fetched"
+            for key in sorted(kept)
+            if key.startswith(replies)
+        ]
 
     async def payloads(self, name: str) -> dict[str, bytes]:
         """Of a lane's unfinished jobs, by job id."""
@@ -166,13 +190,20 @@ class Observer:
             overdue = max((lane.overdue() for lane in lanes), default=0.0)
             self.seen.overdue = max(self.seen.overdue, overdue)
             if overdue > OVERDUE_SECONDS:
-                problems.append(f"I6: a lease ran out {overdue:.1f} s ago, and nobody took its jobs back")
-        self.seen.problems += [f"{time.strftime('%H:%M:%S', time.gmtime())} {problem}" for problem in problems]
+                problems.append(
+                    f"I6: a lease ran out {overdue:.1f} s ago, and nobody took its jobs back"
+                )
+        self.seen.problems += [
+            f"{time.strftime('%H:%M:%S', time.gmtime())} {problem}" for problem in problems
+        ]
 
 
-def unfairness(lane: LaneSnapshot, tenant_of: Mapping[str, str], weights: Mapping[str, float]) -> Iterator[str]:
-    """I7, of the order in which the lane's backlog will be served: while two tenants both wait, what each gets by its weight
-    differs by no more than one item of each (Goyal, Vin, Cheng 1996, theorem 1)."""
+def unfairness(
+    lane: LaneSnapshot, tenant_of: Mapping[str, str], weights: Mapping[str, float]
+) -> Iterator[str]:
+    """I7, of the order in which the lane's backlog will be served: while two tenants both wait,
+    what each gets by its weight differs by no more than one item of each (Goyal, Vin, Cheng 1996,
+    theorem 1)."""
     order = sorted((tag, member) for member, tag in lane.waiting.items())
     by_tenant: dict[str, list[int]] = {}
     for position, (_, member) in enumerate(order):
@@ -180,8 +211,14 @@ def unfairness(lane: LaneSnapshot, tenant_of: Mapping[str, str], weights: Mappin
     names = sorted(by_tenant)
     for one, other in ((one, other) for one in names for other in names if one < other):
         both = (one, other)
-        largest = sum(max(_tokens(order[position][1]) for position in by_tenant[name]) / weights[name] for name in both)
-        begin, end = (max(by_tenant[name][0] for name in both), min(by_tenant[name][-1] for name in both))
+        largest = sum(
+            max(_tokens(order[position][1]) for position in by_tenant[name]) / weights[name]
+            for name in both
+        )
+        begin, end = (
+            max(by_tenant[name][0] for name in both),
+            min(by_tenant[name][-1] for name in both),
+        )
         got = dict.fromkeys(both, 0.0)
         for tag, member in order[begin : end + 1]:
             name = tenant_of[_id(member)]
@@ -212,7 +249,10 @@ def _snapshot(
         {job_id.decode() for job_id in unfinished},
         {job_id: owner.partition("\0")[2] for job_id, owner in _pairs(owners)},
         {batch_id: float(expiry) for batch_id, expiry in _pairs(leases)},
-        {batch_id.decode(): (int(tokens), [member.decode() for member in members]) for batch_id, tokens, members in batches},
+        {
+            batch_id.decode(): (int(tokens), [member.decode() for member in members])
+            for batch_id, tokens, members in batches
+        },
         {counter: float(count) for counter, count in _pairs(meta)},
         bool(attempts),
     )

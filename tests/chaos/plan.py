@@ -19,8 +19,9 @@ EVERYBODY: Final = "everybody"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault. `targets`: of what it chooses one. `shortest` to `longest`: seconds from its beginning to its end, or
-    until a killed process is started again. `core`: part of every run, however short."""
+    """A kind of fault. `targets`: of what it chooses one. `shortest` to `longest`: seconds from its
+    beginning to its end, or until a killed process is started again. `core`: part of every run,
+    however short."""
 
     name: str
     targets: Sequence[str]
@@ -31,8 +32,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`begin`: seconds from the start of the run; `seconds` until it ends. `alone`: no other goes on meanwhile, so its recovery is
-    its own. `dice`: 0..1, for what else a kind has to choose."""
+    """`begin`: seconds from the start of the run; `seconds` until it ends. `alone`: no other goes
+    on meanwhile, so its recovery is its own. `dice`: 0..1, for what else a kind has to choose."""
 
     number: int
     kind: str
@@ -53,11 +54,14 @@ def kinds(
     is_long: bool,
     away: float = 1.0,
 ) -> list[Kind]:
-    """All kinds; those of edges only where there are any. `lease` in seconds. `away`: at most so many of them a killed worker,
-    router or edge is gone. `is_long`: the run has time for what takes a minute to be right again."""
+    """All kinds; those of edges only where there are any. `lease` in seconds. `away`: at most so
+    many of them a killed worker, router or edge is gone. `is_long`: the run has time for what takes
+    a minute to be right again."""
     frozen = (lease + 0.5, lease + 3.0)
     client_links = [f"clients>{router}" for router in routers]
-    worker_links = [f"{worker}>{router}" for worker in workers for router in routers] + [f"{worker}>" for worker in workers]
+    worker_links = [f"{worker}>{router}" for worker in workers for router in routers] + [
+        f"{worker}>" for worker in workers
+    ]
     redis_links = [f"{router}>redis" for router in routers]
     scheduler_links = [f"{scheduler}>redis" for scheduler in schedulers]
     found = [
@@ -100,12 +104,15 @@ def kinds(
     return found
 
 
-def plan(found: Sequence[Kind], *, seed: int, seconds: float, per_minute: float, rest: float = 0.0) -> list[Planned]:
-    """As many faults of these kinds as a run of so many seconds has by `per_minute`, in the order of their beginnings: at most two
-    overlap, and never two on one target. Where they do not fit otherwise, the last begin after the run's end.
+def plan(
+    found: Sequence[Kind], *, seed: int, seconds: float, per_minute: float, rest: float = 0.0
+) -> list[Planned]:
+    """As many faults of these kinds as a run of so many seconds has by `per_minute`, in the order
+    of their beginnings: at most two overlap, and never two on one target. Where they do not fit
+    otherwise, the last begin after the run's end.
 
-    They may begin later than planned, where a process takes long to come back. `rest`: seconds without a fault on a target after
-    each.
+    They may begin later than planned, where a process takes long to come back. `rest`: seconds
+    without a fault on a target after each.
     """
     generator = random.Random(seed)
     deck = _deck(found, generator)
@@ -118,7 +125,17 @@ def plan(found: Sequence[Kind], *, seed: int, seconds: float, per_minute: float,
         lasts = min(generator.uniform(kind.shortest, kind.longest), max(kind.shortest, 2 * gap))
         begin = _free(faults, target, begin, rest)
         alone = generator.random() < ALONE and gap >= ALONE_GAP_SECONDS
-        faults.append(Planned(number, kind.name, target, round(begin, 3), round(lasts, 3), alone, generator.random()))
+        faults.append(
+            Planned(
+                number,
+                kind.name,
+                target,
+                round(begin, 3),
+                round(lasts, 3),
+                alone,
+                generator.random(),
+            )
+        )
         begin += generator.choice((0.3, 1.2, 1.4)) * gap
     return faults
 
@@ -127,11 +144,15 @@ def concerns(target: str) -> set[str]:
     """The processes that a fault on `target` has to itself: no other fault is on them meanwhile."""
     if target in (LEADER, EVERYBODY):
         return {target}
-    return {end for end in target.split(">") if end and end != "clients"} - ({"redis"} if ">" in target else set())
+    return {end for end in target.split(">") if end and end != "clients"} - (
+        {"redis"} if ">" in target else set()
+    )
 
 
 def _deck(found: Sequence[Kind], generator: random.Random) -> Iterator[Kind]:
-    """Every kind once, the core kinds first, and again: so a short run has as many kinds as it can."""
+    """Every kind once, the core kinds first, and again: so a short run has as many kinds as it
+    can.
+    """
     while True:
         for is_core in (True, False):
             part = [kind for kind in found if kind.core == is_core]
@@ -144,7 +165,11 @@ def _free(faults: Sequence[Planned], target: str, begin: float, rest: float) -> 
     while True:
         going_on = [fault for fault in faults if fault.begin + fault.seconds > begin]
         on_target = [fault for fault in faults if concerns(fault.target) & concerns(target)]
-        in_the_way = [fault.begin + fault.seconds + rest for fault in on_target if fault.begin + fault.seconds + rest > begin]
+        in_the_way = [
+            fault.begin + fault.seconds + rest
+            for fault in on_target
+            if fault.begin + fault.seconds + rest > begin
+        ]
         if len(going_on) < AT_ONCE and not in_the_way:
             return begin
         begin = min(in_the_way or [fault.begin + fault.seconds for fault in going_on]) + 0.001

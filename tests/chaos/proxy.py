@@ -1,10 +1,13 @@
-"""TCP links that misbehave on demand: `python -m tests.chaos.proxy`, steered through its standard input by `links.py`.
+"""TCP links that misbehave on demand: `python -m tests.chaos.proxy`, steered through its standard
+input by `links.py`.
 
-Every line in is a JSON object, and is answered by one. The first is {link: "host:port" it leads to}; the answer gives the port of
-each on 127.0.0.1. Every other sets links to a way (`links.Way`). The process ends when its input does.
+Every line in is a JSON object, and is answered by one. The first is {link: "host:port" it leads
+to}; the answer gives the port of each on 127.0.0.1. Every other sets links to a way (`links.Way`).
+The process ends when its input does.
 
-A silent link loses nothing that TCP would not lose: what is on its way stays in the kernel until the link passes again, and if a
-side gives up meanwhile, the other hears of it only then. A connection that begins on a silent link is reset when that passes again.
+A silent link loses nothing that TCP would not lose: what is on its way stays in the kernel until
+the link passes again, and if a side gives up meanwhile, the other hears of it only then. A
+connection that begins on a silent link is reset when that passes again.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ import uvloop
 
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of 0 s: closing sends RST."""
-_MOST_QUEUED: Final = 256 * 1024
-"""Bytes that wait in a slow direction before its source is told to wait, as a router's buffer on the way would."""
+_MAX_QUEUED: Final = 256 * 1024
+"""Bytes that wait in a slow direction before its source is told to wait, as a router's buffer on
+the way would.
+"""
 
 
 @dataclass
@@ -116,7 +121,10 @@ class Pipe:
                 self._timer = loop.call_at(self._queue[0][0], self.go_on)
             elif self._is_ending:
                 self.sink.close()
-        self._read(self.sink is not None and not (self.course.silent or self.is_sink_full or self._queued > _MOST_QUEUED))
+        self._read(
+            self.sink is not None
+            and not (self.course.silent or self.is_sink_full or self._queued > _MAX_QUEUED)
+        )
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -171,7 +179,9 @@ class Side(asyncio.Protocol):
 
 
 class Connection:
-    """One connection through a link. `is_stillborn`: it began while the link was silent, and leads nowhere."""
+    """One connection through a link. `is_stillborn`: it began while the link was silent, and leads
+    nowhere.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -208,7 +218,9 @@ class Connection:
         for transport in self._transports:
             if not transport.is_closing():
                 with suppress(OSError):
-                    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    transport.get_extra_info("socket").setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, _RESET
+                    )
                 transport.abort()
 
     async def _lead(self) -> None:
@@ -230,7 +242,11 @@ async def serve() -> None:
     for name, target in json.loads(await orders.readline()).items():
         host, _, port = target.rpartition(":")
         link = links[name] = Link(host, int(port))
-        server = await loop.create_server(lambda link=link: Connection(link).accepted(), "127.0.0.1", 0)  # type: ignore[misc]
+        server = await loop.create_server(
+            lambda link=link: Connection(link).accepted(),  # type: ignore[misc]
+            "127.0.0.1",
+            0,
+        )
         ports[name] = server.sockets[0].getsockname()[1]
     _answer(ports)
     while line := await orders.readline():

@@ -16,8 +16,9 @@ from tests.chaos.faults import Fault, limit
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Of all faults of a kind, in seconds, counted from `since`. `alone`: those during which there was no other, which alone are
-    held to the limit; `median` and `longest` are theirs, `longest_of_all` of all."""
+    """Of all faults of a kind, in seconds, counted from `since`. `alone`: those during which there
+    was no other, which alone are held to the limit; `median` and `longest` are theirs,
+    `longest_of_all` of all."""
 
     kind: str
     count: int
@@ -35,9 +36,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one run. `problems`: of invariants and of faults that could not be put right. Latencies in milliseconds.
+    """Of one run. `problems`: of invariants and of faults that could not be put right. Latencies in
+    milliseconds.
 
-    `done_again`: jobs that were done more often than their requests were sent, as happens when an answer is lost with a router.
+    `done_again`: jobs that were done more often than their requests were sent, as happens when an
+    answer is lost with a router.
     """
 
     seed: int
@@ -78,8 +81,14 @@ class Report:
         )
 
     def to_json(self) -> dict[str, object]:
-        told = asdict(self) | {"directory": str(self.directory or ""), "is_clean": self.is_clean, "is_in_time": self.is_in_time}
-        told["recoveries"] = [asdict(one) | {"is_in_time": one.is_in_time} for one in self.recoveries]
+        told = asdict(self) | {
+            "directory": str(self.directory or ""),
+            "is_clean": self.is_clean,
+            "is_in_time": self.is_in_time,
+        }
+        told["recoveries"] = [
+            asdict(one) | {"is_in_time": one.is_in_time} for one in self.recoveries
+        ]
         return told
 
 
@@ -95,7 +104,18 @@ def percentile(milliseconds: Sequence[float], share: float) -> float:
 
 
 def show(report: Report, console: Console) -> None:
-    table = Table("fault", "count", "alone", "counted from", "p50 s", "max s", "max of all s", "limit s", "", title="recovery")
+    table = Table(
+        "fault",
+        "count",
+        "alone",
+        "counted from",
+        "p50 s",
+        "max s",
+        "max of all s",
+        "limit s",
+        "",
+        title="recovery",
+    )
     for row in report.recoveries:
         table.add_row(
             row.kind,
@@ -109,7 +129,11 @@ def show(report: Report, console: Console) -> None:
             "" if row.limit is None or row.longest is None else "ok" if row.is_in_time else "LATE",
         )
     console.print(table)
-    for title, lines in (("lost", report.lost), ("wrong", report.wrong), ("invariants", report.problems)):
+    for title, lines in (
+        ("lost", report.lost),
+        ("wrong", report.wrong),
+        ("invariants", report.problems),
+    ):
         for line in lines[:20]:
             console.print(f"{title}: {line}", style="red", markup=False, soft_wrap=True)
         if len(lines) > 20:
@@ -123,7 +147,11 @@ def show(report: Report, console: Console) -> None:
 
 
 def _recovery(kind: str, of_kind: Sequence[Fault], faults: Sequence[Fault]) -> Recovery:
-    alone = [fault.recovery() for fault in of_kind if not any(_overlap(fault, other) for other in faults if other is not fault)]
+    alone = [
+        fault.recovery()
+        for fault in of_kind
+        if not any(_overlap(fault, other) for other in faults if other is not fault)
+    ]
     since, allowed = limit(kind)
     return Recovery(
         kind,

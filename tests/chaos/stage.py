@@ -1,4 +1,6 @@
-"""The mesh of a run: processes that all reach each other over links of ours, and models that only a store has."""
+"""The mesh of a run: processes that all reach each other over links of ours, and models that only a
+store has.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Stage:
     def listens(self, name: str) -> tuple[str, int]:
         """Where a router, a scheduler or an edge does, not by a link."""
         if name in self.cluster.edges:
-            host, _, port = self.cluster.http_addresses[self.cluster.edges.index(name)].rpartition(":")
+            host, _, port = self.cluster.http_addresses[self.cluster.edges.index(name)].rpartition(
+                ":"
+            )
             return host, int(port)
         names, addresses = (
             (self.cluster.routers, self.cluster.addresses)
@@ -65,7 +69,9 @@ class Stage:
             file.write(struct.pack("d", seconds))
 
     async def new_model(self) -> str:
-        """The id of a model that nobody has asked for yet; only the store has it. It answers as models.DENSE does."""
+        """The id of a model that nobody has asked for yet; only the store has it. It answers as
+        models.DENSE does.
+        """
         self.stored += 1
         model = f"stored/model-{self.stored}"
         original = Path(self.cluster.each[self.cluster.workers[0]]["SHOAL_MODELS"]) / models.DENSE
@@ -87,7 +93,9 @@ class Stage:
         """Undoes it; nothing happens if the process is another one by now."""
         pid = self.cluster.processes[worker].pid
         with suppress(OSError):
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            resource.prlimit(
+                pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
             Path(f"/proc/{pid}/root{_disk(self.directory, worker)}/filler").unlink()
 
 
@@ -101,7 +109,9 @@ def _disk(directory: Path, worker: str) -> Path:
 
 @asynccontextmanager
 async def running(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
-    """Everything started and reachable. `directory` holds logs, data and sockets, and sockets have short names: not too deep."""
+    """Everything started and reachable. `directory` holds logs, data and sockets, and sockets have
+    short names: not too deep.
+    """
     redis_port = lasting_port()
     cluster = Cluster(
         directory,
@@ -133,7 +143,9 @@ async def running(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
 @asynccontextmanager
 async def running_up(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
     """The same with one `shoal up`, to which only its clients have links of ours."""
-    up = Up(directory, models=str(checkpoints), workers=WORKERS, environment=_environment(directory))
+    up = Up(
+        directory, models=str(checkpoints), workers=WORKERS, environment=_environment(directory)
+    )
     async with Links({"clients>router": up.address}) as links:
         try:
             await asyncio.to_thread(up.__enter__)
@@ -152,7 +164,8 @@ def _environment(directory: Path) -> dict[str, str]:
         "SHOAL_HEARTBEAT_SECONDS": "0.5",
         "SHOAL_PULL_WAIT_SECONDS": str(PULL_SECONDS),
         "SHOAL_LOG_LEVEL": os.environ.get("SHOAL_LOG_LEVEL", "INFO"),
-        # A job is unlucky here, not poisonous: with the default of 3 an innocent one could be given up.
+        # A job is unlucky here, not poisonous: with the default of 3 an innocent one could be given
+        # up.
         "SHOAL_MAX_ATTEMPTS": "100",
         "SHOAL_TENANTS": str(directory / "tenants.yaml"),
         "SHOAL_STORES": f"file://{directory / 'origin'}",
@@ -163,8 +176,14 @@ def _environment(directory: Path) -> dict[str, str]:
 def _targets(cluster: Cluster, redis_port: int) -> dict[str, str]:
     """Where each link leads."""
     routers = dict(zip(cluster.routers, cluster.addresses, strict=True))
-    to_routers = {f"{who}>{router}": address for who in ("clients", *cluster.workers) for router, address in routers.items()}
-    return to_routers | {f"{who}>redis": f"127.0.0.1:{redis_port}" for who in (*cluster.routers, *cluster.schedulers)}
+    to_routers = {
+        f"{who}>{router}": address
+        for who in ("clients", *cluster.workers)
+        for router, address in routers.items()
+    }
+    return to_routers | {
+        f"{who}>redis": f"127.0.0.1:{redis_port}" for who in (*cluster.routers, *cluster.schedulers)
+    }
 
 
 def _connect(cluster: Cluster, links: Links, directory: Path, checkpoints: Path) -> None:
@@ -175,7 +194,9 @@ def _connect(cluster: Cluster, links: Links, directory: Path, checkpoints: Path)
         disk = _disk(directory, worker)
         disk.mkdir()
         cluster.each[worker] = {
-            "SHOAL_ROUTERS": ",".join(links.address(f"{worker}>{router}") for router in cluster.routers),
+            "SHOAL_ROUTERS": ",".join(
+                links.address(f"{worker}>{router}") for router in cluster.routers
+            ),
             "SHOAL_MODELS": str(checkpoints),
             "SHOAL_STORE_DIR": str(disk),
             machine.DISK: str(disk),

@@ -71,7 +71,7 @@ async def test_what_passes_passes_whole_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("direction", ["both", "up", "down"])
-async def test_a_silent_link_loses_nothing_and_lets_nobody_in(direction: Direction) -> None:
+async def test_silent_link_loses_nothing_and_lets_nobody_in(direction: Direction) -> None:
     async with linked() as links, Caller.of(links) as caller:
         await caller.trip()
         await links.set([LINK], silent(direction))
@@ -92,7 +92,7 @@ async def is_reset(links: Links, name: str) -> None:
             await caller.reader.read(1)
 
 
-async def test_a_cut_link_resets_old_and_new_connections() -> None:
+async def test_cut_link_resets_old_and_new_connections() -> None:
     async with linked() as links, Caller.of(links) as caller:
         await caller.trip()
         await links.set([LINK], CUT)
@@ -113,7 +113,7 @@ async def test_slow_and_narrow_links_take_their_time_and_keep_order() -> None:
         await caller.trip()
 
 
-async def test_a_link_to_nobody_resets() -> None:
+async def test_link_to_nobody_resets() -> None:
     async with linked() as links:
         await is_reset(links, NOBODY)
 

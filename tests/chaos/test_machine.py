@@ -1,4 +1,6 @@
-"""What is put wrong is wrong, and only that. `python -m tests.chaos.test_machine FILE`: one call in a process with FILE's clock."""
+"""What is put wrong is wrong, and only that. `python -m tests.chaos.test_machine FILE`: one call in
+a process with FILE's clock.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ async def remaining() -> float:
         return json.dumps(context.time_remaining()).encode()
 
     server = grpc.aio.server()
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {"Tell": grpc.unary_unary_rpc_method_handler(tell)}
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Tell": grpc.unary_unary_rpc_method_handler(tell)
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Clock", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -38,17 +42,22 @@ async def remaining() -> float:
 
 
 @pytest.mark.parametrize("error", [-240.0, 240.0])
-def test_a_wrong_clock_is_wrong_and_a_call_still_has_its_time(tmp_path: Path, error: float) -> None:
+def test_wrong_clock_is_wrong_and_a_call_still_has_its_time(tmp_path: Path, error: float) -> None:
     """At both ends: a process with a wrong clock serves and calls."""
     file = tmp_path / "clock"
     file.write_bytes(struct.pack("d", error))
     run = subprocess.run(
-        [sys.executable, "-m", __name__, str(file)], stdout=subprocess.PIPE, text=True, check=True, timeout=DEADLINE_SECONDS
+        [sys.executable, "-m", __name__, str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=DEADLINE_SECONDS,
     )
     told = json.loads(run.stdout)
     assert told["now"] == pytest.approx(time.time() + error, abs=DEADLINE_SECONDS)
-    # gRPC turns a deadline from one clock to another by reading both, one after the other: a process that is stopped between the
-    # two is off by as long (95 ms seen, too much time), which is nothing beside the error of 240 s.
+    # gRPC turns a deadline from one clock to another by reading both, one after the other: a
+    # process that is stopped between the two is off by as long (95 ms seen, too much time), which
+    # is nothing beside the error of 240 s.
     assert told["remaining"] == pytest.approx(DEADLINE_SECONDS, abs=DEADLINE_SECONDS / 2)
 
 

@@ -1,4 +1,6 @@
-"""The observer finds nothing wrong with a queue that is right, and everything that is wrong with one that is not."""
+"""The observer finds nothing wrong with a queue that is right, and everything that is wrong with
+one that is not.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ async def filled(redis: Redis) -> tuple[Lanes, Observer]:
     """Six jobs of 10 tokens: one answered, three leased, two waiting."""
     lanes = Lanes(redis, router_id="router", dead_result=b"")
     deadline_ms = await lanes.now_ms() + HOUR_MS
-    jobs = [QueuedJob(f"job-{number}", "acme", 1.0, 10, deadline_ms, "interactive", b"job") for number in range(6)]
+    jobs = [
+        QueuedJob(f"job-{number}", "acme", 1.0, 10, deadline_ms, "interactive", b"job")
+        for number in range(6)
+    ]
     await lanes.enqueue(LANE, [[job] for job in jobs], max_tokens=1000, ring=False)
     first = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
     assert hasattr(first, "batch_id")
@@ -32,7 +37,7 @@ async def problems(observer: Observer) -> str:
     return "; ".join(problem for lane in await observer.look() for problem in lane.problems())
 
 
-async def test_a_queue_at_work_has_no_problems_and_is_not_idle(redis: Redis) -> None:
+async def test_queue_at_work_has_no_problems_and_is_not_idle(redis: Redis) -> None:
     _, observer = await filled(redis)
     (lane,) = await observer.look()
     assert (len(lane.waiting), len(lane.unfinished), len(lane.batches), lane.done()) == (2, 5, 1, 1)
@@ -43,12 +48,14 @@ async def test_a_queue_at_work_has_no_problems_and_is_not_idle(redis: Redis) -> 
     assert "30 leased tokens" in left
 
 
-async def test_an_idle_queue_leaves_nothing(redis: Redis) -> None:
+async def test_idle_queue_leaves_nothing(redis: Redis) -> None:
     lanes, observer = await filled(redis)
     await lanes.fail_all(LANE, b"failed")
     (lane,) = await observer.look()
     (batch_id,) = lane.batches
-    await lanes.complete(LANE, "w", batch_id, [(f"job-{number}", b"answer") for number in range(1, 4)], release=True)
+    await lanes.complete(
+        LANE, "w", batch_id, [(f"job-{number}", b"answer") for number in range(1, 4)], release=True
+    )
     await lanes.take_replies(0)
     assert await observer.leftovers() == []
 
@@ -77,12 +84,15 @@ async def test_answers_that_nobody_fetched_are_seen(redis: Redis) -> None:
     assert "answers that nobody fetched" in " ".join(await observer.leftovers())
 
 
-def test_an_unfair_order_is_seen() -> None:
+def test_unfair_order_is_seen() -> None:
     tenants = {f"job-{number}": "acme" if number % 2 else "zoo" for number in range(20)}
     waiting = {f"i:10:1:job-{number}": float(number) for number in range(20)}
     lane = LaneSnapshot("lane", 0, waiting, set(), {}, {}, {}, {}, False)
     weights = {"acme": 1.0, "zoo": 1.0}
     assert list(unfairness(lane, tenants, weights)) == []
     assert list(unfairness(lane, tenants, {**weights, "zoo": 4.0}))
-    ahead = {member: tag if "job-" + str(2 * (int(tag) // 2)) in member else tag / 4 for member, tag in waiting.items()}
+    ahead = {
+        member: tag if "job-" + str(2 * (int(tag) // 2)) in member else tag / 4
+        for member, tag in waiting.items()
+    }
     assert list(unfairness(replace(lane, waiting=ahead), tenants, weights))

@@ -8,7 +8,11 @@ import pytest
 
 from tests.chaos.plan import AT_ONCE, Kind, Planned, concerns, kinds, plan
 
-ROUTERS, WORKERS, SCHEDULERS = ["router-0", "router-1"], ["worker-0", "worker-1", "worker-2"], ["scheduler-0", "scheduler-1"]
+ROUTERS, WORKERS, SCHEDULERS = (
+    ["router-0", "router-1"],
+    ["worker-0", "worker-1", "worker-2"],
+    ["scheduler-0", "scheduler-1"],
+)
 EDGES = ["edge-0", "edge-1"]
 
 
@@ -20,7 +24,7 @@ def of(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Plan
     return plan(all_kinds(), seed=seed, seconds=seconds, per_minute=per_minute)
 
 
-def test_the_seed_decides_everything() -> None:
+def test_seed_decides_everything() -> None:
     assert of(1) == of(1)
     assert of(1) != of(2)
 
@@ -29,13 +33,17 @@ def test_the_seed_decides_everything() -> None:
 def test_few_overlap_and_never_on_one_process(seed: int) -> None:
     faults = of(seed)
     for fault in faults:
-        meanwhile = [other for other in faults if other.begin <= fault.begin < other.begin + other.seconds and other is not fault]
+        meanwhile = [
+            other
+            for other in faults
+            if other.begin <= fault.begin < other.begin + other.seconds and other is not fault
+        ]
         assert len(meanwhile) < AT_ONCE
         assert not any(concerns(other.target) & concerns(fault.target) for other in meanwhile)
     assert any(one.begin + one.seconds > other.begin for one, other in pairwise(faults))
 
 
-def test_a_long_run_has_all_kinds_and_a_short_one_the_core() -> None:
+def test_long_run_has_all_kinds_and_a_short_one_the_core() -> None:
     assert {fault.kind for fault in of(3)} == {kind.name for kind in all_kinds()}
     core = {kind.name for kind in all_kinds() if kind.core}
     assert core <= {fault.kind for fault in of(3, seconds=40.0, per_minute=45.0)}
@@ -47,15 +55,18 @@ def test_there_are_as_many_faults_as_asked_for() -> None:
     assert 500 < faults[-1].begin < 700
 
 
-def test_a_link_concerns_its_ends_but_not_redis() -> None:
+def test_link_concerns_its_ends_but_not_redis() -> None:
     assert concerns("worker-0>router-1") == {"worker-0", "router-1"}
     assert concerns("clients>router-0") == {"router-0"}
     assert concerns("router-0>redis") == {"router-0"}
     assert concerns("redis") == {"redis"}
 
 
-def test_a_target_has_its_rest() -> None:
-    found = [Kind("kill worker", ["worker-0", "worker-1"], 0.0, 1.0), Kind("kill router", ["router"], 0.0, 1.0)]
+def test_target_has_its_rest() -> None:
+    found = [
+        Kind("kill worker", ["worker-0", "worker-1"], 0.0, 1.0),
+        Kind("kill router", ["router"], 0.0, 1.0),
+    ]
     last: dict[str, float] = {}
     for fault in plan(found, seed=5, seconds=600, per_minute=8, rest=25.0):
         assert fault.begin - last.get(fault.target, -25.0) >= 25.0

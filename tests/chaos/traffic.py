@@ -1,8 +1,10 @@
-"""Clients, and what became of their requests: every answer is held against what the mesh said in calm.
+"""Clients, and what became of their requests: every answer is held against what the mesh said in
+calm.
 
-What a request asks for follows from the seed and its number. Most are patient (60 s, the client's default retries): whatever
-happens to the mesh, each of them must be answered, once, and rightly. Some are cancelled on purpose, some have hardly any time: of
-these only the answers that come are checked.
+What a request asks for follows from the seed and its number. Most are patient (60 s, the client's
+default retries): whatever happens to the mesh, each of them must be answered, once, and rightly.
+Some are cancelled on purpose, some have hardly any time: of these only the answers that come are
+checked.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ MARGIN_SECONDS: Final = 10.0
 """So long after its deadline a request without an answer is lost."""
 TOLERANCE: Final = 1e-5
 TEXTS: Final = 200
-MOST_DOCUMENTS: Final = 4
+MAX_DOCUMENTS: Final = 4
 OVER_HTTP: Final = 4
 """Every so many-th request, if it encodes, goes over HTTP through an edge."""
 
@@ -54,7 +56,9 @@ Clients = Mapping[str, Sequence[shoal.AsyncClient]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What request `number` asks for and how: `seconds` until its deadline; `leaves_after` seconds a fickle client goes."""
+    """What request `number` asks for and how: `seconds` until its deadline; `leaves_after` seconds
+    a fickle client goes.
+    """
 
     number: int
     verb: Verb
@@ -94,8 +98,14 @@ class Answers:
 
     async def learn(self, client: shoal.AsyncClient) -> None:
         for verb, model, items, _ in KINDS:
-            asked = [Request(0, verb, model, (item,), "nobody", "interactive", "patient", 120.0, 0.0) for item in range(items)]
-            parts = [await asyncio.gather(*(self.ask(client, one) for one in asked[at : at + 16])) for at in range(0, items, 16)]
+            asked = [
+                Request(0, verb, model, (item,), "nobody", "interactive", "patient", 120.0, 0.0)
+                for item in range(items)
+            ]
+            parts = [
+                await asyncio.gather(*(self.ask(client, one) for one in asked[at : at + 16]))
+                for at in range(0, items, 16)
+            ]
             self._expected[verb, model] = np.concatenate([part for some in parts for part in some])
 
     def example(self) -> tuple[str, Numbers]:
@@ -105,7 +115,13 @@ class Answers:
     async def ask_http(self, client: HttpClient, wanted: Request) -> Numbers:
         """The same over HTTP, of a request that encodes."""
         words = [self._texts[item] for item in wanted.items]
-        return await client.encode(wanted.model, words, tenant=wanted.tenant, priority=wanted.priority, timeout=wanted.seconds)
+        return await client.encode(
+            wanted.model,
+            words,
+            tenant=wanted.tenant,
+            priority=wanted.priority,
+            timeout=wanted.seconds,
+        )
 
     async def ask(self, client: shoal.AsyncClient, wanted: Request) -> Numbers:
         """The answer as rows of numbers. Raises ShoalError."""
@@ -113,10 +129,14 @@ class Answers:
         model, priority, timeout = wanted.model, wanted.priority, wanted.seconds
         if wanted.verb == "score":
             documents = self._documents(wanted.items[0])
-            scores = (await client.score(model, words[0], documents, priority=priority, timeout=timeout)).scores
-            return np.pad(scores, (0, MOST_DOCUMENTS - len(scores)))[None]
+            scores = (
+                await client.score(model, words[0], documents, priority=priority, timeout=timeout)
+            ).scores
+            return np.pad(scores, (0, MAX_DOCUMENTS - len(scores)))[None]
         if wanted.verb == "classify":
-            found = await client.classify(model, words, threshold=0.0, priority=priority, timeout=timeout)
+            found = await client.classify(
+                model, words, threshold=0.0, priority=priority, timeout=timeout
+            )
             by_label = [{one.label: one.score for one in item.labels} for item in found]
             return np.array([[scores.get(name, -1.0) for name in CLASSES] for scores in by_label])
         dense = (await client.encode(model, words, priority=priority, timeout=timeout)).dense
@@ -124,16 +144,23 @@ class Answers:
         return dense
 
     def _documents(self, item: int) -> list[str]:
-        return [self._texts[(item * MOST_DOCUMENTS + offset) % TEXTS] for offset in range(1 + item % MOST_DOCUMENTS)]
+        return [
+            self._texts[(item * MAX_DOCUMENTS + offset) % TEXTS]
+            for offset in range(1 + item % MAX_DOCUMENTS)
+        ]
 
     def are_right(self, wanted: Request, answer: Numbers) -> bool:
         expected = self._expected[wanted.verb, wanted.model][list(wanted.items)]
-        return answer.shape == expected.shape and bool(np.allclose(answer, expected, rtol=0, atol=TOLERANCE))
+        return answer.shape == expected.shape and bool(
+            np.allclose(answer, expected, rtol=0, atol=TOLERANCE)
+        )
 
 
 @dataclass
 class Watch:
-    """The requests that were in flight when it was begun; `over` tells when the last of them ended (monotonic seconds)."""
+    """The requests that were in flight when it was begun; `over` tells when the last of them ended
+    (monotonic seconds).
+    """
 
     left: set[int]
     over: asyncio.Future[float]
@@ -141,7 +168,9 @@ class Watch:
 
 @dataclass
 class Tally:
-    """Counts of requests. `answers`: how often each was answered. `lost`, `wrong`: what happened, one line each."""
+    """Counts of requests. `answers`: how often each was answered. `lost`, `wrong`: what happened,
+    one line each.
+    """
 
     sent: int = 0
     answers: Counter[int] = field(default_factory=Counter)
@@ -162,10 +191,19 @@ class Tally:
 
 
 class Traffic:
-    """Sends requests while `running`: at most `at_once`, and `per_second` while the mesh keeps up."""
+    """Sends requests while `running`: at most `at_once`, and `per_second` while the mesh keeps
+    up.
+    """
 
     def __init__(
-        self, seed: int, answers: Answers, clients: Clients, http: HttpClient | None = None, *, at_once: int, per_second: float
+        self,
+        seed: int,
+        answers: Answers,
+        clients: Clients,
+        http: HttpClient | None = None,
+        *,
+        at_once: int,
+        per_second: float,
     ) -> None:
         self.tally = Tally()
         self._seed = seed
@@ -182,7 +220,9 @@ class Traffic:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Leaving it waits for the requests in flight; if it is left by an error, they are given up."""
+        """Leaving it waits for the requests in flight; if it is left by an error, they are given
+        up.
+        """
         async with asyncio.TaskGroup() as group:
             self._next_at = time.monotonic()
             for _ in range(self._at_once):
@@ -207,7 +247,9 @@ class Traffic:
     async def _keep_asking(self) -> None:
         while not self._stop.is_set():
             now = time.monotonic()
-            self._next_at = max(self._next_at, now - 2.0) + 1.0 / self._per_second  # two seconds' worth may be caught up on
+            self._next_at = (
+                max(self._next_at, now - 2.0) + 1.0 / self._per_second
+            )  # two seconds' worth may be caught up on
             if self._next_at > now:
                 await asyncio.sleep(self._next_at - now)
             if not self._stop.is_set():
@@ -217,7 +259,9 @@ class Traffic:
     async def _make(self, wanted: Request) -> None:
         self._in_flight.add(wanted.number)
         try:
-            await {"patient": self._patient, "hasty": self._hasty, "fickle": self._fickle}[wanted.mood](wanted)
+            await {"patient": self._patient, "hasty": self._hasty, "fickle": self._fickle}[
+                wanted.mood
+            ](wanted)
         finally:
             self._in_flight.discard(wanted.number)
             for watch in self._watches:
@@ -291,6 +335,9 @@ async def connected(address: str, each: int) -> AsyncIterator[Clients]:
     """So many clients of each tenant."""
     async with AsyncExitStack() as stack:
         yield {
-            tenant: [await stack.enter_async_context(shoal.AsyncClient(address, tenant=tenant)) for _ in range(each)]
+            tenant: [
+                await stack.enter_async_context(shoal.AsyncClient(address, tenant=tenant))
+                for _ in range(each)
+            ]
             for tenant in TENANTS
         }

@@ -1,4 +1,6 @@
-"""`shoal up` as the mesh of a run (`--target up`): what is killed, only its supervisor starts again."""
+"""`shoal up` as the mesh of a run (`--target up`): what is killed, only its supervisor starts
+again.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,16 @@ REST_SECONDS: Final = 25.0
 
 
 class Up(Cluster):
-    """One `shoal up`. Its children can be killed and frozen by their names; `start` does nothing, since it must start them."""
+    """One `shoal up`. Its children can be killed and frozen by their names; `start` does nothing,
+    since it must start them.
+    """
 
-    def __init__(self, directory: Path, *, models: str, workers: int, environment: Mapping[str, str]) -> None:
-        super().__init__(directory, models=models, workers=workers, schedulers=1, environment=environment)
+    def __init__(
+        self, directory: Path, *, models: str, workers: int, environment: Mapping[str, str]
+    ) -> None:
+        super().__init__(
+            directory, models=models, workers=workers, schedulers=1, environment=environment
+        )
         self.routers, self.schedulers = ["router"], ["scheduler"]
         self._up: subprocess.Popen[bytes] | None = None
         self._scaler = ""
@@ -39,30 +47,66 @@ class Up(Cluster):
         return [self._scaler]
 
     def __enter__(self) -> Up:
-        command = [sys.executable, "-m", "shoal", "up", "--port", str(self.ports[0]), "--workers", str(len(self.workers))]
+        command = [
+            sys.executable,
+            "-m",
+            "shoal",
+            "up",
+            "--port",
+            str(self.ports[0]),
+            "--workers",
+            str(len(self.workers)),
+        ]
         with (self.directory / "up.log").open("ab") as log:
             self._up = subprocess.Popen(
-                [*command, "--threads", "1", "--dtype", "float32", "--keep-logs", str(self.directory)],
+                [
+                    *command,
+                    "--threads",
+                    "1",
+                    "--dtype",
+                    "float32",
+                    "--keep-logs",
+                    str(self.directory),
+                ],
                 env=self._environment | {"TMPDIR": str(self.directory)},
                 stdout=log,
                 stderr=log,
             )
-        wait_until(lambda: self._up is None or self._up.poll() is not None or "Ctrl-C" in self._said(), START_SECONDS, "shoal up")
+        wait_until(
+            lambda: self._up is None or self._up.poll() is not None or "Ctrl-C" in self._said(),
+            START_SECONDS,
+            "shoal up",
+        )
         if self._up.poll() is not None:
             raise RuntimeError(f"shoal up ended with status {self._up.returncode}:\n{self._said()}")
-        self._scaler = next(line.split()[1] for line in self._said().splitlines() if line.startswith("scaler"))
+        self._scaler = next(
+            line.split()[1] for line in self._said().splitlines() if line.startswith("scaler")
+        )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Raises RuntimeError if the mesh is not whole at the end, or does not stop as it should."""
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Raises RuntimeError if the mesh is not whole at the end, or does not stop as it
+        should.
+        """
         assert self._up is not None
-        gone = [name for name in (*self.routers, *self.schedulers, *self.workers, "redis") if self._child(name) is None]
+        gone = [
+            name
+            for name in (*self.routers, *self.schedulers, *self.workers, "redis")
+            if self._child(name) is None
+        ]
         self.resume(self.workers)
         if self._up.poll() is None:
             self._up.send_signal(signal.SIGINT)
         status = self._up.wait(90)
         if kind is None and (gone or status):
-            raise RuntimeError(f"at the end {gone or 'nobody'} was gone, and shoal up ended with status {status}:\n{self._said()}")
+            raise RuntimeError(
+                f"at the end {gone or 'nobody'} was gone, and shoal up ended with status {status}:\n{self._said()}"
+            )
 
     def start(self, name: str, more: Mapping[str, str] | None = None) -> None:
         return
@@ -87,9 +131,11 @@ class Up(Cluster):
 
     def _child(self, name: str) -> psutil.Process | None:
         assert self._up is not None
-        mark = {"redis": "redis-server", "router": "services.router", "scheduler": "services.scheduler"}.get(
-            name, "services.worker"
-        )
+        mark = {
+            "redis": "redis-server",
+            "router": "services.router",
+            "scheduler": "services.scheduler",
+        }.get(name, "services.worker")
         try:
             children = psutil.Process(self._up.pid).children()
         except psutil.NoSuchProcess:
@@ -103,6 +149,8 @@ class Up(Cluster):
 def _is(child: psutil.Process, mark: str, name: str) -> bool:
     try:
         is_role = mark in " ".join(child.cmdline())
-        return is_role and (mark != "services.worker" or child.environ().get("SHOAL_WORKER_ID") == name)
+        return is_role and (
+            mark != "services.worker" or child.environ().get("SHOAL_WORKER_ID") == name
+        )
     except psutil.Error:  # it has just ended
         return False

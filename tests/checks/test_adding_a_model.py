@@ -18,9 +18,14 @@ OWN_MODULES = {"bart", "deberta", "jina_code", "nomic_moe", "privacy_filter", "t
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of the table after a title in bold, without its head; each cell's code spans if it has any."""
+    """The cells of the table after a title in bold, without its head; each cell's code spans if it
+    has any.
+    """
     table = PAGE.split(f"**{title}**", 1)[1].split("\n\n", 2)[1]
-    cells = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()[2:]]
+    cells = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in table.splitlines()[2:]
+    ]
     assert cells
     return cells
 
@@ -30,17 +35,21 @@ def codes(cell: str) -> list[str]:
 
 
 @pytest.mark.parametrize("spec", [EmbeddingSpec, EncoderSpec, LayerSpec])
-def test_every_field_of_a_spec_is_there_with_its_default(spec: type[EmbeddingSpec | EncoderSpec | LayerSpec]) -> None:
+def test_every_field_of_a_spec_is_there_with_its_default(
+    spec: type[EmbeddingSpec | EncoderSpec | LayerSpec],
+) -> None:
     shown: dict[str, str | None] = {}
     for names, defaults, _ in rows(f"Fields of `{spec.__name__}`"):
         found = codes(names)
         given: list[str | None] = [*codes(defaults)]
         shown |= dict(zip(found, given or [None] * len(found), strict=True))
-    wanted = {one.name: None if one.default is MISSING else str(one.default) for one in fields(spec)}
+    wanted = {
+        one.name: None if one.default is MISSING else str(one.default) for one in fields(spec)
+    }
     assert shown == wanted
 
 
-def test_the_targets_are_those_that_families_use() -> None:
+def test_targets_are_those_that_families_use() -> None:
     shown = {target for names, _ in rows("Targets of `WEIGHTS`") for target in codes(names)}
     used: set[str] = set()
     for family in _FAMILIES:

@@ -1,4 +1,6 @@
-"""One function constructs gRPC servers, and one module reads requests that may be of any size: a port cannot lack the guard."""
+"""One function constructs gRPC servers, and one module reads requests that may be of any size: a
+port cannot lack the guard.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,21 @@ def files() -> Iterator[tuple[str, ast.Module]]:
 def calls(tree: ast.Module, name: str) -> Iterator[str]:
     """What methods of that name are called on."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == name:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == name
+        ):
             yield ast.unparse(node.func.value)
 
 
 def test_one_function_constructs_grpc_servers() -> None:
-    made = {name for name, tree in files() for owner in calls(tree, "server") if owner in ("grpc", "grpc.aio", "aio")}
+    made = {
+        name
+        for name, tree in files()
+        for owner in calls(tree, "server")
+        if owner in ("grpc", "grpc.aio", "aio")
+    }
     assert made == MADE_IN
     imported = {
         name
@@ -52,23 +63,35 @@ def test_one_function_constructs_grpc_servers() -> None:
 
 
 def test_requests_are_read_where_their_memory_is_bounded() -> None:
-    read = {name for name, tree in files() for owner in calls(tree, "read") if owner.split(".")[-1] == "context"}
+    read = {
+        name
+        for name, tree in files()
+        for owner in calls(tree, "read")
+        if owner.split(".")[-1] == "context"
+    }
     assert read == READ_IN
 
 
 @pytest.mark.parametrize(
-    "kind", [grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler], ids=["unary", "stream"]
+    "kind",
+    [grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler],
+    ids=["unary", "stream"],
 )
-async def test_a_guarded_server_serves_no_method_that_grpc_reads(kind: Any) -> None:
+async def test_guarded_server_serves_no_method_that_grpc_reads(kind: Any) -> None:
     async def answer(request: object, context: object) -> bytes:
         raise AssertionError("the request was read")
 
     server = guarded_server(Guard(), SMALL_TRANSPORT_BYTES)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.Service", {"Method": kind(answer)}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("a.Service", {"Method": kind(answer)}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with connected(f"127.0.0.1:{port}") as caller:
-            assert await caller.code("/a.Service/Method") not in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            assert await caller.code("/a.Service/Method") not in (
+                grpc.StatusCode.OK,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            )
     finally:
         await server.stop(None)

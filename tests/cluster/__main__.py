@@ -1,4 +1,6 @@
-"""`python -m tests.cluster`, or `make cluster-check`: k8s/ against a real API server, or in a cluster of kind."""
+"""`python -m tests.cluster`, or `make cluster-check`: k8s/ against a real API server, or in a
+cluster of kind.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,21 @@ from tests.k8s.manifests import OVERLAYS
 
 
 def main(
-    only: Annotated[Way | None, typer.Option(help="One way alone; without it, each for which all is there")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave kind's cluster, and the folder with logs")] = False,
+    only: Annotated[
+        Way | None, typer.Option(help="One way alone; without it, each for which all is there")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The report as JSON on standard output")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave kind's cluster, and the folder with logs")
+    ] = False,
 ) -> None:
-    """Applies every overlay and the chart with strict validation, runs kind-cpu, and drives its workers 0 → 1 → N → 0. Exit
-    status 1 if anything failed, 2 if nothing can be run here."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # processes that were started are ended, a cluster is deleted
+    """Applies every overlay and the chart with strict validation, runs kind-cpu, and drives its
+    workers 0 → 1 → N → 0. Exit status 1 if anything failed, 2 if nothing can be run here."""
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # processes that were started are ended, a cluster is deleted
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
     try:
         there = found.look()

@@ -1,4 +1,6 @@
-"""A real etcd and a real kube-apiserver as processes of this machine, and what speaks to them. No controller runs beside them."""
+"""A real etcd and a real kube-apiserver as processes of this machine, and what speaks to them. No
+controller runs beside them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from tests.support.cluster import lasting_port
 from tests.support.waiting import wait_until
 
 MERGE: Final = "application/merge-patch+json"
-# Without controllers nobody makes tokens of ServiceAccounts, or takes away finalizers that protect volumes in use.
+# Without controllers nobody makes tokens of ServiceAccounts, or takes away finalizers that protect
+# volumes in use.
 WITHOUT_ADMISSION: Final = "ServiceAccount,StorageObjectInUseProtection"
 START_SECONDS: Final = 120.0
 
@@ -33,9 +36,11 @@ class Refused(Exception):
 
 
 class ApiServer:
-    """Runs while its context is open, with its data, keys and logs below `folder`. Nothing listens but on loopback.
+    """Runs while its context is open, with its data, keys and logs below `folder`. Nothing listens
+    but on loopback.
 
-    Its one user is of system:masters, known by a token made for this run; the certificate is of an authority made for it.
+    Its one user is of system:masters, known by a token made for this run; the certificate is of an
+    authority made for it.
     """
 
     def __init__(self, found: Found, folder: Path) -> None:
@@ -58,7 +63,12 @@ class ApiServer:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for process in reversed(self.processes.values()):
             process.kill()
             process.wait()
@@ -67,16 +77,26 @@ class ApiServer:
         told: str = self.request("GET", "/version")["gitVersion"]
         return told
 
-    def request(self, method: str, path: str, body: object = None, content: str = "application/json") -> Any:
+    def request(
+        self, method: str, path: str, body: object = None, content: str = "application/json"
+    ) -> Any:
         """The answer's JSON. Raises Refused with the server's message."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content, "Accept": "application/json"}
-        asked = urllib.request.Request(f"https://127.0.0.1:{self._port}{path}", data, headers, method=method)
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            "Content-Type": content,
+            "Accept": "application/json",
+        }
+        asked = urllib.request.Request(
+            f"https://127.0.0.1:{self._port}{path}", data, headers, method=method
+        )
         try:
             with urllib.request.urlopen(asked, timeout=30, context=self._context) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as refusal:
-            raise Refused(f"{method} {path}: {refusal.code} {refusal.read().decode(errors='replace')[:500]}") from None
+            raise Refused(
+                f"{method} {path}: {refusal.code} {refusal.read().decode(errors='replace')[:500]}"
+            ) from None
 
     def kubectl(self, *arguments: str, documents: str = "") -> str:
         """What it prints. `documents` is its standard input. Raises Refused with what it says."""
@@ -84,13 +104,17 @@ class ApiServer:
 
     def objects(self, *kinds: str, namespace: str = NAMESPACE) -> list[Object]:
         """As they are stored, defaults and all."""
-        listed = json.loads(self.kubectl("get", ",".join(kinds), "--namespace", namespace, "--output", "json"))
+        listed = json.loads(
+            self.kubectl("get", ",".join(kinds), "--namespace", namespace, "--output", "json")
+        )
         found: list[Object] = listed["items"]
         return found
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self._folder / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self._folder, stdout=log, stderr=log
+            )
 
     def _etcd_command(self) -> list[str]:
         client, peer = (f"http://127.0.0.1:{port}" for port in (self._client_port, self._peer_port))
@@ -140,7 +164,10 @@ class ApiServer:
 
     def _is_ready(self) -> bool:
         self.still_runs()
-        asked = urllib.request.Request(f"https://127.0.0.1:{self._port}/readyz", headers={"Authorization": f"Bearer {self._token}"})
+        asked = urllib.request.Request(
+            f"https://127.0.0.1:{self._port}/readyz",
+            headers={"Authorization": f"Bearer {self._token}"},
+        )
         try:
             with urllib.request.urlopen(asked, timeout=5, context=self._context) as answer:
                 return bool(answer.status == 200)
@@ -148,11 +175,19 @@ class ApiServer:
             return False
 
 
-def kubectl(program: str, kubeconfig: Path | None, *arguments: str, documents: str = "", seconds: float = 120) -> str:
+def kubectl(
+    program: str,
+    kubeconfig: Path | None,
+    *arguments: str,
+    documents: str = "",
+    seconds: float = 120,
+) -> str:
     """Raises Refused with what it says on standard error."""
     options = ["--kubeconfig", str(kubeconfig)] if kubeconfig is not None else []
     command = [program, *options, *arguments]
-    done = subprocess.run(command, input=documents, capture_output=True, text=True, timeout=seconds, check=False)
+    done = subprocess.run(
+        command, input=documents, capture_output=True, text=True, timeout=seconds, check=False
+    )
     if done.returncode:
         raise Refused(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout
@@ -165,9 +200,13 @@ def _write(path: Path, text: str) -> None:
 
 
 def _signing_key() -> str:
-    """Of ServiceAccounts' tokens; in the older form, in which the server reads the public key out of it, too."""
+    """Of ServiceAccounts' tokens; in the older form, in which the server reads the public key out
+    of it, too.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    return key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()).decode()
+    return key.private_bytes(
+        Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()
+    ).decode()
 
 
 def _kubeconfig(port: int, ca: Path, token: str) -> Mapping[str, Any]:
@@ -175,7 +214,13 @@ def _kubeconfig(port: int, ca: Path, token: str) -> Mapping[str, Any]:
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
-            {"name": "check", "cluster": {"server": f"https://127.0.0.1:{port}", "certificate-authority": str(ca.resolve())}}
+            {
+                "name": "check",
+                "cluster": {
+                    "server": f"https://127.0.0.1:{port}",
+                    "certificate-authority": str(ca.resolve()),
+                },
+            }
         ],
         "users": [{"name": "check", "user": {"token": token}}],
         "contexts": [{"name": "check", "context": {"cluster": "check", "user": "check"}}],

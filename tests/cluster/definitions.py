@@ -1,4 +1,6 @@
-"""CustomResourceDefinitions for the API server: those that are given, and stand-ins for the rest, so that overlays apply whole."""
+"""CustomResourceDefinitions for the API server: those that are given, and stand-ins for the rest,
+so that overlays apply whole.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import yaml
 
 from tests.k8s.manifests import ROOT, Object
 
-OURS: Final[tuple[str, ...]] = tuple(json.loads((ROOT / "tests/k8s/schemas/custom.json").read_text())["kinds"])
+OURS: Final[tuple[str, ...]] = tuple(
+    json.loads((ROOT / "tests/k8s/schemas/custom.json").read_text())["kinds"]
+)
 """Custom resources that k8s/ has, as "group/version Kind"."""
 
 
@@ -38,7 +42,9 @@ def lacking(definitions: Iterable[Object], kinds: Sequence[str] = OURS) -> list[
 
 
 def stand_in(which: str) -> Object:
-    """A definition for "group/version Kind" that takes any fields: what it holds is stored and not validated."""
+    """A definition for "group/version Kind" that takes any fields: what it holds is stored and not
+    validated.
+    """
     api_version, _, kind = which.partition(" ")
     group, _, version = api_version.partition("/")
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -54,7 +60,14 @@ def stand_in(which: str) -> Object:
             "group": group,
             "scope": "Namespaced",
             "names": {"kind": kind, "plural": _plural(kind), "singular": kind.lower()},
-            "versions": [{"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
         },
     }
 

@@ -1,4 +1,6 @@
-"""From no worker to one, to two, and to none again: by what KEDA and an HPA read and write in a real API server."""
+"""From no worker to one, to two, and to none again: by what KEDA and an HPA read and write in a
+real API server.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TEXTS: Final = texts(32, shortest=30, longest=60, seed=15)
 MANY: Final = 2
 STEP_SECONDS: Final = 180.0
 SLACK_SECONDS: Final = 2.0
-"""Beside FIND_SECONDS: a worker that comes earlier is one that the scheduler found, and keeps for five minutes."""
+"""Beside FIND_SECONDS: a worker that comes earlier is one that the scheduler found, and keeps for
+five minutes.
+"""
 
 
 @dataclass
@@ -49,10 +53,14 @@ class Traffic:
     def about_to(self, change: Change) -> None:
         waiting = self.asked - self.answered - len(self.errors)
         if change.after == 0 and waiting:
-            self.deserted.append(f"{change.before} → 0 at {change.at:.0f} s while {waiting} requests were unanswered")
+            self.deserted.append(
+                f"{change.before} → 0 at {change.at:.0f} s while {waiting} requests were unanswered"
+            )
 
     async def keep_asking(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """So many requests are always in flight, until it is over or time is; returns when all are answered."""
+        """So many requests are always in flight, until it is over or time is; returns when all are
+        answered.
+        """
         end = time.monotonic() + seconds
 
         async def one_after_another() -> None:
@@ -66,25 +74,33 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happened: changes of the scale, seconds from the first request to its answer, requests that were answered."""
+    """What happened: changes of the scale, seconds from the first request to its answer, requests
+    that were answered.
+    """
 
     changes: tuple[Change, ...]
     first_answer_seconds: float
     answered: int
 
     def __str__(self) -> str:
-        told = ", ".join(f"{change.before} → {change.after} ({change.by}, {change.at:.0f} s)" for change in self.changes)
+        told = ", ".join(
+            f"{change.before} → {change.after} ({change.by}, {change.at:.0f} s)"
+            for change in self.changes
+        )
         return f"{told}; the first answer after {self.first_answer_seconds:.1f} s, {self.answered} requests answered"
 
 
 def scaled_object(one: Object, variables: Mapping[str, Any]) -> ScaledObject:
-    """As KEDA reads it: `…FromEnv` of the trigger's metadata is resolved by the target's variables and keeps its name. Raises
-    ValueError for what a FakeKeda does not do."""
+    """As KEDA reads it: `…FromEnv` of the trigger's metadata is resolved by the target's variables
+    and keeps its name. Raises ValueError for what a FakeKeda does not do."""
     spec = one["spec"]
     (trigger,) = spec["triggers"]
     if trigger["type"] != "external-push":
         raise ValueError(f"a trigger of type {trigger['type']}")
-    metadata = {key: str(variables[value]) if key.endswith("FromEnv") else value for key, value in trigger["metadata"].items()}
+    metadata = {
+        key: str(variables[value]) if key.endswith("FromEnv") else value
+        for key, value in trigger["metadata"].items()
+    }
     fallback = spec.get("fallback")
     return ScaledObject(
         one["metadata"]["name"],
@@ -95,7 +111,9 @@ def scaled_object(one: Object, variables: Mapping[str, Any]) -> ScaledObject:
         initial_cooldown_period=spec.get("initialCooldownPeriod", 0),
         min_replicas=spec.get("minReplicaCount", 0),
         max_replicas=spec.get("maxReplicaCount", 100),
-        fallback=Fallback(fallback["failureThreshold"], fallback["replicas"], fallback["behavior"]) if fallback else None,
+        fallback=Fallback(fallback["failureThreshold"], fallback["replicas"], fallback["behavior"])
+        if fallback
+        else None,
     )
 
 
@@ -111,18 +129,28 @@ def wrong(story: Story) -> list[str]:
 
 
 async def drive(kubelet: FakeKubelet, scale: Scale, scaled: ScaledObject) -> Story:
-    """Raises AssertionError if a step takes longer than STEP_SECONDS, a request fails, or the last worker goes while one waits."""
+    """Raises AssertionError if a step takes longer than STEP_SECONDS, a request fails, or the last
+    worker goes while one waits.
+    """
     settled = kubelet.started_at + FIND_SECONDS + SLACK_SECONDS
-    await _until(lambda: time.monotonic() > settled, kubelet, "the scheduler to have found all workers")
+    await _until(
+        lambda: time.monotonic() > settled, kubelet, "the scheduler to have found all workers"
+    )
     async with shoal.AsyncClient(kubelet.address("router-headless", 50051)) as client:
         traffic = Traffic(client)
         async with FakeKeda(
-            kubelet.address("scheduler-headless", 50053), scaled, scale, FastClock(1.0), about_to=traffic.about_to
+            kubelet.address("scheduler-headless", 50053),
+            scaled,
+            scale,
+            FastClock(1.0),
+            about_to=traffic.about_to,
         ) as keda:
             began = time.monotonic()
             await traffic.ask()
             first = time.monotonic() - began
-            await traffic.keep_asking(lambda: kubelet.failure is not None or kubelet.most_ready >= MANY, STEP_SECONDS)
+            await traffic.keep_asking(
+                lambda: kubelet.failure is not None or kubelet.most_ready >= MANY, STEP_SECONDS
+            )
             assert traffic.errors == [], traffic.errors
             await _until(lambda: scale.replicas == 0 and kubelet.running == 0, kubelet, "no worker")
             assert traffic.deserted == [], traffic.deserted

@@ -1,4 +1,6 @@
-"""The way without containers: a real API server, every overlay and the chart applied, kind-cpu run and scaled."""
+"""The way without containers: a real API server, every overlay and the chart applied, kind-cpu run
+and scaled.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ WORKER = "worker"
 
 
 def check(found: Found, steps: Sequence[Step], folder: Path, progress: Progress) -> bool:
-    """Whether all steps succeeded. One that fails does not keep the next ones from being tried, unless there is no server."""
+    """Whether all steps succeeded. One that fails does not keep the next ones from being tried,
+    unless there is no server.
+    """
     mine = {step.name: step for step in steps if step.way == "envtest"}
     with ExitStack() as stack:
         try:
@@ -51,7 +55,11 @@ def _tried(found: Found, server: ApiServer, step: Step, folder: Path, progress: 
 
 def _rendered(found: Found, name: str) -> Sequence[Object]:
     which, _, values = name.partition(" ")
-    return objects.chart(found.helm, found.chart, values) if which == "chart" else objects.overlay(name)
+    return (
+        objects.chart(found.helm, found.chart, values)
+        if which == "chart"
+        else objects.overlay(name)
+    )
 
 
 def _define(server: ApiServer, found: Found) -> str:
@@ -60,7 +68,9 @@ def _define(server: ApiServer, found: Found) -> str:
     lacking = definitions.lacking(given)
     objects.define(server, [*given, *map(definitions.stand_in, lacking)])
     kinds = ", ".join(kind.split()[1] for kind in lacking)
-    return f"{len(given)} given" + (f"; without a schema, so not validated: {kinds}" if lacking else "")
+    return f"{len(given)} given" + (
+        f"; without a schema, so not validated: {kinds}" if lacking else ""
+    )
 
 
 def _apply(server: ApiServer, made: Sequence[Object], done: Done) -> None:
@@ -70,7 +80,9 @@ def _apply(server: ApiServer, made: Sequence[Object], done: Done) -> None:
 
 @contextmanager
 def applied(server: ApiServer, made: Sequence[Object]) -> Iterator[int]:
-    """How many; gone again after it, so that the next ones meet none of theirs. What failed first is what is raised."""
+    """How many; gone again after it, so that the next ones meet none of theirs. What failed first
+    is what is raised.
+    """
     try:
         yield objects.apply(server.kubectl, made)
     except Exception:
@@ -94,6 +106,9 @@ def _scale(server: ApiServer, folder: Path, done: Done) -> None:
             told = environment(kubelet.node.objects, container)
             (custom,) = server.objects("scaledobjects")
             story = asyncio.run(drive(kubelet, scale, scaled_object(custom, told)))
-        if said := [*wrong(story), *(f"a worker ended with {status}" for status in kubelet.statuses if status)]:
+        if said := [
+            *wrong(story),
+            *(f"a worker ended with {status}" for status in kubelet.statuses if status),
+        ]:
             raise AssertionError("; ".join(said))
         done.said = str(story)

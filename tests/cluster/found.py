@@ -1,4 +1,6 @@
-"""Looks for what `plan.Found` names: binaries on the PATH and in .cache, and what environment variables point to."""
+"""Looks for what `plan.Found` names: binaries on the PATH and in .cache, and what environment
+variables point to.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def _program(name: str, path: str) -> str:
 
 
 def _files(listed: str) -> list[Path]:
-    """Of files and folders, separated as a PATH is. What is listed and not there is an error of whoever listed it."""
+    """Of files and folders, separated as a PATH is. What is listed and not there is an error of
+    whoever listed it.
+    """
     found: list[Path] = []
     for one in filter(None, listed.split(os.pathsep)):
         path = Path(one)

@@ -1,4 +1,6 @@
-"""The way with containers: a cluster of kind, our images in it, KEDA if it is given, and real nodes, probes and policies."""
+"""The way with containers: a cluster of kind, our images in it, KEDA if it is given, and real
+nodes, probes and policies.
+"""
 
 from __future__ import annotations
 
@@ -44,29 +46,73 @@ class Cluster:
         return self.folder / "kind.kubeconfig"
 
     def create(self) -> None:
-        run(self.found.kind, "create", "cluster", "--name", NAME, "--kubeconfig", str(self.kubeconfig), "--wait", "300s")
+        run(
+            self.found.kind,
+            "create",
+            "cluster",
+            "--name",
+            NAME,
+            "--kubeconfig",
+            str(self.kubeconfig),
+            "--wait",
+            "300s",
+        )
 
     def delete(self) -> None:
-        run(self.found.kind, "delete", "cluster", "--name", NAME, "--kubeconfig", str(self.kubeconfig))
+        run(
+            self.found.kind,
+            "delete",
+            "cluster",
+            "--name",
+            NAME,
+            "--kubeconfig",
+            str(self.kubeconfig),
+        )
 
     def load_images(self) -> None:
         """Built from the checkout, for this machine."""
         images = [f"shoal-{target}:{VERSION}" for target in TARGETS]
         for target, image in zip(TARGETS, images, strict=True):
-            run(self.found.docker, "buildx", "build", "-f", "docker/Dockerfile", "--target", target, "-t", image, "--load", ".")
+            run(
+                self.found.docker,
+                "buildx",
+                "build",
+                "-f",
+                "docker/Dockerfile",
+                "--target",
+                target,
+                "-t",
+                image,
+                "--load",
+                ".",
+            )
         run(self.found.kind, "load", "docker-image", "--name", NAME, *images)
 
     def kubectl(self, *arguments: str, documents: str = "") -> str:
-        return kubectl(self.found.kubectl, self.kubeconfig, *arguments, documents=documents, seconds=15 * MINUTES)
+        return kubectl(
+            self.found.kubectl,
+            self.kubeconfig,
+            *arguments,
+            documents=documents,
+            seconds=15 * MINUTES,
+        )
 
     def install_keda(self) -> None:
         self.kubectl("apply", "--server-side", "--filename", self.found.keda_manifest)
         self.kubectl("rollout", "status", "deployment", "--namespace", KEDA, "--timeout=300s")
 
     def apply(self, *, scaled: bool) -> int:
-        """kind-cpu, with its ScaledObject once the schedulers are ready. Returns how many objects."""
+        """kind-cpu, with its ScaledObject once the schedulers are ready. Returns how many
+        objects.
+        """
         count = objects.apply(self.kubectl, objects.overlay("kind-cpu"))
-        for which in ("statefulset/redis", "deployment/scheduler", "deployment/router", "deployment/edge", "deployment/worker"):
+        for which in (
+            "statefulset/redis",
+            "deployment/scheduler",
+            "deployment/router",
+            "deployment/edge",
+            "deployment/worker",
+        ):
             self.kubectl("rollout", "status", which, "--namespace", NAMESPACE, "--timeout=600s")
         if scaled:
             (self.folder / "overlay").mkdir()
@@ -76,7 +122,9 @@ class Cluster:
 
     def replicas(self) -> int:
         path = "jsonpath={.spec.replicas}"
-        return int(self.kubectl("get", "deployment/worker", "--namespace", NAMESPACE, "--output", path))
+        return int(
+            self.kubectl("get", "deployment/worker", "--namespace", NAMESPACE, "--output", path)
+        )
 
     @contextmanager
     def router(self) -> Iterator[str]:
@@ -84,15 +132,21 @@ class Cluster:
         port = lasting_port()
         options = ["--kubeconfig", str(self.kubeconfig), "--namespace", NAMESPACE]
         command = [self.found.kubectl, *options, "port-forward", "service/router", f"{port}:50051"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
             try:
                 yield f"127.0.0.1:{port}"
             finally:
                 process.terminate()
 
 
-def check(found: Found, steps: Sequence[Step], folder: Path, progress: Progress, *, keep: bool) -> bool:
-    """Whether all steps succeeded. The first that fails ends them, but for the deletion, which `keep` leaves out."""
+def check(
+    found: Found, steps: Sequence[Step], folder: Path, progress: Progress, *, keep: bool
+) -> bool:
+    """Whether all steps succeeded. The first that fails ends them, but for the deletion, which
+    `keep` leaves out.
+    """
     mine = {step.name: step for step in steps if step.way == "kind"}
     cluster = Cluster(found, folder)
     with ExitStack() as stack:
@@ -120,7 +174,9 @@ def request(cluster: Cluster) -> str:
 
 
 def scale(cluster: Cluster) -> str:
-    """The worker that the first request brought goes, one comes for the next, a second for many, and they go."""
+    """The worker that the first request brought goes, one comes for the next, a second for many,
+    and they go.
+    """
     seen = [cluster.replicas()]
 
     def reached(replicas: int) -> bool:
@@ -133,7 +189,11 @@ def scale(cluster: Cluster) -> str:
     with cluster.router() as address, shoal.Client(address) as client:
         end = time.monotonic() + 5 * MINUTES
         while not reached(MANY) and time.monotonic() < end:
-            client.encode(MINILM, [f"text {number} of many" * 40 for number in range(512)], timeout=REQUEST_SECONDS)
+            client.encode(
+                MINILM,
+                [f"text {number} of many" * 40 for number in range(512)],
+                timeout=REQUEST_SECONDS,
+            )
     assert MANY in seen, f"never {MANY} workers: {seen}"
     wait_until(lambda: reached(0), 5 * MINUTES, "no worker again")
     return " → ".join(map(str, seen))
@@ -141,7 +201,9 @@ def scale(cluster: Cluster) -> str:
 
 def run(*command: str) -> None:
     """Raises Refused with what it said."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ, check=False
+    )
     if done.returncode:
         raise Refused(f"{' '.join(command)}: {done.stderr.strip()[-1000:]}")
 

@@ -1,7 +1,8 @@
-"""`FakeKubelet`: Deployments and StatefulSets of an API server as processes of this machine (tests/k8s/pods.py), and their status.
+"""`FakeKubelet`: Deployments and StatefulSets of an API server as processes of this machine
+(tests/k8s/pods.py), and their status.
 
-Stands for the controllers that make pods, and for a kubelet: what cannot run here without containers. Everything that it starts is
-what the API server answers, with the server's defaults.
+Stands for the controllers that make pods, and for a kubelet: what cannot run here without
+containers. Everything that it starts is what the API server answers, with the server's defaults.
 """
 
 from __future__ import annotations
@@ -17,9 +18,18 @@ from tests.cluster.api_server import MERGE, ApiServer
 from tests.k8s.manifests import NAMESPACE, Object, component, named, of_kind
 from tests.k8s.pods import Node, Pod
 
-KINDS: Final = ("configmaps", "secrets", "services", "serviceaccounts", "deployments", "statefulsets")
+KINDS: Final = (
+    "configmaps",
+    "secrets",
+    "services",
+    "serviceaccounts",
+    "deployments",
+    "statefulsets",
+)
 BEFORE: Final = ("redis", "router", "scheduler")
-"""Components in the order in which processes of a machine without a resolver must start: who is called before who calls."""
+"""Components in the order in which processes of a machine without a resolver must start: who is
+called before who calls.
+"""
 LOOK_SECONDS: Final = 0.2
 
 
@@ -44,12 +54,15 @@ class Scale:
 
 
 class FakeKubelet:
-    """Runs pods while its context is open: those of BEFORE from the start, and of the Deployment `scaled` as many as it says.
+    """Runs pods while its context is open: those of BEFORE from the start, and of the Deployment
+    `scaled` as many as it says.
 
     `more`: variables of its pods besides.
     """
 
-    def __init__(self, server: ApiServer, folder: Path, scaled: str, more: Mapping[str, str]) -> None:
+    def __init__(
+        self, server: ApiServer, folder: Path, scaled: str, more: Mapping[str, str]
+    ) -> None:
         self._server = server
         self._scaled = scaled
         self._more = more
@@ -71,7 +84,9 @@ class FakeKubelet:
         self.node.__enter__()
         try:
             for which in BEFORE:
-                for pod in [pod for workload in self._workloads(which) for pod in self._replicas(workload)]:
+                for pod in [
+                    pod for workload in self._workloads(which) for pod in self._replicas(workload)
+                ]:
                     pod.start().wait_ready()
         except BaseException as error:
             self.node.__exit__(type(error), error, None)
@@ -80,7 +95,12 @@ class FakeKubelet:
         self._keeper.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stop.set()
         self._keeper.join()
         for thread in self._leaving:
@@ -97,7 +117,11 @@ class FakeKubelet:
         return found
 
     def _workloads(self, which: str) -> list[Object]:
-        return [one for one in of_kind(self.node.objects, "Deployment", "StatefulSet") if component(one) == which]
+        return [
+            one
+            for one in of_kind(self.node.objects, "Deployment", "StatefulSet")
+            if component(one) == which
+        ]
 
     def _replicas(self, workload: Object) -> list[Pod]:
         return [self.node.pod(workload) for _ in range(workload["spec"]["replicas"])]
@@ -125,7 +149,9 @@ class FakeKubelet:
             "observedGeneration": deployment["metadata"]["generation"],
         }
         if {key: deployment.get("status", {}).get(key, 0) for key in status} != status:
-            self._server.request("PATCH", f"{path_of(self._scaled)}/status", {"status": status}, MERGE)
+            self._server.request(
+                "PATCH", f"{path_of(self._scaled)}/status", {"status": status}, MERGE
+            )
 
     def _end(self, pod: Pod) -> None:
         self.statuses.append(pod.stop())

@@ -1,4 +1,6 @@
-"""What there is to check k8s/ with, what is missing, and so what will be done: decided from a `Found`. Pure."""
+"""What there is to check k8s/ with, what is missing, and so what will be done: decided from a
+`Found`. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ OLDEST: Final = (1, 30)
 class Found:
     """What this machine has. Paths and versions as texts, "" for what there is not.
 
-    crds: files of CustomResourceDefinitions. keda_manifest: what installs KEDA in a cluster. chart: the
-    folder of the Helm chart; values: names of its files of values, one for each overlay.
+    crds: files of CustomResourceDefinitions. keda_manifest: what installs KEDA in a cluster. chart:
+    the folder of the Helm chart; values: names of its files of values, one for each overlay.
     """
 
     kubectl: str = ""
@@ -66,7 +68,12 @@ def table(found: Found) -> list[Row]:
         Row("docker", found.docker, "kind", "https://docs.docker.com/engine/install"),
         Row("docker daemon", found.docker_daemon, "kind", "start it"),
         Row("kind", found.kind, "kind", "https://kind.sigs.k8s.io"),
-        Row("KEDA manifest", found.keda_manifest, "scales to zero (kind)", "KEDA_MANIFEST=FILE or URL of keda-2.20.2.yaml"),
+        Row(
+            "KEDA manifest",
+            found.keda_manifest,
+            "scales to zero (kind)",
+            "KEDA_MANIFEST=FILE or URL of keda-2.20.2.yaml",
+        ),
         Row("helm", found.helm, "renders the chart", "make k8s-tools, or https://helm.sh"),
         Row("charts/shoal", found.chart, "the chart itself", "a checkout that has it"),
     ]
@@ -75,8 +82,17 @@ def table(found: Found) -> list[Row]:
 def lacking(found: Found, way: Way) -> list[str]:
     """Names of what `way` cannot do without."""
     needed = {
-        "envtest": {"kubectl": found.kubectl, "etcd": found.etcd, "kube-apiserver": found.api_server},
-        "kind": {"kubectl": found.kubectl, "docker": found.docker, "docker daemon": found.docker_daemon, "kind": found.kind},
+        "envtest": {
+            "kubectl": found.kubectl,
+            "etcd": found.etcd,
+            "kube-apiserver": found.api_server,
+        },
+        "kind": {
+            "kubectl": found.kubectl,
+            "docker": found.docker,
+            "docker daemon": found.docker_daemon,
+            "kind": found.kind,
+        },
     }[way]
     return [name for name, where in needed.items() if not where]
 
@@ -91,8 +107,22 @@ def steps(found: Found, overlays: Sequence[str], chosen: Sequence[Way]) -> list[
     charts = [f"apply chart {name}" for name in found.values] if found.helm and found.chart else []
     scaled = bool(found.keda_manifest)
     names: dict[Way, list[str]] = {
-        "envtest": ["start", "definitions", *(f"apply {name}" for name in overlays), *charts, "scale"],
-        "kind": ["create", "images", *["keda"] * scaled, "apply kind-cpu", "request", *["scale"] * scaled, "delete"],
+        "envtest": [
+            "start",
+            "definitions",
+            *(f"apply {name}" for name in overlays),
+            *charts,
+            "scale",
+        ],
+        "kind": [
+            "create",
+            "images",
+            *["keda"] * scaled,
+            "apply kind-cpu",
+            "request",
+            *["scale"] * scaled,
+            "delete",
+        ],
     }
     return [Step(way, name) for way in chosen for name in names[way]]
 
@@ -101,7 +131,9 @@ def left_out(found: Found, chosen: Sequence[Way]) -> list[str]:
     """What a run that goes these ways does not show, a sentence each."""
     absent = {way: lacking(found, way) for way in WAYS if way not in chosen}
     said = [f"{way}: not run, without {', '.join(names)}" for way, names in absent.items() if names]
-    if without := [name for name, where in (("helm", found.helm), ("charts/shoal", found.chart)) if not where]:
+    if without := [
+        name for name, where in (("helm", found.helm), ("charts/shoal", found.chart)) if not where
+    ]:
         said.append(f"the chart: not applied, without {' and '.join(without)}")
     if "envtest" in chosen and not found.crds:
         said.append("envtest: custom resources are applied without a schema (SHOAL_CRDS)")
@@ -113,7 +145,9 @@ def left_out(found: Found, chosen: Sequence[Way]) -> list[str]:
 
 
 def too_old(version: str) -> bool:
-    """Of an API server, such as "v1.32.4": whether k8s/ is not for it. One that does not say is not."""
+    """Of an API server, such as "v1.32.4": whether k8s/ is not for it. One that does not say is
+    not.
+    """
     parts = version.removeprefix("v").split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or parts[0] == "0":
         return False

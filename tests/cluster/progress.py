@@ -43,7 +43,9 @@ class Progress:
         one = Done(step.way, step.name)
         self.done.append(one)
         began = time.monotonic()
-        self.console.print(f"[{len(self.done)}/{self.planned}] {step.way}: {step.name} …", markup=False)
+        self.console.print(
+            f"[{len(self.done)}/{self.planned}] {step.way}: {step.name} …", markup=False
+        )
         try:
             yield one
             one.ok = True
@@ -52,7 +54,9 @@ class Progress:
             raise
         finally:
             one.seconds = time.monotonic() - began
-            self.console.print(f"  {'ok' if one.ok else 'FAILED'} {one.seconds:.1f} s  {one.said}", markup=False)
+            self.console.print(
+                f"  {'ok' if one.ok else 'FAILED'} {one.seconds:.1f} s  {one.said}", markup=False
+            )
 
 
 def show(found: Found, console: Console) -> None:
@@ -65,4 +69,9 @@ def show(found: Found, console: Console) -> None:
 
 def report(found: Found, done: list[Done], left_out: list[str], status: int) -> dict[str, Any]:
     """For --json."""
-    return {"found": asdict(found), "steps": [asdict(one) for one in done], "left_out": left_out, "status": status}
+    return {
+        "found": asdict(found),
+        "steps": [asdict(one) for one in done],
+        "left_out": left_out,
+        "status": status,
+    }

@@ -1,4 +1,6 @@
-"""What is started is ended, and what fails is said in its own words: with programs that only write down how they were called."""
+"""What is started is ended, and what fails is said in its own words: with programs that only write
+down how they were called.
+"""
 
 from __future__ import annotations
 
@@ -41,31 +43,51 @@ def progress(found: Found, way: Way) -> Progress:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_cluster_of_kind_is_deleted_whatever_failed_unless_it_is_kept(programs: FakePrograms, tmp_path: Path, keep: bool) -> None:
+def test_cluster_of_kind_is_deleted_whatever_failed_unless_it_is_kept(
+    programs: FakePrograms, tmp_path: Path, keep: bool
+) -> None:
     docker = programs.make("docker", "echo 'no space left on device' >&2; exit 1")
     found = Found(kubectl=programs.make("kubectl"), docker=docker, kind=programs.make("kind"))
     said = progress(found, "kind")
     assert not kind.check(found, steps(found, (), ["kind"]), tmp_path, said, keep=keep)
-    assert [(one.name, one.ok) for one in said.done] == [("create", True), ("images", False)] + [("delete", True)] * (not keep)
+    assert [(one.name, one.ok) for one in said.done] == [("create", True), ("images", False)] + [
+        ("delete", True)
+    ] * (not keep)
     assert "no space left on device" in said.done[1].said
     made = [call.split()[:5] for call in programs.calls if call.startswith("kind")]
-    assert made == [["kind", verb, "cluster", "--name", kind.NAME] for verb in ("create", "delete")[: 1 if keep else 2]]
+    assert made == [
+        ["kind", verb, "cluster", "--name", kind.NAME]
+        for verb in ("create", "delete")[: 1 if keep else 2]
+    ]
 
 
-def test_a_server_that_ends_says_why_and_takes_the_others_with_it(programs: FakePrograms, tmp_path: Path) -> None:
+def test_server_that_ends_says_why_and_takes_the_others_with_it(
+    programs: FakePrograms, tmp_path: Path
+) -> None:
     etcd = programs.make("etcd", "exec sleep 600")
     api_server = programs.make("kube-apiserver", "echo 'unknown flag: --endpoint' >&2; exit 1")
     server = ApiServer(Found(etcd=etcd, api_server=api_server), tmp_path / "server")
-    with pytest.raises(Refused, match="kube-apiserver ended with status 1: unknown flag: --endpoint"), server:
+    with (
+        pytest.raises(
+            Refused, match="kube-apiserver ended with status 1: unknown flag: --endpoint"
+        ),
+        server,
+    ):
         pass
     assert [process.poll() is not None for process in server.processes.values()] == [True, True]
-    private = [path.name for path in (tmp_path / "server").iterdir() if path.is_file() and path.stat().st_mode & 0o077 == 0]
+    private = [
+        path.name
+        for path in (tmp_path / "server").iterdir()
+        if path.is_file() and path.stat().st_mode & 0o077 == 0
+    ]
     assert {"tokens.csv", "kubeconfig", "accounts.key"} <= set(private)
 
 
 def test_without_a_server_no_overlay_is_tried(programs: FakePrograms, tmp_path: Path) -> None:
     found = Found(
-        kubectl="kubectl", etcd=programs.make("etcd", "exit 3"), api_server=programs.make("kube-apiserver", "exec sleep 600")
+        kubectl="kubectl",
+        etcd=programs.make("etcd", "exit 3"),
+        api_server=programs.make("kube-apiserver", "exec sleep 600"),
     )
     said = progress(found, "envtest")
     assert not envtest.check(found, steps(found, ("a",), ["envtest"]), tmp_path, said)
@@ -75,14 +97,23 @@ def test_without_a_server_no_overlay_is_tried(programs: FakePrograms, tmp_path: 
 
 
 def test_what_kubectl_says_is_the_error(programs: FakePrograms) -> None:
-    program = programs.make("kubectl", "cat > /dev/null; echo 'strict decoding error: unknown field' >&2; exit 1")
+    program = programs.make(
+        "kubectl", "cat > /dev/null; echo 'strict decoding error: unknown field' >&2; exit 1"
+    )
     with pytest.raises(Refused, match="kubectl apply: strict decoding error: unknown field"):
         kubectl(program, None, "apply", documents="{}")
 
 
-def test_what_is_said_is_why_it_was_not_applied_and_not_why_it_could_not_be_removed(programs: FakePrograms, tmp_path: Path) -> None:
+def test_what_is_said_is_why_it_was_not_applied_and_not_why_it_could_not_be_removed(
+    programs: FakePrograms, tmp_path: Path
+) -> None:
     says = 'case "$*" in *apply*) echo "no matches for kind PodDisruptionBudget";; *) echo "not to be deleted";; esac >&2; exit 1'
-    server = ApiServer(Found(kubectl=programs.make("kubectl", f"cat > /dev/null; {says}")), tmp_path)
-    with pytest.raises(Refused, match="no matches for kind PodDisruptionBudget"), envtest.applied(server, [{"kind": "Namespace"}]):
+    server = ApiServer(
+        Found(kubectl=programs.make("kubectl", f"cat > /dev/null; {says}")), tmp_path
+    )
+    with (
+        pytest.raises(Refused, match="no matches for kind PodDisruptionBudget"),
+        envtest.applied(server, [{"kind": "Namespace"}]),
+    ):
         pass
     assert [" apply " in f" {call} " for call in programs.calls] == [True, False]

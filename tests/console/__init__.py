@@ -1,1 +1,3 @@
-"""The console in a real browser: `make console-check` (not part of `make test`: it needs Chromium and npm)."""
+"""The console in a real browser: `make console-check` (not part of `make test`: it needs Chromium
+and npm).
+"""

@@ -20,7 +20,18 @@ _NAMES: Final = {
     "qwen2": ("attn_norm", "ffn_norm"),
     "gemma3": ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"),
 }
-PIECES: Final = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁a", "▁ab"]
+PIECES: Final = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{byte:02X}>" for byte in range(256)),
+    "▁",
+    "a",
+    "b",
+    "ab",
+    "▁a",
+    "▁ab",
+]
 CHAT: Final = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -28,11 +39,15 @@ def byte_level_tokens() -> tuple[list[str], list[str]]:
     """The 256 bytes as GPT-2 writes them, one merged token and two special ones; and the merges."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
-    alphabet = sorted([chr(byte) for byte in plain] + [chr(256 + place) for place in range(len(rest))])
+    alphabet = sorted(
+        [chr(byte) for byte in plain] + [chr(256 + place) for place in range(len(rest))]
+    )
     return ["<|endoftext|>", "<|im_start|>", *alphabet, "ab"], ["a b"]
 
 
-def write_gguf(path: Path, architecture: str, kind: Type = Type.Q8_0, *, tokenizer: str = "gpt2", seed: int = 0) -> None:
+def write_gguf(
+    path: Path, architecture: str, kind: Type = Type.Q8_0, *, tokenizer: str = "gpt2", seed: int = 0
+) -> None:
     """A decoder of two layers, whose matrices have the type `kind`."""
     writer = gguf.GGUFWriter(path, architecture)
     heads, groups = _HEADS[architecture]
@@ -45,7 +60,11 @@ def write_gguf(path: Path, architecture: str, kind: Type = Type.Q8_0, *, tokeniz
         "attention.head_count": heads,
         "attention.head_count_kv": groups,
         **(
-            {"attention.key_length": head, "attention.value_length": head, "attention.sliding_window": 32}
+            {
+                "attention.key_length": head,
+                "attention.value_length": head,
+                "attention.sliding_window": 32,
+            }
             if architecture == "gemma3"
             else {}
         ),

@@ -1,4 +1,6 @@
-"""Torch checkpoints become safetensors files with the same tensors, in little memory, whole or not at all."""
+"""Torch checkpoints become safetensors files with the same tensors, in little memory, whole or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,21 @@ def tensors() -> dict[str, torch.Tensor]:
         "empty": torch.zeros(0, 4),
         "parameter": torch.nn.Parameter(torch.full((3,), 0.5)),
     }
-    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+    for dtype in (
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+    ):
         made[str(dtype)] = torch.arange(7).to(dtype)
-    return made | {"bool": torch.tensor([True, False, True]), "odd.t": torch.arange(15, dtype=torch.uint8)[1:].view(2, 7).t()}
+    return made | {
+        "bool": torch.tensor([True, False, True]),
+        "odd.t": torch.arange(15, dtype=torch.uint8)[1:].view(2, 7).t(),
+    }
 
 
 def assert_same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
@@ -77,11 +91,23 @@ def test_every_type_and_view_is_converted_to_the_same_numbers(legacy: bool, tmp_
         lambda state: {"model_state_dict": state, "scheduler": {"last": [1]}},
         lambda state: {"pruning_head": state},
         lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
-        lambda state: {"state_dict": {f"_orig_mod.{name}": tensor for name, tensor in state.items()}},
+        lambda state: {
+            "state_dict": {f"_orig_mod.{name}": tensor for name, tensor in state.items()}
+        },
         lambda state: {name: torch.nn.Parameter(tensor) for name, tensor in state.items()},
         lambda state: {**state, "version": 2},
     ],
-    ids=["ordered", "state_dict", "model", "model_state_dict", "one_entry", "module.", "_orig_mod.", "parameters", "numbers"],
+    ids=[
+        "ordered",
+        "state_dict",
+        "model",
+        "model_state_dict",
+        "one_entry",
+        "module.",
+        "_orig_mod.",
+        "parameters",
+        "numbers",
+    ],
 )
 def test_wrappers_and_prefixes_of_trainers_are_taken_off(wrap: object, tmp_path: Path) -> None:
     state = {"a.weight": torch.randn(3, 4), "a.bias": torch.randn(3)}
@@ -89,7 +115,7 @@ def test_wrappers_and_prefixes_of_trainers_are_taken_off(wrap: object, tmp_path:
     assert_same(converted(tmp_path, wrap(state)), state)
 
 
-def test_a_state_dict_of_a_module_with_its_metadata_is_converted(tmp_path: Path) -> None:
+def test_state_dict_of_a_module_with_its_metadata_is_converted(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
     assert_same(converted(tmp_path, module.state_dict()), module.state_dict())
 
@@ -98,21 +124,39 @@ def test_a_state_dict_of_a_module_with_its_metadata_is_converted(tmp_path: Path)
     ("names", "kept"),
     [
         (("lm_head.weight", "model.embed_tokens.weight"), "model.embed_tokens.weight"),
-        (("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"), "bert.embeddings.word_embeddings.weight"),
-        (("decoder.embed_tokens.weight", "encoder.embed_tokens.weight", "lm_head.weight", "shared.weight"), "shared.weight"),
+        (
+            ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+            "bert.embeddings.word_embeddings.weight",
+        ),
+        (
+            (
+                "decoder.embed_tokens.weight",
+                "encoder.embed_tokens.weight",
+                "lm_head.weight",
+                "shared.weight",
+            ),
+            "shared.weight",
+        ),
     ],
 )
-def test_of_tied_tensors_the_embedding_is_written_once(names: tuple[str, ...], kept: str, tmp_path: Path) -> None:
+def test_of_tied_tensors_the_embedding_is_written_once(
+    names: tuple[str, ...], kept: str, tmp_path: Path
+) -> None:
     weight = torch.randn(5, 4)
     assert list(converted(tmp_path, dict.fromkeys(names, weight))) == [kept]
     (record,) = read_record(tmp_path)
     assert record.tied == {name: kept for name in names if name != kept}
 
 
-def test_the_record_names_sources_digests_and_the_converter(tmp_path: Path) -> None:
+def test_record_names_sources_digests_and_the_converter(tmp_path: Path) -> None:
     converted(tmp_path, {"w": torch.zeros(3), "epoch": 4})
     (record,) = read_record(tmp_path)
-    assert (record.source, record.output, record.tensors, record.left_out) == (SOURCE, OUTPUT, 1, ["epoch"])
+    assert (record.source, record.output, record.tensors, record.left_out) == (
+        SOURCE,
+        OUTPUT,
+        1,
+        ["epoch"],
+    )
     assert record.source_sha256 == file_sha256(tmp_path / SOURCE)
     assert record.output_sha256 == file_sha256(tmp_path / OUTPUT)
     assert record.converter == f"shoal 1, torch {torch.__version__}"
@@ -136,17 +180,27 @@ def test_shards_are_converted_with_an_index_of_their_tensors(tmp_path: Path) -> 
         convert(tmp_path, tmp_path, steps_of(names), ignore)
 
 
-def test_a_conversion_goes_on_with_the_next_file(tmp_path: Path) -> None:
+def test_conversion_goes_on_with_the_next_file(tmp_path: Path) -> None:
     for name in ("sparse_linear.pt", "colbert_linear.pt"):
         torch.save({"weight": torch.ones(1, 2)}, tmp_path / name)
     seen: list[str] = []
     convert(tmp_path, tmp_path, steps_of(["colbert_linear.pt"]), ignore)
-    convert(tmp_path, tmp_path, steps_of(["colbert_linear.pt", "sparse_linear.pt"]), lambda file, done, total: seen.append(file))
+    convert(
+        tmp_path,
+        tmp_path,
+        steps_of(["colbert_linear.pt", "sparse_linear.pt"]),
+        lambda file, done, total: seen.append(file),
+    )
     assert set(seen) == {"sparse_linear.pt"}
-    assert {one.output for one in read_record(tmp_path)} == {"colbert_linear.safetensors", "sparse_linear.safetensors"}
+    assert {one.output for one in read_record(tmp_path)} == {
+        "colbert_linear.safetensors",
+        "sparse_linear.safetensors",
+    }
 
 
-def test_a_result_that_the_disk_changed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_that_the_disk_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.save({"w": torch.ones(1000)}, tmp_path / SOURCE)
     run = process.run
 
@@ -158,12 +212,16 @@ def test_a_result_that_the_disk_changed_is_refused(tmp_path: Path, monkeypatch: 
         return report
 
     monkeypatch.setattr(sys.modules[read_record.__module__], "run", flip)
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: its conversion was not written as it was computed"):
+    with pytest.raises(
+        ModelBroken, match=r"pytorch_model\.bin: its conversion was not written as it was computed"
+    ):
         convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
     assert not (tmp_path / OUTPUT).exists()
 
 
-def test_a_child_that_the_system_ends_is_tried_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_the_system_ends_is_tried_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.save({"w": torch.ones(1000)}, tmp_path / SOURCE)
     start = subprocess.Popen
 
@@ -173,13 +231,15 @@ def test_a_child_that_the_system_ends_is_tried_again_later(tmp_path: Path, monke
         return child
 
     monkeypatch.setattr(subprocess, "Popen", killed)
-    with pytest.raises(NoCapacity, match=r"pytorch_model\.bin: its conversion was ended by the system"):
+    with pytest.raises(
+        NoCapacity, match=r"pytorch_model\.bin: its conversion was ended by the system"
+    ):
         convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
     monkeypatch.setattr(subprocess, "Popen", start)
     convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
 
 
-def test_the_child_has_no_environment_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_has_no_environment_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     torch.save({"w": torch.ones(1000)}, tmp_path / SOURCE)
     seen: list[bytes] = []
@@ -198,8 +258,12 @@ def test_the_child_has_no_environment_of_ours(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("form", ["zip", "stacked pickles", "transposed"])
-def test_a_conversion_holds_little_memory_whatever_the_file_has(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds are those of the issue: the largest tensor and 256 MiB. The numbers that are printed are in record 0016."""
+def test_conversion_holds_little_memory_whatever_the_file_has(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds are those of the issue: the largest tensor and 256 MiB. The numbers that are printed
+    are in record 0016.
+    """
     large = torch.zeros(LARGE_BYTES // 4 // 1024, 1024)
     state = {"large": large.t() if form == "transposed" else large, "small": torch.ones(10, 10)}
     torch.save(state, tmp_path / SOURCE, _use_new_zipfile_serialization=form != "stacked pickles")
@@ -207,6 +271,8 @@ def test_a_conversion_holds_little_memory_whatever_the_file_has(form: str, tmp_p
     watches = watch_children(monkeypatch)
     convert(tmp_path, tmp_path, [Step("torch", SOURCE, OUTPUT)], ignore)
     watches[0].thread.join()
-    print(f"{form}: RssAnon {watches[0].anonymous >> 20} MiB, VmHWM {watches[0].resident >> 20} MiB of {LARGE_BYTES >> 20} MiB")
+    print(
+        f"{form}: RssAnon {watches[0].anonymous >> 20} MiB, VmHWM {watches[0].resident >> 20} MiB of {LARGE_BYTES >> 20} MiB"
+    )
     assert watches[0].anonymous < MAX_BYTES
     assert watches[0].resident < LARGE_BYTES + (512 << 20)

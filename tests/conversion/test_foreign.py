@@ -1,4 +1,6 @@
-"""GGUF and ONNX files become the directories that transformers would have, or are refused by name."""
+"""GGUF and ONNX files become the directories that transformers would have, or are refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +42,35 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
-def test_gguf_weights_and_settings_are_those_that_transformers_reads(architecture: str, source: Path) -> None:
+def test_gguf_weights_and_settings_are_those_that_transformers_reads(
+    architecture: str, source: Path
+) -> None:
     write_gguf(source / "tiny.gguf", architecture)
     directory, done = converted(source)
     assert [one.output for one in done] == ["model.safetensors", "gguf_settings.json"]
     assert not (directory / "gguf_settings.json").exists()
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file="tiny.gguf", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        source, gguf_file="tiny.gguf", dtype=torch.float32
+    )
     ours = load_file(directory / "model.safetensors")
-    wanted = {name: tensor for name, tensor in theirs.state_dict().items() if name != "lm_head.weight"}
+    wanted = {
+        name: tensor for name, tensor in theirs.state_dict().items() if name != "lm_head.weight"
+    }
     assert ours.keys() == wanted.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor.float(), wanted[name], rtol=0, atol=1e-6, msg=name)
     config = transformers.AutoConfig.from_pretrained(directory)
-    for key in ("hidden_size", "num_key_value_heads", "head_dim", "intermediate_size", "tie_word_embeddings", "vocab_size"):
-        assert getattr(config, key, None) == getattr(theirs.config, key, None) or key == "head_dim", key
+    for key in (
+        "hidden_size",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "tie_word_embeddings",
+        "vocab_size",
+    ):
+        assert (
+            getattr(config, key, None) == getattr(theirs.config, key, None) or key == "head_dim"
+        ), key
     ids = torch.tensor([[3, 4, 5, 6, 7]])
     with torch.inference_mode():
         mine = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
@@ -73,17 +90,19 @@ def test_each_type_of_gguf_is_dequantised_as_its_package_does(kind: str, source:
     np.testing.assert_array_equal(found.float().numpy(), wanted)
 
 
-def test_a_byte_level_tokenizer_of_gguf_gives_the_ids_of_transformers(source: Path) -> None:
+def test_byte_level_tokenizer_of_gguf_gives_the_ids_of_transformers(source: Path) -> None:
     write_gguf(source / "tiny.gguf", "qwen2")
     directory, _ = converted(source)
     ours = transformers.AutoTokenizer.from_pretrained(directory)
     theirs = transformers.AutoTokenizer.from_pretrained(source, gguf_file="tiny.gguf")
-    assert [ours(text)["input_ids"] for text in TEXTS] == [theirs(text)["input_ids"] for text in TEXTS]
+    assert [ours(text)["input_ids"] for text in TEXTS] == [
+        theirs(text)["input_ids"] for text in TEXTS
+    ]
     assert [ours.decode(ours(text)["input_ids"]) for text in TEXTS] == TEXTS
     assert ours.chat_template == CHAT
 
 
-def test_a_sentencepiece_tokenizer_of_gguf_merges_by_its_scores(source: Path) -> None:
+def test_sentencepiece_tokenizer_of_gguf_merges_by_its_scores(source: Path) -> None:
     write_gguf(source / "tiny.gguf", "llama", tokenizer="llama")
     directory, _ = converted(source)
     ours = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
@@ -114,13 +133,27 @@ def _patched(begin: int, content: bytes) -> Callable[[bytes], bytes]:
         (_patched(0, b"GGML"), "is not a GGUF file"),
         (_patched(4, b"\x00\x00\x00\x03"), "big-endian"),
         (_patched(8, b"\xff" * 8), "tensors and .* keys; at most"),
-        (lambda data: data.replace(b"Q" * 0 + b"blk.1.ffn_up", b"blk.1.ffn_xx"), "'blk.1.ffn_xx.weight', which llama"),
+        (
+            lambda data: data.replace(b"Q" * 0 + b"blk.1.ffn_up", b"blk.1.ffn_xx"),
+            "'blk.1.ffn_xx.weight', which llama",
+        ),
         (lambda data: data.replace(b"blk.1.ffn_up", b"blk.0.ffn_up"), "a tensor twice"),
         (lambda data: data.replace(b"llama", b"mamba"), "the architecture 'mamba'"),
     ],
-    ids=["truncated", "cut in its header", "magic", "big-endian", "counts", "name", "twice", "architecture"],
+    ids=[
+        "truncated",
+        "cut in its header",
+        "magic",
+        "big-endian",
+        "counts",
+        "name",
+        "twice",
+        "architecture",
+    ],
 )
-def test_a_hostile_gguf_file_is_refused_by_name(change: Callable[[bytes], bytes], named: str, source: Path) -> None:
+def test_hostile_gguf_file_is_refused_by_name(
+    change: Callable[[bytes], bytes], named: str, source: Path
+) -> None:
     write_gguf(source / "tiny.gguf", "llama")
     path = source / "tiny.gguf"
     path.write_bytes(change(path.read_bytes()))
@@ -143,7 +176,9 @@ def _product(name: str, weight: str) -> Any:
     return helper.make_node("MatMul", ["x", weight], ["out"], name=name)
 
 
-def _written(source: Path, initializers: dict[str, Any], nodes: list[Any]) -> dict[str, torch.Tensor]:
+def _written(
+    source: Path, initializers: dict[str, Any], nodes: list[Any]
+) -> dict[str, torch.Tensor]:
     (source / "config.json").write_text("{}")
     write_onnx(source / "model.onnx", initializers, nodes)
     directory, _ = converted(source)
@@ -153,7 +188,11 @@ def _written(source: Path, initializers: dict[str, Any], nodes: list[Any]) -> di
 def test_onnx_weights_of_products_are_named_by_their_scope_and_transposed(source: Path) -> None:
     found = _written(
         source,
-        {"bert.dense.bias": np.ones(4, np.float32), "onnx::MatMul_7": WEIGHT, "half.weight": WEIGHT.astype(np.float16)},
+        {
+            "bert.dense.bias": np.ones(4, np.float32),
+            "onnx::MatMul_7": WEIGHT,
+            "half.weight": WEIGHT.astype(np.float16),
+        },
         [_product("/bert/dense/MatMul", "onnx::MatMul_7")],
     )
     assert found.keys() == {"bert.dense.bias", "bert.dense.weight", "half.weight"}
@@ -169,7 +208,10 @@ def test_onnx_weights_that_are_quantised_become_float32(axis: int | None, source
     zero = np.arange(count, dtype=np.int8) if axis is not None else np.int8(3)
     base = "onnx::MatMul_7"
     node = helper.make_node(
-        "DequantizeLinear", [f"{base}_quantized", f"{base}_scale", f"{base}_zero_point"], ["w"], axis=1 if axis is None else axis
+        "DequantizeLinear",
+        [f"{base}_quantized", f"{base}_scale", f"{base}_zero_point"],
+        ["w"],
+        axis=1 if axis is None else axis,
     )
     found = _written(
         source,
@@ -185,10 +227,17 @@ def test_onnx_weights_of_dynamic_quantisation_become_float32(source: Path) -> No
     base, integers = "onnx::MatMul_7", np.arange(12, dtype=np.uint8).reshape(3, 4)
     found = _written(
         source,
-        {f"{base}_quantized": integers, f"{base}_scale": np.float32(0.25), f"{base}_zero_point": np.uint8(5)},
+        {
+            f"{base}_quantized": integers,
+            f"{base}_scale": np.float32(0.25),
+            f"{base}_zero_point": np.uint8(5),
+        },
         [
             helper.make_node(
-                "MatMulInteger", ["x", f"{base}_quantized", "z", f"{base}_zero_point"], ["out"], name="/lin/MatMul_quant"
+                "MatMulInteger",
+                ["x", f"{base}_quantized", "z", f"{base}_zero_point"],
+                ["out"],
+                name="/lin/MatMul_quant",
             )
         ],
     )
@@ -196,21 +245,35 @@ def test_onnx_weights_of_dynamic_quantisation_become_float32(source: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("node", "is_transposed"), [("/pooler/dense/Gemm_MatMul_quant", True), ("/pooler/dense/MatMul_quant", False)]
+    ("node", "is_transposed"),
+    [("/pooler/dense/Gemm_MatMul_quant", True), ("/pooler/dense/MatMul_quant", False)],
 )
-def test_a_quantised_gemm_is_written_as_torch_stores_it(node: str, is_transposed: bool, source: Path) -> None:
+def test_quantised_gemm_is_written_as_torch_stores_it(
+    node: str, is_transposed: bool, source: Path
+) -> None:
     """A square weight, whose shape does not say which way it lies."""
     base, integers = "pooler.dense.weight", np.arange(9, dtype=np.uint8).reshape(3, 3)
     found = _written(
         source,
-        {f"{base}_quantized": integers, f"{base}_scale": np.float32(0.25), f"{base}_zero_point": np.uint8(5)},
-        [helper.make_node("MatMulInteger", ["x", f"{base}_quantized", "z", f"{base}_zero_point"], ["out"], name=node)],
+        {
+            f"{base}_quantized": integers,
+            f"{base}_scale": np.float32(0.25),
+            f"{base}_zero_point": np.uint8(5),
+        },
+        [
+            helper.make_node(
+                "MatMulInteger",
+                ["x", f"{base}_quantized", "z", f"{base}_zero_point"],
+                ["out"],
+                name=node,
+            )
+        ],
     )
     wanted = (integers.astype(np.float32) - 5) * 0.25
     np.testing.assert_array_equal(found[base], wanted.T if is_transposed else wanted)
 
 
-def test_an_onnx_file_without_config_is_refused(source: Path) -> None:
+def test_onnx_file_without_config_is_refused(source: Path) -> None:
     write_onnx(source / "model.onnx", {"a.weight": WEIGHT}, [])
     with pytest.raises(ModelBroken, match=r"model\.onnx: config\.json is missing"):
         converted(source)
@@ -226,7 +289,7 @@ def test_an_onnx_file_without_config_is_refused(source: Path) -> None:
         (b"\x08" + b"\xff" * 64, "more than 64 bits"),
     ],
 )
-def test_a_hostile_onnx_file_is_refused_by_name(data: bytes, named: str, source: Path) -> None:
+def test_hostile_onnx_file_is_refused_by_name(data: bytes, named: str, source: Path) -> None:
     (source / "config.json").write_text("{}")
     (source / "model.onnx").write_bytes(data)
     with pytest.raises(ModelBroken, match=rf"model\.onnx: .*{named}"):

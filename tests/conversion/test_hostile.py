@@ -1,5 +1,5 @@
-"""Hostile torch checkpoints: refused by name, by a child that is bounded; none of their code runs, and this process is not
-touched."""
+"""Hostile torch checkpoints: refused by name, by a child that is bounded; none of their code runs,
+and this process is not touched."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ MAX_CHILD_BYTES = 800 << 20
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in NEEDS_CHILD])
-def test_a_hostile_file_is_refused_by_name_and_runs_no_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_file_is_refused_by_name_and_runs_no_code(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the child's limits, which are not needed for it."""
     make, named = HOSTILE[name]
     monkeypatch.chdir(tmp_path)
@@ -50,24 +52,34 @@ def test_a_hostile_file_is_refused_by_name_and_runs_no_code(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", [*BOUNDED, "an empty file"])
-def test_a_hostile_file_is_refused_by_a_bounded_child(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_file_is_refused_by_a_bounded_child(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, named = HOSTILE[name]
     refused_by_child(STEP, make(), named, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_hostile_file_of_another_format_is_refused_by_a_bounded_child(
+def test_hostile_file_of_another_format_is_refused_by_a_bounded_child(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, make, named = FOREIGN[name]
-    refused_by_child(Step(kind, "pytorch_model.bin", "model.safetensors"), make(), named, tmp_path, monkeypatch)
+    refused_by_child(
+        Step(kind, "pytorch_model.bin", "model.safetensors"), make(), named, tmp_path, monkeypatch
+    )
 
 
-def refused_by_child(step: Step, data: bytes, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refused_by_child(
+    step: Step, data: bytes, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Convert a file, and check what that took this process and its child."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / step.source).write_bytes(data)
-    before, peak, watches = resource.getrusage(resource.RUSAGE_CHILDREN), Peak(os.getpid()), watch_children(monkeypatch)
+    before, peak, watches = (
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+        Peak(os.getpid()),
+        watch_children(monkeypatch),
+    )
     started = time.monotonic()
     with pytest.raises(ModelBroken) as caught:
         convert(tmp_path, tmp_path, [step], lambda file, done, total: None)
@@ -80,5 +92,7 @@ def refused_by_child(step: Step, data: bytes, named: str, tmp_path: Path, monkey
     watches[0].thread.join()
     assert watches[0].resident < MAX_CHILD_BYTES + MEMORY_BYTES[step.kind] - MEMORY_BYTES["torch"]
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{named}: child {watches[0].resident >> 20} MiB, {used:.1f} s of processor time, {time.monotonic() - started:.1f} s")
+    print(
+        f"{named}: child {watches[0].resident >> 20} MiB, {used:.1f} s of processor time, {time.monotonic() - started:.1f} s"
+    )
     assert used < CPU_SECONDS

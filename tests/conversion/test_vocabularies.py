@@ -1,4 +1,6 @@
-"""Fast tokenizers made of vocabulary files give the ids of transformers' own conversion, on odd texts."""
+"""Fast tokenizers made of vocabulary files give the ids of transformers' own conversion, on odd
+texts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def odd_texts(count: int = 2_000) -> list[str]:
     plain = texts(200, 3, 30, seed=5)
     made = [*ODD, "", " "]
     while len(made) < count:
-        parts = [chance.choice(ODD) if chance.random() < 0.5 else chance.choice(plain) for _ in range(chance.randint(1, 4))]
+        parts = [
+            chance.choice(ODD) if chance.random() < 0.5 else chance.choice(plain)
+            for _ in range(chance.randint(1, 4))
+        ]
         made.append(chance.choice(["", " ", "  "]).join(parts))
     return made
 
@@ -53,7 +58,10 @@ def same_ids(mine: Tokenizer, theirs: Tokenizer) -> None:
 
 
 def made_of(files: Mapping[str, bytes | object]) -> Tokenizer:
-    contents = {name: value if isinstance(value, bytes) else json.dumps(value).encode() for name, value in files.items()}
+    contents = {
+        name: value if isinstance(value, bytes) else json.dumps(value).encode()
+        for name, value in files.items()
+    }
     assert vocabulary_of(list(contents))
     return Tokenizer.from_str(tokenizer_json(contents))
 
@@ -63,7 +71,9 @@ def with_specials(theirs: Tokenizer, specials: Mapping[str, str], lstrip: str = 
     from tokenizers import AddedToken
 
     for content in specials.values():
-        theirs.add_special_tokens([AddedToken(content, lstrip=content == lstrip, special=True, normalized=False)])
+        theirs.add_special_tokens(
+            [AddedToken(content, lstrip=content == lstrip, special=True, normalized=False)]
+        )
     return theirs
 
 
@@ -78,13 +88,23 @@ def wordpiece_vocabulary(specials: list[str]) -> bytes:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=600, special_tokens=specials))
-    return "\n".join(sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)).encode() + b"\n"
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.WordPieceTrainer(vocab_size=600, special_tokens=specials)
+    )
+    return (
+        "\n".join(sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)).encode()
+        + b"\n"
+    )
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False, "do_lower_case": True}],
+    [
+        {},
+        {"do_lower_case": False},
+        {"strip_accents": False},
+        {"tokenize_chinese_chars": False, "do_lower_case": True},
+    ],
 )
 def test_wordpiece_of_bert(settings: dict[str, Any]) -> None:
     vocabulary = wordpiece_vocabulary(list(BERT.values()))
@@ -99,7 +119,16 @@ def test_wordpiece_of_bert(settings: dict[str, Any]) -> None:
         cls_token_id=vocab["[CLS]"], sep_token_id=vocab["[SEP]"],
     )  # fmt: skip
     theirs = with_specials(reference.BertConverter(slow).converted(), BERT)
-    same_ids(made_of({"vocab.txt": vocabulary, "config.json": {"model_type": "bert"}, "tokenizer_config.json": settings}), theirs)
+    same_ids(
+        made_of(
+            {
+                "vocab.txt": vocabulary,
+                "config.json": {"model_type": "bert"},
+                "tokenizer_config.json": settings,
+            }
+        ),
+        theirs,
+    )
 
 
 def test_wordpiece_of_mpnet() -> None:
@@ -112,7 +141,15 @@ def test_wordpiece_of_mpnet() -> None:
         cls_token_id=vocab["<s>"], sep_token_id=vocab["</s>"],
     )  # fmt: skip
     theirs = with_specials(reference.MPNetConverter(slow).converted(), specials, lstrip="<mask>")
-    same_ids(made_of({"vocab.txt": vocabulary, "tokenizer_config.json": {"tokenizer_class": "MPNetTokenizer"}}), theirs)
+    same_ids(
+        made_of(
+            {
+                "vocab.txt": vocabulary,
+                "tokenizer_config.json": {"tokenizer_class": "MPNetTokenizer"},
+            }
+        ),
+        theirs,
+    )
 
 
 def bpe_files(specials: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -148,11 +185,18 @@ def test_byte_level_bpe(name: str, add_prefix_space: bool) -> None:
     theirs = with_specials(converter(slow).converted(), specials, lstrip)
     lines = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n"
     settings = {"tokenizer_class": name, "add_prefix_space": add_prefix_space}
-    same_ids(made_of({"vocab.json": vocab, "merges.txt": lines.encode(), "tokenizer_config.json": settings}), theirs)
+    same_ids(
+        made_of(
+            {"vocab.json": vocab, "merges.txt": lines.encode(), "tokenizer_config.json": settings}
+        ),
+        theirs,
+    )
 
 
 def slow_of(path: Path, **more: Any) -> Any:
-    """What the converters ask of a slow tokenizer. Ids of tokens are those of the converted vocabulary."""
+    """What the converters ask of a slow tokenizer. Ids of tokens are those of the converted
+    vocabulary.
+    """
     return SimpleNamespace(vocab_file=str(path), convert_tokens_to_ids=lambda token: 0, **more)
 
 
@@ -227,7 +271,9 @@ print(json.dumps(sentencepiece.SentencePieceProcessor(model_file=model).encode(t
 
 
 def test_bpe_of_llama_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
-    """transformers 5 cannot convert such a model itself, so the reference is the package that Llama's slow tokenizer calls."""
+    """transformers 5 cannot convert such a model itself, so the reference is the package that
+    Llama's slow tokenizer calls.
+    """
     path = trained(tmp_path, CORPUS, **LLAMA)
     plain = [text for text in TEXTS if text and "<" not in text and "\x00" not in text]
     run = subprocess.run(
@@ -238,7 +284,12 @@ def test_bpe_of_llama_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
         capture_output=True,
         timeout=120,
     )
-    mine = made_of({"tokenizer.model": path.read_bytes(), "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer"}})
+    mine = made_of(
+        {
+            "tokenizer.model": path.read_bytes(),
+            "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer"},
+        }
+    )
     for text, theirs in zip(plain, json.loads(run.stdout), strict=True):
         assert mine.encode(text).ids == [1, *theirs], repr(text)
 
@@ -256,15 +307,25 @@ print(json.dumps([ids, [tokenizer.decode(own, skip_special_tokens=True) for own 
 
 
 def test_marian_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
-    """Ids are those of vocab.json; the reference falls back to them for unknown characters that are pieces of the target."""
+    """Ids are those of vocab.json; the reference falls back to them for unknown characters that are
+    pieces of the target.
+    """
     source = trained(tmp_path, CORPUS, model_type="unigram", unk_id=1, eos_id=0, bos_id=-1)
     source.rename(tmp_path / "source.spm")
     (tmp_path / "target.spm").write_bytes((tmp_path / "source.spm").read_bytes())
     pieces = [piece.text for piece in read_pieces((tmp_path / "source.spm").read_bytes()).pieces]
-    random.Random(3).shuffle(others := [piece for piece in pieces if piece not in ("</s>", "<unk>")])
+    random.Random(3).shuffle(
+        others := [piece for piece in pieces if piece not in ("</s>", "<unk>")]
+    )
     ordered = ["</s>", "<unk>", *others, "▁nur", "▁auf", "▁deutsch", ">>deu<<", "<pad>"]
-    (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(ordered)}))
-    asked = [*(text for text in TEXTS if "<" not in text and ">" not in text), ">>deu<< the licence", ">>deu<<the  licence "]
+    (tmp_path / "vocab.json").write_text(
+        json.dumps({piece: number for number, piece in enumerate(ordered)})
+    )
+    asked = [
+        *(text for text in TEXTS if "<" not in text and ">" not in text),
+        ">>deu<< the licence",
+        ">>deu<<the  licence ",
+    ]
     run = subprocess.run(
         [sys.executable, "-c", _MARIAN],
         input=json.dumps([str(tmp_path), asked]),
@@ -290,9 +351,15 @@ def test_marian_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
         ({"tokenizer_config.json": {"separate_vocabs": True}}, "a vocabulary for each language"),
     ],
 )
-def test_marian_vocabularies_that_are_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:
+def test_marian_vocabularies_that_are_refused(
+    changes: dict[str, object], problem: str, tmp_path: Path
+) -> None:
     source = trained(tmp_path, CORPUS, model_type="unigram").read_bytes()
-    files = {"source.spm": source, "vocab.json": {"</s>": 0, "<unk>": 1}, "config.json": {"model_type": "marian"}}
+    files = {
+        "source.spm": source,
+        "vocab.json": {"</s>": 0, "<unk>": 1},
+        "config.json": {"model_type": "marian"},
+    }
     with pytest.raises(Refused, match=problem):
         made_of({**files, **changes})
 
@@ -301,7 +368,11 @@ def test_added_tokens_have_the_ids_of_their_file() -> None:
     vocabulary = wordpiece_vocabulary(list(BERT.values()))
     size = vocabulary.count(b"\n")
     added = {"<<ENT>>": size, "<<SEP>>": size + 1}
-    files = {"vocab.txt": vocabulary, "config.json": {"model_type": "bert"}, "added_tokens.json": added}
+    files = {
+        "vocab.txt": vocabulary,
+        "config.json": {"model_type": "bert"},
+        "added_tokens.json": added,
+    }
     tokenizer = made_of(files)
     assert {token: tokenizer.token_to_id(token) for token in added} == added
     gapped = made_of({**files, "added_tokens.json": {"<<ENT>>": size, "<<SEP>>": size + 3}})

@@ -11,7 +11,9 @@ import pytest
 
 
 class Watch:
-    """The most anonymous memory (RssAnon) and all resident memory (VmHWM) of a process, read until it ends."""
+    """The most anonymous memory (RssAnon) and all resident memory (VmHWM) of a process, read until
+    it ends.
+    """
 
     def __init__(self, pid: int) -> None:
         self.anonymous = self.resident = 0

@@ -1,4 +1,6 @@
-"""Documents through the processes that read them: as pypdfium2 reads them here, and hostile ones within bounds."""
+"""Documents through the processes that read them: as pypdfium2 reads them here, and hostile ones
+within bounds.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def reader() -> Iterator[DocumentReader]:
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "child.py" in " ".join(child.cmdline())]
+    return [
+        child for child in psutil.Process().children() if "child.py" in " ".join(child.cmdline())
+    ]
 
 
 def drawn(reader: DocumentReader, data: bytes) -> None:
@@ -46,7 +50,9 @@ def drawn(reader: DocumentReader, data: bytes) -> None:
     document.text(1)
 
 
-@pytest.mark.parametrize("file", [*pdfs.REAL, *ICONS, None], ids=lambda file: file.name if file else "made")
+@pytest.mark.parametrize(
+    "file", [*pdfs.REAL, *ICONS, None], ids=lambda file: file.name if file else "made"
+)
 def test_pages_and_texts_are_those_of_pypdfium2(reader: DocumentReader, file: Path | None) -> None:
     data = GOOD if file is None else file.read_bytes()
     theirs = pypdfium2.PdfDocument(data)
@@ -59,14 +65,19 @@ def test_pages_and_texts_are_those_of_pypdfium2(reader: DocumentReader, file: Pa
         pixels = ours.draw(number, 100, size)
         wanted = page.render(scale=100 / 72, rev_byteorder=True).to_numpy()
         assert pixels.shape == wanted.shape
-        # Fonts that the file does not bring are PDFium's own in the process, and may be the system's here.
+        # Fonts that the file does not bring are PDFium's own in the process, and may be the
+        # system's here.
         assert file is None or (pixels == wanted).all()
     theirs.close()
 
 
 def test_text_and_pixels_of_a_made_document(reader: DocumentReader) -> None:
     document = reader.open(GOOD, FIELD)
-    assert [document.text(number) for number in (1, 2, 3)] == ["first page", "", "third (page)\r\nof two lines"]
+    assert [document.text(number) for number in (1, 2, 3)] == [
+        "first page",
+        "",
+        "third (page)\r\nof two lines",
+    ]
     (size,) = document.sizes(2, 2, 72)
     assert size == (842, 595)
     pixels = document.draw(2, 72, size)
@@ -94,16 +105,20 @@ def test_strange_documents_are_read_or_refused_within_bounds(name: str) -> None:
     reader.close()
 
 
-def test_a_process_that_is_killed_takes_one_call_with_it_at_most(reader: DocumentReader) -> None:
+def test_process_that_is_killed_takes_one_call_with_it_at_most(reader: DocumentReader) -> None:
     document = reader.open(GOOD, FIELD)
     killed = children()
     for child in killed:
         os.kill(child.pid, signal.SIGKILL)
-    wait_until(lambda: all(not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in killed))
+    wait_until(
+        lambda: all(
+            not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in killed
+        )
+    )
     assert document.text(1) == "first page", "another process reads it again"
 
 
-def test_a_document_that_takes_too_long_is_not_read_again() -> None:
+def test_document_that_takes_too_long_is_not_read_again() -> None:
     reader = DocumentReader(1, Bounds(seconds=1))
     seconds: list[tuple[float, float]] = []
     document = reader.metered(lambda *one: seconds.append(one)).open(pdfs.slow(), FIELD)
@@ -115,7 +130,7 @@ def test_a_document_that_takes_too_long_is_not_read_again() -> None:
     reader.close()
 
 
-def test_a_process_is_ended_when_no_caller_waits_for_its_answer(reader: DocumentReader) -> None:
+def test_process_is_ended_when_no_caller_waits_for_its_answer(reader: DocumentReader) -> None:
     class Cancelled(Exception):
         pass
 
@@ -136,7 +151,7 @@ def test_a_process_is_ended_when_no_caller_waits_for_its_answer(reader: Document
     assert reader.open(GOOD, FIELD).text(1) == "first page"
 
 
-def test_the_processor_time_of_a_document_is_measured(reader: DocumentReader) -> None:
+def test_processor_time_of_a_document_is_measured(reader: DocumentReader) -> None:
     seconds: list[tuple[float, float]] = []
     data = pdfs.slow(operations=100, side=500)
     drawn_by = reader.metered(lambda *one: seconds.append(one))
@@ -157,21 +172,25 @@ def test_no_process_reads_two_documents_and_there_are_few(reader: DocumentReader
     assert len(children()) <= 3, "those of two at most, and one that is being replaced"
 
 
-def test_a_process_has_given_up_what_it_does_not_need(reader: DocumentReader) -> None:
+def test_process_has_given_up_what_it_does_not_need(reader: DocumentReader) -> None:
     reader.open(GOOD, FIELD)
     child = children()[-1]
     assert child.environ() == {}
     for name, most in ((psutil.RLIMIT_AS, limits.MEMORY_BYTES), (psutil.RLIMIT_FSIZE, 0)):
         wait_until(partial(lambda kind, bound: child.rlimit(kind) == (bound, bound), name, most))
     assert child.rlimit(psutil.RLIMIT_NOFILE)[0] <= 8
-    assert child.num_fds() >= child.rlimit(psutil.RLIMIT_NOFILE)[0], "no descriptor is left for a file or a socket"
+    assert child.num_fds() >= child.rlimit(psutil.RLIMIT_NOFILE)[0], (
+        "no descriptor is left for a file or a socket"
+    )
 
 
 def test_what_is_beyond_a_limit_is_refused_before_it_is_drawn(reader: DocumentReader) -> None:
     with pytest.raises(InvalidInput, match="at most 33,554,432"):
         reader.open(bytes(limits.BYTES + 1), FIELD)
     document = reader.open(pdfs.document(["a poster"], (2384, 3370)), FIELD)
-    with pytest.raises(InvalidInput, match=r"4,768 x 6,740 pixels at 144 dots per inch; .* at most 101 dots"):
+    with pytest.raises(
+        InvalidInput, match=r"4,768 x 6,740 pixels at 144 dots per inch; .* at most 101 dots"
+    ):
         document.sizes(1, 1, 144)
     (size,) = document.sizes(1, 1, 101)
     assert document.draw(1, 101, size).shape == (*size, 3)

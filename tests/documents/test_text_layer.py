@@ -1,4 +1,6 @@
-"""`shoal extract text` without a model: the text layer, read on this computer by the limited process."""
+"""`shoal extract text` without a model: the text layer, read on this computer by the limited
+process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def _run(monkeypatch: pytest.MonkeyPatch, nobody: str, entries: Iterable[EntryPo
     monkeypatch.setattr(pages, "entry_points", lambda group, name: tuple(entries))
     monkeypatch.setenv("SHOAL_ADDRESS", nobody)
     monkeypatch.setenv("COLUMNS", "200")
-    return lambda *arguments: CliRunner().invoke(main.build(), ["extract", "text", *map(str, arguments)])
+    return lambda *arguments: CliRunner().invoke(
+        main.build(), ["extract", "text", *map(str, arguments)]
+    )
 
 
 @pytest.fixture
@@ -40,14 +44,27 @@ def report(tmp_path: Path) -> Path:
     return file
 
 
-def test_text_layer_is_read_without_a_model_and_without_a_mesh(run: Run, report: Path, tmp_path: Path) -> None:
+def test_text_layer_is_read_without_a_model_and_without_a_mesh(
+    run: Run, report: Path, tmp_path: Path
+) -> None:
     ran = run(report)
-    assert (ran.exit_code, ran.stdout) == (0, "## Page 1\n\nfirst page\n\n## Page 2\n\n## Page 3\n\nthird page\n\n")
-    assert "no text on 1 of 3 pages: 2; --model names a model that reads them as images" in ran.stderr
+    assert (ran.exit_code, ran.stdout) == (
+        0,
+        "## Page 1\n\nfirst page\n\n## Page 2\n\n## Page 3\n\nthird page\n\n",
+    )
+    assert (
+        "no text on 1 of 3 pages: 2; --model names a model that reads them as images" in ran.stderr
+    )
     answer = json.loads(run(report, "--pages", "3-9", "--json").stdout)
-    assert answer == {"model": None, "pages": [{"page": 3, "text": "third page", "is_text_layer": True}]}
+    assert answer == {
+        "model": None,
+        "pages": [{"page": 3, "text": "third page", "is_text_layer": True}],
+    }
     ran = run(report, "--output", tmp_path / "report.md", "--pages", "1-2")
-    assert (ran.exit_code, (tmp_path / "report.md").read_text()) == (0, "## Page 1\n\nfirst page\n\n## Page 2\n\n")
+    assert (ran.exit_code, (tmp_path / "report.md").read_text()) == (
+        0,
+        "## Page 1\n\nfirst page\n\n## Page 2\n\n",
+    )
     assert re.search(r"2 pages in [\d.]+ s from the text layer -> ", ran.stderr)
 
 
@@ -59,7 +76,9 @@ def test_text_layer_is_read_without_a_model_and_without_a_mesh(run: Run, report:
         (b"no PDF", (), "report.pdf: the bytes are no PDF that can be read"),
     ],
 )
-def test_unreadable_document_is_an_error(run: Run, report: Path, content: bytes, arguments: tuple[str, ...], problem: str) -> None:
+def test_unreadable_document_is_an_error(
+    run: Run, report: Path, content: bytes, arguments: tuple[str, ...], problem: str
+) -> None:
     report.write_bytes(content)
     ran = run(report, *arguments)
     assert (ran.exit_code, ran.stdout) == (1, "")
@@ -76,10 +95,19 @@ def test_options_of_models_need_a_model(run: Run, report: Path) -> None:
 
 def test_missing_reader_says_what_to_install(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = _run(monkeypatch, "127.0.0.1:1", [])(report)
-    assert (ran.exit_code, "pip install 'shoal-mesh[worker]', or name a model of a mesh with --model" in ran.stderr) == (1, True)
+    assert (
+        ran.exit_code,
+        "pip install 'shoal-mesh[worker]', or name a model of a mesh with --model" in ran.stderr,
+    ) == (1, True)
     unloadable = EntryPoint("text_layer", "tests.documents.no_such_module:read", pages.GROUP)
     ran = _run(monkeypatch, "127.0.0.1:1", [unloadable])(report)
-    assert (ran.exit_code, "PDF files are not read here: No module named" in ran.stderr) == (1, True)
+    assert (ran.exit_code, "PDF files are not read here: No module named" in ran.stderr) == (
+        1,
+        True,
+    )
     monkeypatch.setattr("libs.documents.reader.find_spec", lambda name: None)
     ran = _run(monkeypatch, "127.0.0.1:1", [READER])(report)
-    assert (ran.exit_code, "pypdfium2 is missing. Install shoal-mesh[worker]" in ran.stderr) == (1, True)
+    assert (ran.exit_code, "pypdfium2 is missing. Install shoal-mesh[worker]" in ran.stderr) == (
+        1,
+        True,
+    )

@@ -1,7 +1,8 @@
-"""`make edge-fuzz`: schemathesis, in an environment of its own, against an edge before a FakeRouter that answers at once.
+"""`make edge-fuzz`: schemathesis, in an environment of its own, against an edge before a FakeRouter
+that answers at once.
 
-It makes requests of the OpenAPI document that the edge serves: right ones and broken ones. No answer may be a 500, and each must be
-as the document says.
+It makes requests of the OpenAPI document that the edge serves: right ones and broken ones. No
+answer may be a 500, and each must be as the document says.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def encoded(request: pb.EncodeRequest) -> pb.EncodeResponse:
 
 
 class Everything(dict[str, Target]):
-    """Aliases by which almost every made-up name is a model's: else most requests would end with 404."""
+    """Aliases by which almost every made-up name is a model's: else most requests would end with
+    404.
+    """
 
     def get(self, name: str, default: Any = None) -> Any:
         return default if name.startswith("0") else Target(MODEL)
@@ -48,21 +51,45 @@ class Everything(dict[str, Target]):
 
 def extracted(request: pb.ExtractRequest) -> pb.ExtractResponse:
     return pb.ExtractResponse(
-        results=[pb.Extraction(labels=[pb.LabelScore(label="a", score=0.5)]) for _ in request.items], usage=pb.Usage(input_tokens=5)
+        results=[
+            pb.Extraction(labels=[pb.LabelScore(label="a", score=0.5)]) for _ in request.items
+        ],
+        usage=pb.Usage(input_tokens=5),
     )
 
 
 async def written(request: pb.ExtractRequest) -> AsyncIterator[pb.ExtractStreamResponse]:
     yield pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(text="a shoal")])
-    yield pb.ExtractStreamResponse(response=pb.ExtractResponse(results=[pb.Extraction(text="a shoal of fish")]))
+    yield pb.ExtractStreamResponse(
+        response=pb.ExtractResponse(results=[pb.Extraction(text="a shoal of fish")])
+    )
 
 
 async def main(schemathesis: str, examples: int, seed: int, more: list[str]) -> int:
     tasks: list[Any] = [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE, models_pb2.TASK_CLASSIFY]
-    script = Script(encode=encoded, extract=extracted, write=written, models=[card(MODEL, tasks=tasks)])
+    script = Script(
+        encode=encoded, extract=extracted, write=written, models=[card(MODEL, tasks=tasks)]
+    )
     async with edge(script, aliases=Watched.fixed(Names(Everything()))) as http:
-        command = [schemathesis, "run", f"http://{http.address}/openapi.json", "--checks", CHECKS, "--max-examples", str(examples)]
-        command += ["--seed", str(seed), "--workers", "1", "--no-color", "--request-timeout", "20", *more]
+        command = [
+            schemathesis,
+            "run",
+            f"http://{http.address}/openapi.json",
+            "--checks",
+            CHECKS,
+            "--max-examples",
+            str(examples),
+        ]
+        command += [
+            "--seed",
+            str(seed),
+            "--workers",
+            "1",
+            "--no-color",
+            "--request-timeout",
+            "20",
+            *more,
+        ]
         process = await asyncio.create_subprocess_exec(*command)
         return await process.wait()
 

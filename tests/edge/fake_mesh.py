@@ -1,6 +1,8 @@
-"""FakeMesh: a router's face with a mesh behind it that a test draws: for the console, whose states no real mesh shows at will.
+"""FakeMesh: a router's face with a mesh behind it that a test draws: for the console, whose states
+no real mesh shows at will.
 
-The gRPC server, its interceptors and the edge are real. Numbers of models are made up; verbs answer in the real forms.
+The gRPC server, its interceptors and the edge are real. Numbers of models are made up; verbs answer
+in the real forms.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import Any
 
 import grpc
 import numpy as np
-from shoal.v1 import caller_pb2_grpc, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc
+from shoal.v1 import (
+    caller_pb2_grpc,
+    inference_pb2_grpc,
+    mesh_pb2,
+    mesh_pb2_grpc,
+    models_pb2,
+    models_pb2_grpc,
+)
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, PermissionDenied, Unauthenticated
@@ -54,7 +63,9 @@ OTHERS = (
 
 @dataclass
 class FakeMesh:
-    """What the router shows and does. `tokens`: role of each token; none: nobody needs one. `refusal`: raised by every call."""
+    """What the router shows and does. `tokens`: role of each token; none: nobody needs one.
+    `refusal`: raised by every call.
+    """
 
     mesh: mesh_pb2.Mesh = field(default_factory=mesh_pb2.Mesh)
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -83,7 +94,9 @@ class FakeMesh:
             return
         found = self.tokens.get(given.get("authorization", "").removeprefix("Bearer "))
         if found is None:
-            raise Unauthenticated("this call needs a credential: send the metadata `authorization: Bearer <token>`")
+            raise Unauthenticated(
+                "this call needs a credential: send the metadata `authorization: Bearer <token>`"
+            )
         if role == "admin" and found != "admin":
             raise PermissionDenied(f"role {found} may not call {name}: it needs role admin")
 
@@ -122,11 +135,15 @@ class FakeMeshService(mesh_pb2_grpc.MeshServiceServicer):
     def __init__(self, fake: FakeMesh) -> None:
         self.fake = fake
 
-    async def GetMesh(self, request: mesh_pb2.GetMeshRequest, context: Context) -> mesh_pb2.GetMeshResponse:
+    async def GetMesh(
+        self, request: mesh_pb2.GetMeshRequest, context: Context
+    ) -> mesh_pb2.GetMeshResponse:
         await self.fake.enter("GetMesh", request, context, role="admin")
         return mesh_pb2.GetMeshResponse(mesh=self.fake.mesh)
 
-    async def WatchMesh(self, request: mesh_pb2.WatchMeshRequest, context: Context) -> AsyncIterator[mesh_pb2.WatchMeshResponse]:
+    async def WatchMesh(
+        self, request: mesh_pb2.WatchMeshRequest, context: Context
+    ) -> AsyncIterator[mesh_pb2.WatchMeshResponse]:
         fake = self.fake
         await fake.enter("WatchMesh", request, context, role="admin")
         fake.watchers += 1
@@ -146,7 +163,12 @@ class FakeMeshService(mesh_pb2_grpc.MeshServiceServicer):
         self, request: mesh_pb2.ExplainPlacementRequest, context: Context
     ) -> mesh_pb2.ExplainPlacementResponse:
         await self.fake.enter("ExplainPlacement", request, context, role="admin")
-        places = [place for model in self.fake.mesh.models if model.model == request.model for place in model.places]
+        places = [
+            place
+            for model in self.fake.mesh.models
+            if model.model == request.model
+            for place in model.places
+        ]
         held = {place.worker_id for place in places if place.state == RESIDENT}
         workers = [
             mesh_pb2.PlacementReason(
@@ -159,11 +181,16 @@ class FakeMeshService(mesh_pb2_grpc.MeshServiceServicer):
             for at, worker in enumerate(self.fake.mesh.workers)
         ]
         summary = (
-            f"{len(held)} of pool l4 hold {request.model}; 4,200 tokens wait" if workers else "there is no worker in pool default"
+            f"{len(held)} of pool l4 hold {request.model}; 4,200 tokens wait"
+            if workers
+            else "there is no worker in pool default"
         )
         plan = "keep on one worker: 310 tokens/s are asked for, and one copy does 21,000"
         return mesh_pb2.ExplainPlacementResponse(
-            workers=workers, summary=summary, scheduler=self.fake.mesh.scheduler, plan=plan if workers else ""
+            workers=workers,
+            summary=summary,
+            scheduler=self.fake.mesh.scheduler,
+            plan=plan if workers else "",
         )
 
 
@@ -179,15 +206,21 @@ class FakeModelService(models_pb2_grpc.ModelServiceServicer):
     def __init__(self, fake: FakeMesh) -> None:
         self.fake = fake
 
-    async def ListModels(self, request: models_pb2.ListModelsRequest, context: Context) -> models_pb2.ListModelsResponse:
+    async def ListModels(
+        self, request: models_pb2.ListModelsRequest, context: Context
+    ) -> models_pb2.ListModelsResponse:
         await self.fake.enter("ListModels", request, context, role="client")
         return models_pb2.ListModelsResponse(models=self.fake.mesh.models)
 
-    async def GetModel(self, request: models_pb2.GetModelRequest, context: Context) -> models_pb2.GetModelResponse:
+    async def GetModel(
+        self, request: models_pb2.GetModelRequest, context: Context
+    ) -> models_pb2.GetModelResponse:
         await self.fake.enter("GetModel", request, context, role="client")
         return models_pb2.GetModelResponse(model=self.fake.model(request.model))
 
-    async def LoadModel(self, request: models_pb2.LoadModelRequest, context: Context) -> models_pb2.LoadModelResponse:
+    async def LoadModel(
+        self, request: models_pb2.LoadModelRequest, context: Context
+    ) -> models_pb2.LoadModelResponse:
         fake = self.fake
         await fake.enter("LoadModel", request, context, role="admin")
         if request.model in fake.fails:
@@ -198,17 +231,29 @@ class FakeModelService(models_pb2_grpc.ModelServiceServicer):
             fake.mesh.models.append(model_of(request.model, "bert", 384, 91))
         fake.set(request.model, models_pb2.MODEL_STATE_LOADING)
         await asyncio.sleep(fake.load_seconds)
-        return models_pb2.LoadModelResponse(model=fake.set(request.model, RESIDENT, load_seconds=1.4))
+        return models_pb2.LoadModelResponse(
+            model=fake.set(request.model, RESIDENT, load_seconds=1.4)
+        )
 
-    async def EvictModel(self, request: models_pb2.EvictModelRequest, context: Context) -> models_pb2.EvictModelResponse:
+    async def EvictModel(
+        self, request: models_pb2.EvictModelRequest, context: Context
+    ) -> models_pb2.EvictModelResponse:
         await self.fake.enter("EvictModel", request, context, role="admin")
-        held = [place.worker_id for place in self.fake.model(request.model).places if place.state == RESIDENT]
+        held = [
+            place.worker_id
+            for place in self.fake.model(request.model).places
+            if place.state == RESIDENT
+        ]
         self.fake.set(request.model, COLD, pinned=False)
         return models_pb2.EvictModelResponse(worker_ids=held)
 
-    async def PinModel(self, request: models_pb2.PinModelRequest, context: Context) -> models_pb2.PinModelResponse:
+    async def PinModel(
+        self, request: models_pb2.PinModelRequest, context: Context
+    ) -> models_pb2.PinModelResponse:
         await self.fake.enter("PinModel", request, context, role="admin")
-        model = self.fake.set(request.model, self.fake.model(request.model).state, pinned=request.pinned)
+        model = self.fake.set(
+            request.model, self.fake.model(request.model).state, pinned=request.pinned
+        )
         return models_pb2.PinModelResponse(model=model)
 
 
@@ -241,12 +286,17 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
         await self._enter("Encode", request, context)
-        reply = pb.EncodeResponse(usage=pb.Usage(input_tokens=31), timings=TIMINGS, model_revision="r1")
+        reply = pb.EncodeResponse(
+            usage=pb.Usage(input_tokens=31), timings=TIMINGS, model_revision="r1"
+        )
         count = len(request.items)
         if "colbert" in request.model:
             reply.multi_vector.CopyFrom(ragged(*(_vectors(9 + at, 16) for at in range(count))))
         elif "splade" in request.model:
-            rows = [{2000 + 37 * at + row: 2.4 / (1 + at / 4) for at in range(18)} for row in range(count)]
+            rows = [
+                {2000 + 37 * at + row: 2.4 / (1 + at / 4) for at in range(18)}
+                for row in range(count)
+            ]
             reply.sparse.CopyFrom(sparse(*rows, columns=30_522))
         else:
             reply.dense.CopyFrom(dense(_vectors(count, 384)))
@@ -256,14 +306,20 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         await self._enter("Tokenize", request, context)
         return tokenized(request)
 
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
         await self._enter("Detokenize", request, context)
         return pb.DetokenizeResponse(texts=["a text"] * len(request.sequences))
 
-    async def EncodeStream(self, request: pb.EncodeRequest, context: Context) -> AsyncIterator[pb.EncodeResponse]:
+    async def EncodeStream(
+        self, request: pb.EncodeRequest, context: Context
+    ) -> AsyncIterator[pb.EncodeResponse]:
         yield await self.Encode(request, context)
 
-    async def ExtractStream(self, request: pb.ExtractRequest, context: Context) -> AsyncIterator[pb.ExtractStreamResponse]:
+    async def ExtractStream(
+        self, request: pb.ExtractRequest, context: Context
+    ) -> AsyncIterator[pb.ExtractStreamResponse]:
         answer = await self.Extract(request, context)
         for word in re.findall(r"\s*\S+", answer.results[0].text):
             yield pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=0, text=word)])
@@ -316,18 +372,41 @@ def _written(item: pb.Item, task: pb.TextTask) -> pb.Extraction:
 def _found(text: str, task: str, request: pb.ExtractRequest) -> pb.Extraction:
     if task == "classify":
         labels = request.classify.labels or ["positive", "negative"]
-        return pb.Extraction(labels=[pb.LabelScore(label=label, score=0.8 / (at + 1)) for at, label in enumerate(labels)])
-    wanted = list(request.entities.labels or [one.label for one in request.structure.entities]) or ["person"]
-    words = [("Marie Curie", 0), ("Curie", 0), ("Warsaw", 1), ("Paris", 1), ("the Sorbonne", 2), ("1891", 3), ("🐟", 0)]
+        return pb.Extraction(
+            labels=[
+                pb.LabelScore(label=label, score=0.8 / (at + 1)) for at, label in enumerate(labels)
+            ]
+        )
+    wanted = list(request.entities.labels or [one.label for one in request.structure.entities]) or [
+        "person"
+    ]
+    words = [
+        ("Marie Curie", 0),
+        ("Curie", 0),
+        ("Warsaw", 1),
+        ("Paris", 1),
+        ("the Sorbonne", 2),
+        ("1891", 3),
+        ("🐟", 0),
+    ]
     found = [
-        pb.Entity(start=text.index(word), end=text.index(word) + len(word), label=wanted[at % len(wanted)], score=0.97, text=word)
+        pb.Entity(
+            start=text.index(word),
+            end=text.index(word) + len(word),
+            label=wanted[at % len(wanted)],
+            score=0.97,
+            text=word,
+        )
         for word, at in words
         if word in text
     ]
     if task == "relations":
         pairs = itertools.pairwise(found)
         return pb.Extraction(
-            relations=[pb.Relation(head=one, tail=two, label=request.relations.labels[0], score=0.7) for one, two in pairs]
+            relations=[
+                pb.Relation(head=one, tail=two, label=request.relations.labels[0], score=0.7)
+                for one, two in pairs
+            ]
         )
     moves = [_move(text)] if task == "structure" and "Warsaw" in text else []
     return pb.Extraction(entities=found, structures=moves)
@@ -340,21 +419,37 @@ def _move(text: str) -> pb.Structure:
 
 
 def model_of(
-    name: str, family: str, dimensions: int, mib: int, state: models_pb2.ModelState = COLD, *workers: str, **place: Any
+    name: str,
+    family: str,
+    dimensions: int,
+    mib: int,
+    state: models_pb2.ModelState = COLD,
+    *workers: str,
+    **place: Any,
 ) -> models_pb2.Model:
     """A model with its card; in `state` on `workers`."""
     tasks, forms = [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE], [pb.REPRESENTATION_DENSE]
     token_dimensions, inputs = 0, list[models_pb2.InputKind]()
     if "gliner_" in name:
-        tasks, forms = [models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY, models_pb2.TASK_RELATIONS], []
+        tasks, forms = (
+            [models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY, models_pb2.TASK_RELATIONS],
+            [],
+        )
     elif name == WRITER:
         tasks, forms = [models_pb2.TASK_TEXT], []
     elif "OCR" in name:
-        tasks, forms, inputs = [models_pb2.TASK_TEXT], [], [models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
+        tasks, forms, inputs = (
+            [models_pb2.TASK_TEXT],
+            [],
+            [models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT],
+        )
     elif "gliner2" in name:
         tasks, forms = [models_pb2.TASK_ENTITIES, models_pb2.TASK_STRUCTURE], []
     elif "siglip" in name:
-        tasks, inputs = [models_pb2.TASK_ENCODE], [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE]
+        tasks, inputs = (
+            [models_pb2.TASK_ENCODE],
+            [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE],
+        )
     elif "cross-encoder" in name:
         tasks, forms = [models_pb2.TASK_SCORE], []
     elif "colbert" in name:
@@ -375,7 +470,10 @@ def model_of(
         open_labels="gliner" in name,
         inputs=inputs,
     )
-    places = [models_pb2.ModelPlace(worker_id=worker, state=state, bytes=mib * MIB, **place) for worker in workers]
+    places = [
+        models_pb2.ModelPlace(worker_id=worker, state=state, bytes=mib * MIB, **place)
+        for worker in workers
+    ]
     return models_pb2.Model(model=name, state=state, card=card, places=places)
 
 
@@ -417,22 +515,51 @@ def busy() -> FakeMesh:
         ("l4-0",),
     ]
     models = [
-        model_of(*NAMES[at], states[at], *places[at], load_seconds=1.8, tokens_per_second=21_400.0 + 900 * at)
+        model_of(
+            *NAMES[at],
+            states[at],
+            *places[at],
+            load_seconds=1.8,
+            tokens_per_second=21_400.0 + 900 * at,
+        )
         for at in range(len(NAMES))
     ]
     models[0].places[0].pinned = True
-    models[9].last_error = "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json says 1024"
+    models[
+        9
+    ].last_error = "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json says 1024"
     models[9].places[0].last_error = models[9].last_error
     used = dict.fromkeys(("l4-0", "l4-1", "l4-2", "cpu-0"), 0)
     for model in models:
         for place in model.places:
             used[place.worker_id] += place.bytes if place.state == RESIDENT else 0
     workers = [
-        worker_of("cpu-0", "cpu", "Intel Xeon, 16 cores", 8, kernels="avx512_bf16", used_bytes=used["cpu-0"]),
         worker_of(
-            "l4-0", "l4", "NVIDIA L4", 4, used_bytes=used["l4-0"] + 210 * MIB, host_memory_bytes=64 << 30, host_used_bytes=9 << 30
+            "cpu-0",
+            "cpu",
+            "Intel Xeon, 16 cores",
+            8,
+            kernels="avx512_bf16",
+            used_bytes=used["cpu-0"],
         ),
-        worker_of("l4-1", "l4", "NVIDIA L4", 4, used_bytes=used["l4-1"], preempted_in_seconds=94.0, wasted_seconds=41.0),
+        worker_of(
+            "l4-0",
+            "l4",
+            "NVIDIA L4",
+            4,
+            used_bytes=used["l4-0"] + 210 * MIB,
+            host_memory_bytes=64 << 30,
+            host_used_bytes=9 << 30,
+        ),
+        worker_of(
+            "l4-1",
+            "l4",
+            "NVIDIA L4",
+            4,
+            used_bytes=used["l4-1"],
+            preempted_in_seconds=94.0,
+            wasted_seconds=41.0,
+        ),
         worker_of("l4-2", "l4", "NVIDIA L4", 4, draining=True),
     ]
     lanes = [
@@ -453,27 +580,38 @@ def busy() -> FakeMesh:
     ]
     processes = [
         mesh_pb2.ProcessStatus(name="router", state="running"),
-        mesh_pb2.ProcessStatus(name="worker-0", state="running", restarts=1, detail="killed by SIGKILL"),
+        mesh_pb2.ProcessStatus(
+            name="worker-0", state="running", restarts=1, detail="killed by SIGKILL"
+        ),
         mesh_pb2.ProcessStatus(name="edge", state="running"),
     ]
-    pools = [mesh_pb2.PoolStatus(pool="l4", desired_workers=4), mesh_pb2.PoolStatus(pool="cpu", desired_workers=1)]
+    pools = [
+        mesh_pb2.PoolStatus(pool="l4", desired_workers=4),
+        mesh_pb2.PoolStatus(pool="cpu", desired_workers=1),
+    ]
     mesh = mesh_pb2.Mesh(
         workers=workers,
         models=[models[at] for at in sorted(range(len(models)), key=lambda at: models[at].model)],
         lanes=lanes,
         router_id="router-7c9f",
-        scheduler=mesh_pb2.SchedulerStatus(scheduler_id="scheduler-0", plan=(3 << 32) + 112, age_seconds=1.2),
+        scheduler=mesh_pb2.SchedulerStatus(
+            scheduler_id="scheduler-0", plan=(3 << 32) + 112, age_seconds=1.2
+        ),
         pools=pools,
         processes=processes,
     )
-    broken = ModelBroken("model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json says 1024")
+    broken = ModelBroken(
+        "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json says 1024"
+    )
     return FakeMesh(mesh, is_lively=True, load_seconds=0.3, fails={NAMES[9][0]: broken})
 
 
 def with_others(fake: FakeMesh) -> FakeMesh:
     """The mesh with resident models of OTHERS."""
     worker = fake.mesh.workers[0].worker_id
-    fake.mesh.models.extend(model_of(*one, RESIDENT, worker, tokens_per_second=2_400.0) for one in OTHERS)
+    fake.mesh.models.extend(
+        model_of(*one, RESIDENT, worker, tokens_per_second=2_400.0) for one in OTHERS
+    )
     return fake
 
 
@@ -487,15 +625,31 @@ def many(count: int = 1000) -> FakeMesh:
         name, family, dimensions, mib = NAMES[at % len(NAMES)]
         organisation, _, rest = name.partition("/")
         held = (f"l4-{at % 24:02}",)
-        models.append(model_of(f"{organisation}/{rest}-{at:04}", family, dimensions, mib, states[at % 5], *held))
+        models.append(
+            model_of(
+                f"{organisation}/{rest}-{at:04}", family, dimensions, mib, states[at % 5], *held
+            )
+        )
         if states[at % 5] == RESIDENT:
             workers[at % 24].used_bytes += mib * MIB
     lanes = [
-        mesh_pb2.LaneStatus(pool="l4", model=model.model, queued_jobs=3, queued_tokens=500, leased_tokens=900, done_jobs=100)
+        mesh_pb2.LaneStatus(
+            pool="l4",
+            model=model.model,
+            queued_jobs=3,
+            queued_tokens=500,
+            leased_tokens=900,
+            done_jobs=100,
+        )
         for model in list(models)[::8]
     ]
     mesh = mesh_pb2.Mesh(
-        workers=workers, models=models, lanes=lanes, router_id="router-7c9f", scheduler=fake.mesh.scheduler, pools=fake.mesh.pools
+        workers=workers,
+        models=models,
+        lanes=lanes,
+        router_id="router-7c9f",
+        scheduler=fake.mesh.scheduler,
+        pools=fake.mesh.pools,
     )
     return FakeMesh(mesh, is_lively=True, seconds=1.0)
 
@@ -505,11 +659,21 @@ async def routing(fake: FakeMesh) -> AsyncIterator[str]:
     """The fake's services at the yielded address."""
     services = [
         Service(
-            "shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, FakeInference(fake))
+            "shoal.v1.InferenceService",
+            partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, FakeInference(fake)),
         ),
-        Service("shoal.v1.CallerService", partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService())),
-        Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, FakeModelService(fake))),
-        Service("shoal.v1.MeshService", partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, FakeMeshService(fake))),
+        Service(
+            "shoal.v1.CallerService",
+            partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService()),
+        ),
+        Service(
+            "shoal.v1.ModelService",
+            partial(models_pb2_grpc.add_ModelServiceServicer_to_server, FakeModelService(fake)),
+        ),
+        Service(
+            "shoal.v1.MeshService",
+            partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, FakeMeshService(fake)),
+        ),
     ]
     async with serving("127.0.0.1:0", services, grace_seconds=0.1) as server:
         await server.set_health(True)

@@ -1,6 +1,8 @@
-"""`make edge-idle`: 10,000 idle connections to an edge of its own. Prints what each takes of its memory, and asks beside them.
+"""`make edge-idle`: 10,000 idle connections to an edge of its own. Prints what each takes of its
+memory, and asks beside them.
 
-Exits 1 if a connection takes more than BUDGET_BYTES, if a good request beside them is not answered, or if memory is not free again.
+Exits 1 if a connection takes more than BUDGET_BYTES, if a good request beside them is not answered,
+or if memory is not free again.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ async def opened(port: int, count: int) -> list[Idle]:
     loop = asyncio.get_running_loop()
     found: list[Idle] = []
     for first in range(0, count, AT_ONCE):
-        made = [loop.create_connection(Idle, "127.0.0.1", port) for _ in range(min(AT_ONCE, count - first))]
+        made = [
+            loop.create_connection(Idle, "127.0.0.1", port)
+            for _ in range(min(AT_ONCE, count - first))
+        ]
         found += [idle for _, idle in await asyncio.gather(*made)]
         await asyncio.gather(*(idle.answered for idle in found[first:]))
     return found
@@ -74,10 +79,16 @@ async def main() -> int:
     count = CONNECTIONS if hard == resource.RLIM_INFINITY else min(CONNECTIONS, hard - 200)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 200), hard))
     async with routing(Script()) as router:
-        told = {"SHOAL_ROUTERS": router, "SHOAL_HTTP_ADDRESS": "127.0.0.1:0", "SHOAL_HTTP_CONNECTIONS": str(count + SPARE)}
+        told = {
+            "SHOAL_ROUTERS": router,
+            "SHOAL_HTTP_ADDRESS": "127.0.0.1:0",
+            "SHOAL_HTTP_CONNECTIONS": str(count + SPARE),
+        }
         told["SHOAL_HTTP_IDLE_SECONDS"] = "600"
         edge = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.edge"), env=dict(os.environ) | told, stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", "services.edge"),
+            env=dict(os.environ) | told,
+            stderr=asyncio.subprocess.PIPE,
         )
         assert edge.stderr is not None
         address = ""
@@ -107,8 +118,12 @@ async def main() -> int:
         edge.terminate()
         status = await edge.wait()
         await silent
-    print(f"{count:,} connections in {took:.1f} s, {each / 1024:.1f} KiB of the edge's memory each ({BUDGET_BYTES >> 10} may be)")
-    print(f"a good request: {alone * 1e3:.1f} ms alone, {beside * 1e3:.1f} beside them, {after * 1e3:.1f} after")
+    print(
+        f"{count:,} connections in {took:.1f} s, {each / 1024:.1f} KiB of the edge's memory each ({BUDGET_BYTES >> 10} may be)"
+    )
+    print(
+        f"a good request: {alone * 1e3:.1f} ms alone, {beside * 1e3:.1f} beside them, {after * 1e3:.1f} after"
+    )
     print(f"one connection more than may be: {beyond}; lost: {lost}")
     return int(each > BUDGET_BYTES or lost > 0 or beyond != 503 or status != 0)
 

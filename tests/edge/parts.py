@@ -1,4 +1,6 @@
-"""A router's face for tests of the edge: a real gRPC server, with answers that a test chooses; and HTTP as bytes on a socket."""
+"""A router's face for tests of the edge: a real gRPC server, with answers that a test chooses; and
+HTTP as bytes on a socket.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,16 @@ def vectors(count: int, width: int = WIDTH) -> np.ndarray:
 
 
 def dense(rows: np.ndarray) -> tensor_pb2.Tensor:
-    return tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=rows.shape, data=rows.astype("<f4").tobytes())
+    return tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=rows.shape, data=rows.astype("<f4").tobytes()
+    )
 
 
 @dataclass
 class Script:
-    """What a router answers, and what it was asked. `act`: called before each answer; may wait or raise a ShoalError."""
+    """What a router answers, and what it was asked. `act`: called before each answer; may wait or
+    raise a ShoalError.
+    """
 
     act: Callable[[], Awaitable[None]] | None = None
     encode: Callable[[pb.EncodeRequest], pb.EncodeResponse] | None = None
@@ -59,7 +65,9 @@ class Script:
             return
         self.requests.append(request)
         self.calls.append(call)
-        self.metadata.append({key: str(value) for key, value in context.invocation_metadata() or ()})
+        self.metadata.append(
+            {key: str(value) for key, value in context.invocation_metadata() or ()}
+        )
         self.seconds.append(context.time_remaining() or 0.0)
         if self.act is not None:
             try:
@@ -70,14 +78,20 @@ class Script:
 
 
 def tokenized(request: pb.TokenizeRequest) -> pb.TokenizeResponse:
-    """A token is a character, and its id the character's number; 1 and 2 are special tokens, before and after a text."""
+    """A token is a character, and its id the character's number; 1 and 2 are special tokens, before
+    and after a text.
+    """
     special = request.add_special_tokens or not request.HasField("add_special_tokens")
     results = []
     for text in request.texts:
         ids = [*([1] if special else []), *map(ord, text), *([2] if special else [])]
         places = [(0, 0), *((index, index + 1) for index in range(len(text))), (0, 0)]
         places = places if special else places[1:-1]
-        names = [*(["<s>"] if special else []), *(f"_{letter}" for letter in text), *(["</s>"] if special else [])]
+        names = [
+            *(["<s>"] if special else []),
+            *(f"_{letter}" for letter in text),
+            *(["</s>"] if special else []),
+        ]
         results.append(
             pb.Tokenization(
                 count=len(ids),
@@ -90,7 +104,11 @@ def tokenized(request: pb.TokenizeRequest) -> pb.TokenizeResponse:
                 kept_tokens=len(ids),
             )
         )
-    return pb.TokenizeResponse(results=results, max_tokens=512, usage=pb.Usage(input_tokens=sum(one.count for one in results)))
+    return pb.TokenizeResponse(
+        results=results,
+        max_tokens=512,
+        usage=pb.Usage(input_tokens=sum(one.count for one in results)),
+    )
 
 
 class Inference(inference_pb2_grpc.InferenceServiceServicer):
@@ -101,7 +119,9 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         await self.script.note(request, context)
         if self.script.encode is not None:
             return self.script.encode(request)
-        return pb.EncodeResponse(dense=dense(vectors(len(request.items))), usage=pb.Usage(input_tokens=5))
+        return pb.EncodeResponse(
+            dense=dense(vectors(len(request.items))), usage=pb.Usage(input_tokens=5)
+        )
 
     def Multiplex(self, request_iterator: Any, context: Context) -> Any:
         """Where no interceptor serves it."""
@@ -115,7 +135,9 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         scores = np.linspace(0.1, 0.9, len(request.documents), dtype=np.float32)
         best = list(range(len(scores)))[::-1][: request.top_n or len(scores)]
         return pb.ScoreResponse(
-            scores=tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=scores.shape, data=scores.tobytes()),
+            scores=tensor_pb2.Tensor(
+                data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=scores.shape, data=scores.tobytes()
+            ),
             ranking=best,
             usage=pb.Usage(input_tokens=9),
             model_revision="r1",
@@ -130,16 +152,22 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         await self.script.note(request, context)
         return tokenized(request)
 
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
         await self.script.note(request, context)
         texts = ["".join(chr(token) for token in one.ids if token > 2) for one in request.sequences]
         return pb.DetokenizeResponse(texts=texts, usage=pb.Usage(input_tokens=7))
 
-    async def EncodeStream(self, request: pb.EncodeRequest, context: Context) -> AsyncIterator[pb.EncodeResponse]:
+    async def EncodeStream(
+        self, request: pb.EncodeRequest, context: Context
+    ) -> AsyncIterator[pb.EncodeResponse]:
         yield pb.EncodeResponse()
         raise NotImplementedError
 
-    async def ExtractStream(self, request: pb.ExtractRequest, context: Context) -> AsyncIterator[pb.ExtractStreamResponse]:
+    async def ExtractStream(
+        self, request: pb.ExtractRequest, context: Context
+    ) -> AsyncIterator[pb.ExtractStreamResponse]:
         await self.script.note(request, context)
         assert self.script.write is not None
         try:
@@ -154,24 +182,34 @@ class Models(models_pb2_grpc.ModelServiceServicer):
     def __init__(self, script: Script) -> None:
         self.script = script
 
-    async def ListModels(self, request: models_pb2.ListModelsRequest, context: Context) -> models_pb2.ListModelsResponse:
+    async def ListModels(
+        self, request: models_pb2.ListModelsRequest, context: Context
+    ) -> models_pb2.ListModelsResponse:
         await self.script.note(request, context)
         return models_pb2.ListModelsResponse(models=self.script.models)
 
-    async def GetModel(self, request: models_pb2.GetModelRequest, context: Context) -> models_pb2.GetModelResponse:
+    async def GetModel(
+        self, request: models_pb2.GetModelRequest, context: Context
+    ) -> models_pb2.GetModelResponse:
         await self.script.note(request, context)
         for model in self.script.models:
             if model.model == request.model:
                 return models_pb2.GetModelResponse(model=model)
         raise ModelNotFound(f"no worker knows {request.model}", field="model")
 
-    async def LoadModel(self, request: models_pb2.LoadModelRequest, context: Context) -> models_pb2.LoadModelResponse:
+    async def LoadModel(
+        self, request: models_pb2.LoadModelRequest, context: Context
+    ) -> models_pb2.LoadModelResponse:
         raise NotImplementedError
 
-    async def EvictModel(self, request: models_pb2.EvictModelRequest, context: Context) -> models_pb2.EvictModelResponse:
+    async def EvictModel(
+        self, request: models_pb2.EvictModelRequest, context: Context
+    ) -> models_pb2.EvictModelResponse:
         raise NotImplementedError
 
-    async def PinModel(self, request: models_pb2.PinModelRequest, context: Context) -> models_pb2.PinModelResponse:
+    async def PinModel(
+        self, request: models_pb2.PinModelRequest, context: Context
+    ) -> models_pb2.PinModelResponse:
         raise NotImplementedError
 
 
@@ -191,9 +229,18 @@ def card(model: str = MODEL, **more: Any) -> models_pb2.Model:
 async def routing(script: Script, security: Security | None = None) -> AsyncIterator[str]:
     """A router's services at the yielded address."""
     services = [
-        Service("shoal.v1.InferenceService", partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, Inference(script))),
-        Service("shoal.v1.CallerService", partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService())),
-        Service("shoal.v1.ModelService", partial(models_pb2_grpc.add_ModelServiceServicer_to_server, Models(script))),
+        Service(
+            "shoal.v1.InferenceService",
+            partial(inference_pb2_grpc.add_InferenceServiceServicer_to_server, Inference(script)),
+        ),
+        Service(
+            "shoal.v1.CallerService",
+            partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService()),
+        ),
+        Service(
+            "shoal.v1.ModelService",
+            partial(models_pb2_grpc.add_ModelServiceServicer_to_server, Models(script)),
+        ),
     ]
     async with serving("127.0.0.1:0", services, security=security, grace_seconds=0.1) as server:
         await server.set_health(True)
@@ -201,10 +248,14 @@ async def routing(script: Script, security: Security | None = None) -> AsyncIter
 
 
 @asynccontextmanager
-async def edge(script: Script, security: Security | None = None, **settings: Any) -> AsyncIterator[Http]:
+async def edge(
+    script: Script, security: Security | None = None, **settings: Any
+) -> AsyncIterator[Http]:
     """An edge before such a router; yields how to speak to it."""
     async with routing(script, security) as router:
-        given = Settings(edge_id="edge", address="127.0.0.1:0", routers=(router,), grace_seconds=5.0)
+        given = Settings(
+            edge_id="edge", address="127.0.0.1:0", routers=(router,), grace_seconds=5.0
+        )
         async with running(replace(given, **settings)) as address:
             yield Http(address)
 
@@ -222,7 +273,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Http:
-    """HTTP/1.1 as bytes: one connection a request, so that nothing stands between a test and the edge."""
+    """HTTP/1.1 as bytes: one connection a request, so that nothing stands between a test and the
+    edge.
+    """
 
     address: str
 
@@ -235,7 +288,9 @@ class Http:
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.send("POST", path, content, {"content_type": "application/json", **headers})
+        return await self.send(
+            "POST", path, content, {"content_type": "application/json", **headers}
+        )
 
     async def send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         reader, writer = await self.open()
@@ -248,14 +303,20 @@ class Http:
 
 def head(method: str, path: str, headers: Mapping[str, str]) -> bytes:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = [f"{method} {path} HTTP/1.1", "host: localhost", *(f"{name}: {value}" for name, value in named.items())]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: localhost",
+        *(f"{name}: {value}" for name, value in named.items()),
+    ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
 async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply:
     text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     status, *lines = text.strip().split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    headers = {
+        name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     if method == "HEAD":
         return Reply(int(status.split()[1]), headers, b"")
     if headers.get("transfer-encoding") == "chunked":
@@ -265,23 +326,39 @@ async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply
             await reader.readline()
         await reader.readline()
         return Reply(int(status.split()[1]), headers, b"".join(parts))
-    return Reply(int(status.split()[1]), headers, await reader.readexactly(int(headers.get("content-length", "0"))))
+    return Reply(
+        int(status.split()[1]),
+        headers,
+        await reader.readexactly(int(headers.get("content-length", "0"))),
+    )
 
 
 def scores(*values: float) -> pb.ScoreResponse:
     """The answer with these scores, all documents ranked."""
     array = np.array(values, np.float32)
-    tensor = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=array.shape, data=array.tobytes())
-    return pb.ScoreResponse(scores=tensor, ranking=np.argsort(-array, kind="stable").tolist(), usage=pb.Usage(input_tokens=9))
+    tensor = tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=array.shape, data=array.tobytes()
+    )
+    return pb.ScoreResponse(
+        scores=tensor,
+        ranking=np.argsort(-array, kind="stable").tolist(),
+        usage=pb.Usage(input_tokens=9),
+    )
 
 
 def sparse(*rows: Mapping[int, float], columns: int = 100) -> tensor_pb2.SparseMatrix:
     indices = np.array([column for row in rows for column in row], "<u4")
     values = np.array([value for row in rows for value in row.values()], "<f4")
     offsets = np.cumsum([0, *map(len, rows)]).tolist()
-    tensor = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=values.shape, data=values.tobytes())
-    return tensor_pb2.SparseMatrix(columns=columns, offsets=offsets, indices=indices.tobytes(), values=tensor)
+    tensor = tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=values.shape, data=values.tobytes()
+    )
+    return tensor_pb2.SparseMatrix(
+        columns=columns, offsets=offsets, indices=indices.tobytes(), values=tensor
+    )
 
 
 def ragged(*rows: np.ndarray) -> tensor_pb2.Ragged:
-    return tensor_pb2.Ragged(values=dense(np.concatenate(rows)), offsets=np.cumsum([0, *map(len, rows)]).tolist())
+    return tensor_pb2.Ragged(
+        values=dense(np.concatenate(rows)), offsets=np.cumsum([0, *map(len, rows)]).tolist()
+    )

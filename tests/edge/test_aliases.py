@@ -68,7 +68,7 @@ def test_faults_name_file_and_key(tmp_path: Path, text: str, words: str) -> None
         read_aliases(tmp_path / "missing")
 
 
-async def test_a_changed_file_is_read_by_a_running_edge(tmp_path: Path) -> None:
+async def test_changed_file_is_read_by_a_running_edge(tmp_path: Path) -> None:
     path = tmp_path / "aliases.yaml"
     path.write_text(FILE)
     script = Script()
@@ -114,17 +114,27 @@ def test_settings_name_the_variable(name: str, value: str) -> None:
 
 
 def test_settings_describe_themselves() -> None:
-    assert Settings.from_env({"SHOAL_TOKENS": "/not/ours"}).describe()["routers"] == "127.0.0.1:50051"
+    assert (
+        Settings.from_env({"SHOAL_TOKENS": "/not/ours"}).describe()["routers"] == "127.0.0.1:50051"
+    )
 
 
 async def test_lists_of_models_leave_out_those_that_cannot_answer() -> None:
-    """One caller's typo is not a model for the others; `GET /v1/models/{id}` still says why it failed."""
+    """One caller's typo is not a model for the others; `GET /v1/models/{id}` still says why it
+    failed.
+    """
     failed, cold = models_pb2.MODEL_STATE_FAILED, models_pb2.MODEL_STATE_COLD
     broken = models_pb2.ModelPlace(worker_id="w", state=cold, last_error="no config.json")
     models = [
         models_pb2.Model(model="a/typo", state=failed, last_error="no store has it"),
-        models_pb2.Model(model="b/broken", state=cold, last_error="no config.json", places=[broken]),
-        models_pb2.Model(model="c/cold", state=cold, places=[broken, models_pb2.ModelPlace(worker_id="v", state=cold)]),
+        models_pb2.Model(
+            model="b/broken", state=cold, last_error="no config.json", places=[broken]
+        ),
+        models_pb2.Model(
+            model="c/cold",
+            state=cold,
+            places=[broken, models_pb2.ModelPlace(worker_id="v", state=cold)],
+        ),
         card(),
     ]
     names = Names({"alias-of-typo": Target("a/typo"), "alias-of-new": Target("new/model")})
@@ -148,7 +158,9 @@ async def test_lists_of_models_leave_out_those_that_cannot_answer() -> None:
         ({"user_agent": "python-httpx/0.28.1", "x_sie_sdk_version": "0.10.1"}, "models"),
     ],
 )
-async def test_each_client_gets_the_one_list_that_it_reads(headers: dict[str, str], key: str) -> None:
+async def test_each_client_gets_the_one_list_that_it_reads(
+    headers: dict[str, str], key: str
+) -> None:
     async with edge(Script(models=[card(created_unix_seconds=1_700_000_000)])) as http:
         listed = (await http.get("/v1/models", **headers)).json
     assert set(listed) == {"object", key}

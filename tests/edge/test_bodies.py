@@ -1,4 +1,6 @@
-"""Bodies from chance: whatever they are, a dialect has a question or an error of 4xx, in its own form. And full queues."""
+"""Bodies from chance: whatever they are, a dialect has a question or an error of 4xx, in its own
+form. And full queues.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import QueueFull
 from services.edge.dialects import cohere, huggingface, jina, ollama, openai
 from services.edge.dialects.tei import TEI
-from services.edge.messages.base import Answer, Dialect, Problem, Question, Received
+from services.edge.messages.base import Answer, Dialect, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from services.edge.routes import Table
 from tests.edge.parts import MODEL, Script, card, edge
@@ -28,7 +30,7 @@ JUNK: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    ask: Callable[[Received], Question | Answer]
+    ask: Callable[[Received], MeshCall | Answer]
     dialect: Dialect
     body: Mapping[str, Any]
 
@@ -37,17 +39,59 @@ CASES = (
     Case(
         cohere.embed_v2,
         cohere.COHERE,
-        {"model": MODEL, "texts": ["a"], "input_type": "search_query", "embedding_types": ["float"], "truncate": "END"},
+        {
+            "model": MODEL,
+            "texts": ["a"],
+            "input_type": "search_query",
+            "embedding_types": ["float"],
+            "truncate": "END",
+        },
     ),
-    Case(cohere.embed_v1, cohere.COHERE, {"model": MODEL, "inputs": [{"content": [{"type": "text", "text": "a"}]}]}),
-    Case(jina.classify, cohere.COHERE, {"model": MODEL, "inputs": ["a"], "examples": [{"text": "b", "label": "c"}]}),
-    Case(jina.classify, openai.OPENAI, {"model": MODEL, "input": ["a", {"text": "b"}], "labels": ["c"]}),
-    Case(jina.multi_vector, openai.OPENAI, {"model": MODEL, "input": ["a"], "embedding_type": "float", "task": "retrieval.query"}),
-    Case(huggingface.by_task, TEI, {"inputs": "a", "parameters": {"candidate_labels": ["b"], "multi_label": True}}),
-    Case(huggingface.text_classification, TEI, {"inputs": ["a"], "parameters": {"top_k": 1, "function_to_apply": "softmax"}}),
-    Case(huggingface.zero_shot, TEI, {"inputs": ["a"], "parameters": {"candidate_labels": "b,c", "hypothesis_template": "{}"}}),
-    Case(huggingface.token_classification, TEI, {"inputs": ["a"], "parameters": {"aggregation_strategy": "max", "stride": 0}}),
-    Case(ollama.embed, ollama.OLLAMA, {"model": MODEL, "input": ["a"], "truncate": True, "dimensions": 8, "options": {"a": 1}}),
+    Case(
+        cohere.embed_v1,
+        cohere.COHERE,
+        {"model": MODEL, "inputs": [{"content": [{"type": "text", "text": "a"}]}]},
+    ),
+    Case(
+        jina.classify,
+        cohere.COHERE,
+        {"model": MODEL, "inputs": ["a"], "examples": [{"text": "b", "label": "c"}]},
+    ),
+    Case(
+        jina.classify,
+        openai.OPENAI,
+        {"model": MODEL, "input": ["a", {"text": "b"}], "labels": ["c"]},
+    ),
+    Case(
+        jina.multi_vector,
+        openai.OPENAI,
+        {"model": MODEL, "input": ["a"], "embedding_type": "float", "task": "retrieval.query"},
+    ),
+    Case(
+        huggingface.by_task,
+        TEI,
+        {"inputs": "a", "parameters": {"candidate_labels": ["b"], "multi_label": True}},
+    ),
+    Case(
+        huggingface.text_classification,
+        TEI,
+        {"inputs": ["a"], "parameters": {"top_k": 1, "function_to_apply": "softmax"}},
+    ),
+    Case(
+        huggingface.zero_shot,
+        TEI,
+        {"inputs": ["a"], "parameters": {"candidate_labels": "b,c", "hypothesis_template": "{}"}},
+    ),
+    Case(
+        huggingface.token_classification,
+        TEI,
+        {"inputs": ["a"], "parameters": {"aggregation_strategy": "max", "stride": 0}},
+    ),
+    Case(
+        ollama.embed,
+        ollama.OLLAMA,
+        {"model": MODEL, "input": ["a"], "truncate": True, "dimensions": 8, "options": {"a": 1}},
+    ),
     Case(ollama.embeddings, ollama.OLLAMA, {"model": MODEL, "prompt": "a"}),
     Case(ollama.show, ollama.OLLAMA, {"model": MODEL, "name": "a"}),
 )
@@ -61,7 +105,10 @@ IMAGE = "data:image/png;base64,iVBORw=="
         ("/v1/embeddings", {"input": IMAGE}),
         ("/v1/embeddings", {"input": [IMAGE]}),
         ("/v1/embeddings", {"input": [{"text": IMAGE}]}),
-        ("/v2/embed", {"texts": [IMAGE], "input_type": "search_document", "embedding_types": ["float"]}),
+        (
+            "/v2/embed",
+            {"texts": [IMAGE], "input_type": "search_document", "embedding_types": ["float"]},
+        ),
         ("/v1/embed", {"texts": [IMAGE], "input_type": "search_document"}),
         ("/v1/rerank", {"query": "a", "documents": [IMAGE]}),
         ("/v1/rerank", {"query": IMAGE, "documents": ["a"]}),
@@ -79,27 +126,38 @@ IMAGE = "data:image/png;base64,iVBORw=="
         ("/pooling", {"input": [IMAGE], "task": "embed"}),
     ],
 )
-def test_text_that_is_an_image_in_base64_reaches_the_mesh_as_an_image(path: str, body: dict[str, Any]) -> None:
+def test_text_that_is_an_image_in_base64_reaches_the_mesh_as_an_image(
+    path: str, body: dict[str, Any]
+) -> None:
     route, model = Table().find("POST", path)
     names = Names({alias: Target(MODEL) for alias in ("embed", "rerank", "predict")})
     question = route.ask(Received(json.dumps({"model": MODEL, **body}).encode(), names, model))
-    assert isinstance(question, Question)
+    assert isinstance(question, MeshCall)
     message: Any = question.message
-    items = [message.query, *message.documents] if isinstance(message, pb.ScoreRequest) else message.items
+    items = (
+        [message.query, *message.documents]
+        if isinstance(message, pb.ScoreRequest)
+        else message.items
+    )
     assert sum(item.image.data == b"\x89PNG" for item in items) == 1
     assert not any(IMAGE in item.text for item in items)
 
 
-@pytest.mark.parametrize("path", ["items[0].image", "items[0].image.data", "items[0].text", "items[0].parts[0].document.data"])
+@pytest.mark.parametrize(
+    "path",
+    ["items[0].image", "items[0].image.data", "items[0].text", "items[0].parts[0].document.data"],
+)
 def test_fields_of_files_in_texts_are_named_as_the_caller_names_the_text(path: str) -> None:
     for given, field in (("a", "input"), (["a"], "input[0]")):
-        question = openai.embeddings(Received(json.dumps({"model": MODEL, "input": given}).encode(), Names({})))
+        question = openai.embeddings(
+            Received(json.dumps({"model": MODEL, "input": given}).encode(), Names({}))
+        )
         assert question.renamed(path) == field
         assert question.renamed(f"{path} is empty") == f"{field} is empty"
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_a_body_from_chance(number: int) -> None:
+def test_body_from_chance(number: int) -> None:
     case, random = CASES[number], Random(number)
     names = Names({"embed": Target(MODEL), "predict": Target(MODEL)})
     outcomes: set[type] = set()
@@ -109,17 +167,17 @@ def test_a_body_from_chance(number: int) -> None:
             body = broken(random, body)
         try:
             asked = case.ask(Received(body, names, MODEL))
-        except Problem as problem:
+        except HttpError as problem:
             told = (problem.dialect or case.dialect).error(problem)
             assert 400 <= told.status < 500
             assert isinstance(told.body, bytes)
             assert isinstance(json.loads(told.body), dict)
-            outcomes.add(Problem)
+            outcomes.add(HttpError)
         else:
-            assert isinstance(asked, Question)
+            assert isinstance(asked, MeshCall)
             asked.message.SerializeToString()
-            outcomes.add(Question)
-    assert outcomes == {Problem, Question}
+            outcomes.add(MeshCall)
+    assert outcomes == {HttpError, MeshCall}
 
 
 def changed(random: Random, value: Any) -> Any:
@@ -140,7 +198,9 @@ def broken(random: Random, body: bytes) -> bytes:
     content = bytearray(body)
     for _ in range(random.choice((1, 3))):
         content[random.randrange(len(content))] = random.randrange(256)
-    return bytes(content[: random.randrange(len(content) + 1)] if random.random() < 0.3 else content)
+    return bytes(
+        content[: random.randrange(len(content) + 1)] if random.random() < 0.3 else content
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,14 +214,19 @@ def broken(random: Random, body: bytes) -> bytes:
             "/v1/multi-vector",
             {"model": MODEL, "input": "a"},
             {
-                "error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"},
+                "error": {
+                    "message": "full",
+                    "type": "rate_limit_error",
+                    "param": None,
+                    "code": "rate_limit_exceeded",
+                },
                 "message": "full",
                 "detail": "full",
             },
         ),
     ],
 )
-async def test_a_full_queue_says_when_to_come_back(path: str, body: Any, told: Any) -> None:
+async def test_full_queue_says_when_to_come_back(path: str, body: Any, told: Any) -> None:
     async def act() -> None:
         raise QueueFull("full", retry_after=1.5)
 
@@ -176,5 +241,5 @@ def test_pdf_in_a_conversation_is_refused_with_the_path_that_reads_it() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:application/pdf;base64,JVBERi0xLjc="}}
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": [part]}]}).encode()
     route, _ = Table().find("POST", "/v1/chat/completions")
-    with pytest.raises(Problem, match=r"POST /v1/extract/\{model\} with the task text"):
+    with pytest.raises(HttpError, match=r"POST /v1/extract/\{model\} with the task text"):
         route.ask(Received(body, Names({})))

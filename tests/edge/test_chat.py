@@ -1,4 +1,6 @@
-"""Wires of models that write: OpenAI's chat completions and Ollama's chat and generate, as bytes and over sockets."""
+"""Wires of models that write: OpenAI's chat completions and Ollama's chat and generate, as bytes
+and over sockets.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from shoal.v1 import models_pb2
 from libs.errors import InvalidInput, QueueFull, WorkerLost
 from services.edge.dialects import ollama
 from services.edge.dialects.writing import chat, completions, ollama_chat
-from services.edge.messages.base import Answer, Problem, Question, Received, Stream
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received, Stream
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Http, Script, card, edge, head
 from tests.edge.test_server import until
@@ -30,12 +32,12 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
-def ask(body: Any, what: Callable[[Received], Question | Stream] = chat.chat) -> Any:
+def ask(body: Any, what: Callable[[Received], MeshCall | Stream] = chat.chat) -> Any:
     return what(Received(json.dumps(body).encode(), NAMES, request_id="r1"))
 
 
-def refused(body: Any, what: Callable[[Received], Question | Stream] = chat.chat) -> Problem:
-    with pytest.raises(Problem) as caught:
+def refused(body: Any, what: Callable[[Received], MeshCall | Stream] = chat.chat) -> HttpError:
+    with pytest.raises(HttpError) as caught:
         ask(body, what)
     return caught.value
 
@@ -47,7 +49,9 @@ def delta(text: str, *, restarted: bool = False) -> pb.ExtractStreamResponse:
 def whole(text: str, reason: pb.FinishReason = pb.FINISH_REASON_STOP) -> pb.ExtractResponse:
     timings = pb.Timings(total_seconds=0.25, queue_seconds=0.125, forward_seconds=0.0625)
     usage = pb.Usage(input_tokens=7, output_tokens=5)
-    return pb.ExtractResponse(results=[pb.Extraction(text=text, finish_reason=reason)], usage=usage, timings=timings)
+    return pb.ExtractResponse(
+        results=[pb.Extraction(text=text, finish_reason=reason)], usage=usage, timings=timings
+    )
 
 
 def last(text: str, reason: pb.FinishReason = pb.FINISH_REASON_STOP) -> pb.ExtractStreamResponse:
@@ -62,7 +66,11 @@ def events(data: bytes) -> list[Any]:
 
 
 def said(found: Sequence[Any]) -> str:
-    return "".join(one["choices"][0]["delta"].get("content", "") for one in found if one != "[DONE]" and one["choices"])
+    return "".join(
+        one["choices"][0]["delta"].get("content", "")
+        for one in found
+        if one != "[DONE]" and one["choices"]
+    )
 
 
 def lines(data: bytes) -> list[Any]:
@@ -76,9 +84,15 @@ class TestRequests:
             "messages": [
                 {
                     "role": "developer",
-                    "content": [{"type": "text", "text": "Be short."}, {"type": "text", "text": "Write English."}],
+                    "content": [
+                        {"type": "text", "text": "Be short."},
+                        {"type": "text", "text": "Write English."},
+                    ],
                 },
-                {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+                },
             ],
             "max_tokens": 9,
             "temperature": 0.7,
@@ -99,27 +113,53 @@ class TestRequests:
             text=pb.TextTask(
                 instruction="Be short.\n\nWrite English.",
                 max_tokens=9,
-                sampling=pb.Sampling(temperature=0.7, top_p=0.9, frequency_penalty=0, repetition_penalty=1),
+                sampling=pb.Sampling(
+                    temperature=0.7, top_p=0.9, frequency_penalty=0, repetition_penalty=1
+                ),
             ),
             adapter="org/adapter",
             priority=pb.PRIORITY_BULK,
         )
 
     def test_images_and_texts_are_parts_in_their_order(self) -> None:
-        content = [{"type": "image_url", "image_url": {"url": PNG}}, {"type": "text", "text": "What is it?"}]
-        question = ask({**HELLO, "messages": [{"role": "user", "content": content}], "max_completion_tokens": 5, "max_tokens": 9})
+        content = [
+            {"type": "image_url", "image_url": {"url": PNG}},
+            {"type": "text", "text": "What is it?"},
+        ]
+        question = ask(
+            {
+                **HELLO,
+                "messages": [{"role": "user", "content": content}],
+                "max_completion_tokens": 5,
+                "max_tokens": 9,
+            }
+        )
         parts = [pb.Part(image=pb.Image(data=b"a picture")), pb.Part(text="What is it?")]
-        assert question.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(parts=parts)], text=pb.TextTask(max_tokens=5))
-        assert question.renamed("items[0].parts[0].image.data is no image") == "messages[0].content[0].image_url is no image"
+        assert question.message == pb.ExtractRequest(
+            model=MODEL, items=[pb.Item(parts=parts)], text=pb.TextTask(max_tokens=5)
+        )
+        assert (
+            question.renamed("items[0].parts[0].image.data is no image")
+            == "messages[0].content[0].image_url is no image"
+        )
         assert question.renamed("items[0].parts[1].text") == "messages[0].content[1].text"
 
     def test_system_messages_after_the_first_are_turns(self) -> None:
         roles = ("system", "developer", "user", "system", "user")
-        question = ask({**HELLO, "messages": [{"role": role, "content": f"{place}"} for place, role in enumerate(roles)]})
+        question = ask(
+            {
+                **HELLO,
+                "messages": [
+                    {"role": role, "content": f"{place}"} for place, role in enumerate(roles)
+                ],
+            }
+        )
         kinds = (pb.Turn.ROLE_SYSTEM, pb.Turn.ROLE_USER, pb.Turn.ROLE_SYSTEM)
         turns = [pb.Turn(role=role, text=f"{place}") for place, role in enumerate(kinds, 1)]
         task = pb.TextTask(instruction="0", turns=turns)
-        assert question.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(text="4")], text=task)
+        assert question.message == pb.ExtractRequest(
+            model=MODEL, items=[pb.Item(text="4")], text=task
+        )
         assert question.renamed("text.turns[2].text is empty") == "messages[3].content is empty"
 
     def test_values_for_the_template(self) -> None:
@@ -131,8 +171,17 @@ class TestRequests:
         messages = [
             {"role": "system", "content": "Be short."},
             {"role": "user", "content": "Who was Ada?"},
-            {"role": "assistant", "content": "A mathematician.", "refusal": None, "tool_calls": None, "annotations": []},
-            {"role": "user", "content": [{"type": "text", "text": "Of what"}, {"type": "text", "text": "time?"}]},
+            {
+                "role": "assistant",
+                "content": "A mathematician.",
+                "refusal": None,
+                "tool_calls": None,
+                "annotations": [],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "Of what"}, {"type": "text", "text": "time?"}],
+            },
             {"role": "user", "content": "And where?"},
         ]
         question = ask({**HELLO, "messages": messages})
@@ -142,21 +191,32 @@ class TestRequests:
             pb.Turn(role=pb.Turn.ROLE_USER, text="Of what\n\ntime?"),
         ]
         task = pb.TextTask(instruction="Be short.", turns=turns)
-        assert question.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(text="And where?")], text=task)
+        assert question.message == pb.ExtractRequest(
+            model=MODEL, items=[pb.Item(text="And where?")], text=task
+        )
         assert question.renamed("text.turns[1].text is empty") == "messages[2].content is empty"
         assert question.renamed("text.turns[2].role") == "messages[3].content[1].text"
         assert question.renamed("text.turns") == "messages"
         assert question.renamed("items[0].text") == "messages[4].content"
 
     def test_images_are_in_the_last_message(self) -> None:
-        content = [{"type": "image_url", "image_url": PNG}, {"type": "text", "text": "And this one?"}]
+        content = [
+            {"type": "image_url", "image_url": PNG},
+            {"type": "text", "text": "And this one?"},
+        ]
         said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello"}]
         question = ask({**HELLO, "messages": [*said, {"role": "user", "content": content}]})
-        assert [part.WhichOneof("content") for part in question.message.items[0].parts] == ["image", "text"]
+        assert [part.WhichOneof("content") for part in question.message.items[0].parts] == [
+            "image",
+            "text",
+        ]
         assert len(question.message.text.turns) == 2
 
-    def test_a_schema(self) -> None:
-        response_format = {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": SCHEMA}}
+    def test_schema(self) -> None:
+        response_format = {
+            "type": "json_schema",
+            "json_schema": {"name": "it", "strict": True, "schema": SCHEMA},
+        }
         question = ask({**HELLO, "response_format": response_format})
         assert json.loads(question.message.text.json_schema) == SCHEMA
         assert question.renamed("text.json_schema: no") == "response_format.json_schema.schema: no"
@@ -166,9 +226,13 @@ class TestRequests:
         assert refused({**HELLO, "response_format": {"type": "xml"}}).field == "response_format"
 
     def test_stop_strings_and_sampling_are_passed_on_by_their_names(self) -> None:
-        question = ask({**HELLO, "stop": "x", "top_k": -1, "min_p": 0.5, "presence_penalty": -1, "seed": -1})
+        question = ask(
+            {**HELLO, "stop": "x", "top_k": -1, "min_p": 0.5, "presence_penalty": -1, "seed": -1}
+        )
         task = pb.TextTask(stop=["x"], sampling=pb.Sampling(min_p=0.5, presence_penalty=-1))
-        assert question.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(text="hello", seed=(1 << 64) - 1)], text=task)
+        assert question.message == pb.ExtractRequest(
+            model=MODEL, items=[pb.Item(text="hello", seed=(1 << 64) - 1)], text=task
+        )
         assert list(ask({**HELLO, "stop": ["x", "y"]}).message.text.stop) == ["x", "y"]
         assert question.renamed("text.sampling.presence_penalty is 3") == "presence_penalty is 3"
         assert question.renamed("text.stop[2] is long") == "stop is long"
@@ -182,22 +246,38 @@ class TestRequests:
         assert question.renamed("items[2].text is long") == "messages[0].content is long"
 
     def test_tools_and_what_they_returned(self) -> None:
-        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+        call = {
+            "id": "c1",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"a": 1}'},
+        }
         messages = [
             {"role": "user", "content": "1 + 1?"},
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c1", "content": "2"},
         ]
-        question = ask({**HELLO, "messages": messages, "tools": TOOLS, "parallel_tool_calls": False})
+        question = ask(
+            {**HELLO, "messages": messages, "tools": TOOLS, "parallel_tool_calls": False}
+        )
         turns = [
             pb.Turn(role=pb.Turn.ROLE_USER, text="1 + 1?"),
-            pb.Turn(role=pb.Turn.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="add", arguments='{"a": 1}')]),
+            pb.Turn(
+                role=pb.Turn.ROLE_ASSISTANT,
+                tool_calls=[pb.ToolCall(name="add", arguments='{"a": 1}')],
+            ),
         ]
         task = question.message.text
         assert list(task.turns) == turns
-        assert (task.item_role, task.single_tool_call, question.message.items[0].text) == (pb.Turn.ROLE_TOOL, True, "2")
+        assert (task.item_role, task.single_tool_call, question.message.items[0].text) == (
+            pb.Turn.ROLE_TOOL,
+            True,
+            "2",
+        )
         assert json.loads(task.tools) == TOOLS
-        assert question.renamed("text.tools[0].function.name is wrong") == "tools[0].function.name is wrong"
+        assert (
+            question.renamed("text.tools[0].function.name is wrong")
+            == "tools[0].function.name is wrong"
+        )
         assert question.renamed("text.turns[1].tool_calls[0].arguments") == "messages[1]"
 
     @pytest.mark.parametrize(
@@ -209,7 +289,9 @@ class TestRequests:
             ({"type": "function", "function": {"name": "add"}}, True, "add", True),
         ],
     )
-    def test_choices_of_tools(self, choice: Any, required: bool, name: str, has_tools: bool) -> None:
+    def test_choices_of_tools(
+        self, choice: Any, required: bool, name: str, has_tools: bool
+    ) -> None:
         task = ask({**HELLO, "tools": TOOLS, "tool_choice": choice}).message.text
         is_required = task.tool_choice == pb.TextTask.TOOL_CHOICE_REQUIRED
         assert (is_required, task.tool, bool(task.tools)) == (required, name, has_tools)
@@ -219,9 +301,25 @@ class TestRequests:
         [
             ({"messages": []}, "messages"),
             ({"messages": [{"role": "system", "content": "a"}]}, "messages"),
-            ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "messages[1].role"),
+            (
+                {
+                    "messages": [
+                        {"role": "user", "content": "a"},
+                        {"role": "assistant", "content": "b"},
+                    ]
+                },
+                "messages[1].role",
+            ),
             ({"messages": [{"role": "assistant", "content": "b"}]}, "messages[0].role"),
-            ({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "messages[1].role"),
+            (
+                {
+                    "messages": [
+                        {"role": "user", "content": "a"},
+                        {"role": "system", "content": "b"},
+                    ]
+                },
+                "messages[1].role",
+            ),
             ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role"),
             (
                 {
@@ -234,17 +332,33 @@ class TestRequests:
                 "messages[1].role",
             ),
             (
-                {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}, {"role": "user", "content": "c"}]},
+                {
+                    "messages": [
+                        {"role": "assistant", "content": None, "tool_calls": [{}]},
+                        {"role": "user", "content": "c"},
+                    ]
+                },
                 "messages[0].tool_calls[0].function",
             ),
             (
-                {"messages": [{"role": "assistant", "content": "a", "function_call": {}}, {"role": "user", "content": []}]},
+                {
+                    "messages": [
+                        {"role": "assistant", "content": "a", "function_call": {}},
+                        {"role": "user", "content": []},
+                    ]
+                },
                 "messages[1]",
             ),
             (
                 {
                     "messages": [
-                        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": PNG}]},
+                        {
+                            "role": "user",
+                            "content": [
+                                {"type": "text", "text": "a"},
+                                {"type": "image_url", "image_url": PNG},
+                            ],
+                        },
                         {"role": "assistant", "content": "b"},
                         {"role": "user", "content": "c"},
                     ]
@@ -252,13 +366,29 @@ class TestRequests:
                 "messages[0].content[1].image_url",
             ),
             ({"messages": [{"role": "user"}]}, "messages[0].content"),
-            ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
             (
-                {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}]}]},
+                {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+                "messages[0].content[0]",
+            ),
+            (
+                {
+                    "messages": [
+                        {
+                            "role": "user",
+                            "content": [
+                                {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}
+                            ],
+                        }
+                    ]
+                },
                 "messages[0].content[0].image_url",
             ),
             (
-                {"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": PNG}]}]},
+                {
+                    "messages": [
+                        {"role": "system", "content": [{"type": "image_url", "image_url": PNG}]}
+                    ]
+                },
                 "messages[0].content[0].image_url",
             ),
             (
@@ -290,15 +420,20 @@ class TestRequests:
             ({"model": "no slash"}, "model"),
         ],
     )
-    def test_what_cannot_be_served_is_refused_by_its_field(self, change: dict[str, Any], field: str) -> None:
+    def test_what_cannot_be_served_is_refused_by_its_field(
+        self, change: dict[str, Any], field: str
+    ) -> None:
         body = json.dumps({**HELLO, **change}).encode()
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(HttpError) as caught:
             chat.chat(Received(body, NAMES))
-        assert (caught.value.status, caught.value.field) == (404 if field == "model" else 400, field)
+        assert (caught.value.status, caught.value.field) == (
+            404 if field == "model" else 400,
+            field,
+        )
 
 
 class TestAnswers:
-    def test_a_whole_one(self) -> None:
+    def test_whole_one(self) -> None:
         question = ask(HELLO)
         answer = question.answer(whole("a text", pb.FINISH_REASON_LENGTH))
         assert isinstance(answer, Answer)
@@ -311,9 +446,15 @@ class TestAnswers:
 
     def test_events(self) -> None:
         stream = ask({**HELLO, "stream": True})
-        assert (stream.method, stream.media_type) == (EXTRACT_STREAM, b"text/event-stream; charset=utf-8")
+        assert (stream.method, stream.media_type) == (
+            EXTRACT_STREAM,
+            b"text/event-stream; charset=utf-8",
+        )
         begin = events(stream.tell(delta("a")))
-        assert [one["choices"][0]["delta"] for one in begin] == [{"role": "assistant", "content": ""}, {"content": "a"}]
+        assert [one["choices"][0]["delta"] for one in begin] == [
+            {"role": "assistant", "content": ""},
+            {"content": "a"},
+        ]
         assert begin[0]["object"] == "chat.completion.chunk"
         assert stream.tell(pb.ExtractStreamResponse()) == b""
         end = events(stream.tell(last("a text")))
@@ -327,17 +468,25 @@ class TestAnswers:
         assert (found[-2]["choices"], found[-2]["usage"]["total_tokens"]) == ([], 12)
         assert all(one["usage"] is None for one in found[:-2])
 
-    def test_a_text_that_is_written_again_is_told_once(self) -> None:
+    def test_text_that_is_written_again_is_told_once(self) -> None:
         stream = ask({**HELLO, "stream": True})
-        found = [*events(stream.tell(delta("one two"))), *events(stream.tell(delta("one", restarted=True)))]
-        found += [*events(stream.tell(delta(" two three"))), *events(stream.tell(last("one two three.")))]
+        found = [
+            *events(stream.tell(delta("one two"))),
+            *events(stream.tell(delta("one", restarted=True))),
+        ]
+        found += [
+            *events(stream.tell(delta(" two three"))),
+            *events(stream.tell(last("one two three."))),
+        ]
         assert said(found) == "one two three."
 
-    @pytest.mark.parametrize("after", [delta("another", restarted=True), last("another"), last("one")])
+    @pytest.mark.parametrize(
+        "after", [delta("another", restarted=True), last("another"), last("one")]
+    )
     def test_another_text_than_was_told_is_a_failure(self, after: pb.ExtractStreamResponse) -> None:
         stream = ask({**HELLO, "stream": True})
         stream.tell(delta("one two"))
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(HttpError) as caught:
             stream.tell(after)
         assert caught.value.reason == "WORKER_LOST"
         (error,) = events(stream.fail(caught.value))
@@ -364,22 +513,41 @@ class TestTools:
 
     def test_calls_are_streamed_by_their_index(self) -> None:
         stream = ask({**HELLO, "tools": TOOLS, "stream": True})
-        found = [*events(stream.tell(delta("I a"))), *events(stream.tell(pb.ExtractStreamResponse(response=called())))]
+        found = [
+            *events(stream.tell(delta("I a"))),
+            *events(stream.tell(pb.ExtractStreamResponse(response=called()))),
+        ]
         deltas = [one["choices"][0]["delta"] for one in found[:-1]]
         assert "".join(each.get("content", "") for each in deltas) == "I add."
         arguments: dict[int, str] = {}
         for each in deltas:
             for call in each.get("tool_calls", ()):
-                arguments[call["index"]] = arguments.get(call["index"], "") + call["function"]["arguments"]
+                arguments[call["index"]] = (
+                    arguments.get(call["index"], "") + call["function"]["arguments"]
+                )
         assert arguments == {0: '{"a": 1}', 1: "{}"}
         assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
     def test_ollamas_calls_are_objects(self) -> None:
-        said = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}]
-        body = {"model": MODEL, "messages": [*said, {"role": "tool", "content": "2"}], "tools": TOOLS, "stream": False}
-        question = ask({**body, "options": {"repeat_penalty": 1.1, "seed": 3, "stop": "x"}}, ollama_chat.chat)
+        said = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]},
+        ]
+        body = {
+            "model": MODEL,
+            "messages": [*said, {"role": "tool", "content": "2"}],
+            "tools": TOOLS,
+            "stream": False,
+        }
+        question = ask(
+            {**body, "options": {"repeat_penalty": 1.1, "seed": 3, "stop": "x"}}, ollama_chat.chat
+        )
         task = question.message.text
-        assert (task.item_role, list(task.stop), question.message.items[0].seed) == (pb.Turn.ROLE_TOOL, ["x"], 3)
+        assert (task.item_role, list(task.stop), question.message.items[0].seed) == (
+            pb.Turn.ROLE_TOOL,
+            ["x"],
+            3,
+        )
         assert question.renamed("text.sampling.repetition_penalty") == "options.repeat_penalty"
         message = json.loads(question.answer(called()).body)["message"]
         assert message["tool_calls"][0] == {"function": {"name": "add", "arguments": {"a": 1}}}
@@ -388,13 +556,17 @@ class TestTools:
 class TestProbabilities:
     def reply(self) -> pb.ExtractResponse:
         tops = [pb.TokenLogprob(text="a", logprob=-0.5), pb.TokenLogprob(text="\ufffd", logprob=-1)]
-        result = pb.Extraction(text="ab", tokens=[pb.TokenLogprob(text="a", logprob=-0.5, top=tops)])
+        result = pb.Extraction(
+            text="ab", tokens=[pb.TokenLogprob(text="a", logprob=-0.5, top=tops)]
+        )
         return pb.ExtractResponse(results=[result])
 
     def test_of_chat(self) -> None:
         question = ask({**HELLO, "logprobs": True, "top_logprobs": 2})
         assert question.message.text.top_logprobs == 2
-        (token,) = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"]["content"]
+        (token,) = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"][
+            "content"
+        ]
         assert (token["token"], token["logprob"], token["bytes"]) == ("a", -0.5, [97])
         assert [top["bytes"] for top in token["top_logprobs"]] == [[97], None]
         assert ask({**HELLO, "logprobs": True}).message.text.HasField("top_logprobs")
@@ -403,18 +575,34 @@ class TestProbabilities:
     def test_of_completions(self) -> None:
         question = ask({"model": MODEL, "prompt": "a", "logprobs": 2}, completions.complete)
         found = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"]
-        assert (found["tokens"], found["token_logprobs"], found["text_offset"]) == (["a"], [-0.5], [0])
+        assert (found["tokens"], found["token_logprobs"], found["text_offset"]) == (
+            ["a"],
+            [-0.5],
+            [0],
+        )
 
 
 class TestCompletions:
     def test_prompts_are_items_without_a_template(self) -> None:
-        body = {"model": MODEL, "prompt": ["a", "b"], "n": 2, "seed": 1, "stop": ["x"], "temperature": 0.5}
+        body = {
+            "model": MODEL,
+            "prompt": ["a", "b"],
+            "n": 2,
+            "seed": 1,
+            "stop": ["x"],
+            "temperature": 0.5,
+        }
         question = ask(body, completions.complete)
         items = [pb.Item(text=text, seed=seed) for text in "ab" for seed in (1, 2)]
-        task = pb.TextTask(max_tokens=16, raw_prompt=True, stop=["x"], sampling=pb.Sampling(temperature=0.5))
+        task = pb.TextTask(
+            max_tokens=16, raw_prompt=True, stop=["x"], sampling=pb.Sampling(temperature=0.5)
+        )
         assert question.message == pb.ExtractRequest(model=MODEL, items=items, text=task)
         assert question.renamed("items[1].text is empty") == "prompt is empty"
-        results = [pb.Extraction(text=f" {number}", finish_reason=pb.FINISH_REASON_LENGTH) for number in range(4)]
+        results = [
+            pb.Extraction(text=f" {number}", finish_reason=pb.FINISH_REASON_LENGTH)
+            for number in range(4)
+        ]
         answer = json.loads(question.answer(pb.ExtractResponse(results=results)).body)
         assert [(one["index"], one["text"], one["finish_reason"]) for one in answer["choices"]] == [
             (number, f" {number}", "length") for number in range(4)
@@ -422,9 +610,13 @@ class TestCompletions:
 
     def test_streams_of_several_answers(self) -> None:
         stream = ask({"model": MODEL, "prompt": ["a", "b"], "stream": True}, completions.complete)
-        told = events(stream.tell(pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=1, text=" x")])))
+        told = events(
+            stream.tell(pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=1, text=" x")]))
+        )
         results = [pb.Extraction(text=" y"), pb.Extraction(text=" xz")]
-        told += events(stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results))))
+        told += events(
+            stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
+        )
         texts = {0: "", 1: ""}
         for one in told[:-1]:
             texts[one["choices"][0]["index"]] += one["choices"][0]["text"]
@@ -443,38 +635,66 @@ class TestCompletions:
         ],
     )
     def test_refusals(self, change: dict[str, Any], field: str) -> None:
-        assert refused({"model": MODEL, "prompt": "a", **change}, completions.complete).field == field
+        assert (
+            refused({"model": MODEL, "prompt": "a", **change}, completions.complete).field == field
+        )
 
 
 class TestOllama:
     def test_chat(self) -> None:
         image = base64.b64encode(b"a picture").decode()
-        body = {"model": f"{MODEL}:latest", "messages": [{"role": "user", "content": "hello", "images": [image]}]}
-        stream = ask({**body, "options": {"num_predict": 5, "temperature": 1}, "format": SCHEMA}, ollama_chat.chat)
+        body = {
+            "model": f"{MODEL}:latest",
+            "messages": [{"role": "user", "content": "hello", "images": [image]}],
+        }
+        stream = ask(
+            {**body, "options": {"num_predict": 5, "temperature": 1}, "format": SCHEMA},
+            ollama_chat.chat,
+        )
         parts = [pb.Part(image=pb.Image(data=b"a picture")), pb.Part(text="hello")]
         schema = json.dumps(SCHEMA, separators=(",", ":"))
         task = pb.TextTask(max_tokens=5, json_schema=schema, sampling=pb.Sampling(temperature=1))
-        assert stream.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(parts=parts)], text=task)
+        assert stream.message == pb.ExtractRequest(
+            model=MODEL, items=[pb.Item(parts=parts)], text=task
+        )
         assert stream.renamed("items[0].parts[0]") == "messages[0].images[0]"
         found = [*lines(stream.tell(delta("a"))), *lines(stream.tell(last("a text")))]
         assert "".join(one["message"]["content"] for one in found) == "a text"
         assert [one["done"] for one in found] == [False, False, True]
-        assert (found[-1]["done_reason"], found[-1]["prompt_eval_count"], found[-1]["eval_count"]) == ("stop", 7, 5)
-        assert (found[-1]["total_duration"], found[-1]["load_duration"]) == (250_000_000, 125_000_000)
+        assert (
+            found[-1]["done_reason"],
+            found[-1]["prompt_eval_count"],
+            found[-1]["eval_count"],
+        ) == ("stop", 7, 5)
+        assert (found[-1]["total_duration"], found[-1]["load_duration"]) == (
+            250_000_000,
+            125_000_000,
+        )
         for one in found:
             msgspec.convert(one, ollama_chat.OllamaWritten)
 
     def test_what_was_said_before_is_turns(self) -> None:
         said = [{"role": "system", "content": "short"}, {"role": "user", "content": "one"}]
-        said += [{"role": "assistant", "content": "two", "thinking": "hm"}, {"role": "user", "content": "three"}]
+        said += [
+            {"role": "assistant", "content": "two", "thinking": "hm"},
+            {"role": "user", "content": "three"},
+        ]
         stream = ask({"model": MODEL, "messages": said}, ollama_chat.chat)
-        turns = [pb.Turn(role=pb.Turn.ROLE_USER, text="one"), pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="two")]
+        turns = [
+            pb.Turn(role=pb.Turn.ROLE_USER, text="one"),
+            pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="two"),
+        ]
         task = pb.TextTask(instruction="short", turns=turns)
-        assert stream.message == pb.ExtractRequest(model=MODEL, items=[pb.Item(text="three")], text=task)
+        assert stream.message == pb.ExtractRequest(
+            model=MODEL, items=[pb.Item(text="three")], text=task
+        )
         assert stream.renamed("text.turns[1].text") == "messages[2].content"
 
     def test_generate(self) -> None:
-        stream = ask({"model": MODEL, "prompt": "hello", "system": "short", "options": {"num_predict": -1}}, ollama_chat.generate)
+        stream = ask(
+            {"model": MODEL, "prompt": "hello", "system": "short", "options": {"num_predict": -1}},
+            ollama_chat.generate,
+        )
         assert stream.message == pb.ExtractRequest(
             model=MODEL, items=[pb.Item(text="hello")], text=pb.TextTask(instruction="short")
         )
@@ -482,8 +702,12 @@ class TestOllama:
         assert (first["response"], first["done"]) == ("a", False)
         question = ask({"model": MODEL, "prompt": "hello", "stream": False}, ollama_chat.generate)
         found = json.loads(question.answer(whole("a text", pb.FINISH_REASON_LENGTH)).body)
-        assert (found["response"], found["done"], found["done_reason"]) == ("a text", True, "length")
-        assert lines(stream.fail(Problem("WORKER_LOST", "gone"))) == [{"error": "gone"}]
+        assert (found["response"], found["done"], found["done_reason"]) == (
+            "a text",
+            True,
+            "length",
+        )
+        assert lines(stream.fail(HttpError("WORKER_LOST", "gone"))) == [{"error": "gone"}]
 
     def test_characters_that_end_lines_elsewhere_are_escaped(self) -> None:
         text = "a\u2028b\u2029c\x85d\r\ne"
@@ -494,10 +718,16 @@ class TestOllama:
         assert said(events(events_of.tell(delta(text)))) == text
 
     def test_nothing_asked_says_whether_the_model_is_known(self) -> None:
-        for body, what in (({"model": MODEL}, ollama_chat.generate), ({"model": MODEL, "messages": []}, ollama_chat.chat)):
+        for body, what in (
+            ({"model": MODEL}, ollama_chat.generate),
+            ({"model": MODEL, "messages": []}, ollama_chat.chat),
+        ):
             question = ask(body, what)
             assert question.method is GET_MODEL
-            assert json.loads(question.answer(models_pb2.GetModelResponse()).body)["done_reason"] == "load"
+            assert (
+                json.loads(question.answer(models_pb2.GetModelResponse()).body)["done_reason"]
+                == "load"
+            )
 
     def test_models_that_write_can_complete(self) -> None:
         shown = ollama.show(Received(json.dumps({"model": MODEL}).encode(), NAMES))
@@ -515,20 +745,47 @@ class TestOllama:
             ({"prompt": "a", "context": [1]}, ollama_chat.generate, "context"),
             ({"prompt": "a", "think": False}, ollama_chat.generate, "think"),
             ({"prompt": "a", "options": {"mirostat": 2}}, ollama_chat.generate, "options.mirostat"),
-            ({"prompt": "a", "options": {"typical_p": 0.5}}, ollama_chat.generate, "options.typical_p"),
-            ({"prompt": "a", "format": "xml"}, ollama_chat.generate, "format"),
-            ({"prompt": "a", "options": {"num_predict": 5000}}, ollama_chat.generate, "options.num_predict"),
-            ({"messages": [{"role": "assistant", "content": "a"}]}, ollama_chat.chat, "messages[0].role"),
-            ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, ollama_chat.chat, "messages[0].tool_calls[0].function"),
             (
-                {"messages": [{"role": "user", "content": "a", "images": ["AAAA"]}, {"role": "user", "content": "b"}]},
+                {"prompt": "a", "options": {"typical_p": 0.5}},
+                ollama_chat.generate,
+                "options.typical_p",
+            ),
+            ({"prompt": "a", "format": "xml"}, ollama_chat.generate, "format"),
+            (
+                {"prompt": "a", "options": {"num_predict": 5000}},
+                ollama_chat.generate,
+                "options.num_predict",
+            ),
+            (
+                {"messages": [{"role": "assistant", "content": "a"}]},
+                ollama_chat.chat,
+                "messages[0].role",
+            ),
+            (
+                {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+                ollama_chat.chat,
+                "messages[0].tool_calls[0].function",
+            ),
+            (
+                {
+                    "messages": [
+                        {"role": "user", "content": "a", "images": ["AAAA"]},
+                        {"role": "user", "content": "b"},
+                    ]
+                },
                 ollama_chat.chat,
                 "messages[0].images[0]",
             ),
-            ({"messages": [{"role": "user", "content": "a", "images": ["!"]}]}, ollama_chat.chat, "messages[0].images[0]"),
+            (
+                {"messages": [{"role": "user", "content": "a", "images": ["!"]}]},
+                ollama_chat.chat,
+                "messages[0].images[0]",
+            ),
         ],
     )
-    def test_refusals(self, body: dict[str, Any], what: Callable[[Received], Question | Stream], field: str) -> None:
+    def test_refusals(
+        self, body: dict[str, Any], what: Callable[[Received], MeshCall | Stream], field: str
+    ) -> None:
         assert refused({"model": MODEL, **body}, what).field == field
 
 
@@ -558,7 +815,9 @@ class Written:
             self.coming.put_nowait(one)
 
 
-async def opened(http: Http, body: Any, path: str = "/v1/chat/completions") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def opened(
+    http: Http, body: Any, path: str = "/v1/chat/completions"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await http.open()
     data = json.dumps(body).encode()
     sent = {"content-length": str(len(data)), "accept-encoding": "gzip"}
@@ -603,12 +862,16 @@ class TestOverSockets:
         async with edge(Script(write=written.write)) as http:
             written.put(InvalidInput("text.instruction is too long", field="text.instruction"))
             messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-            reply = await http.post("/v1/chat/completions", {**HELLO, "messages": messages, "stream": True})
+            reply = await http.post(
+                "/v1/chat/completions", {**HELLO, "messages": messages, "stream": True}
+            )
             assert (reply.status, reply.json["error"]["param"]) == (400, "messages[0].content")
             written.put(QueueFull("come back", retry_after=3.0))
             reply = await http.post("/v1/chat/completions", {**HELLO, "stream": True})
             assert (reply.status, reply.headers["retry-after"]) == (429, "3")
-            reply = await http.post("/v1/chat/completions", {**HELLO, "stream": True}, x_request_timeout="0.2")
+            reply = await http.post(
+                "/v1/chat/completions", {**HELLO, "stream": True}, x_request_timeout="0.2"
+            )
             assert reply.status in (400, 504)
 
     async def test_errors_after_it_end_the_answer_as_an_event(self) -> None:
@@ -627,7 +890,7 @@ class TestOverSockets:
             assert reply.headers["content-type"] == "application/x-ndjson"
             assert "another text" in lines(reply.body)[-1]["error"]
 
-    async def test_a_client_that_leaves_cancels_the_call(self) -> None:
+    async def test_client_that_leaves_cancels_the_call(self) -> None:
         written, script = Written(), Script()
         script.write = written.write
         async with edge(script) as http:
@@ -643,7 +906,7 @@ class TestOverSockets:
             writer.close()
             await until(lambda: script.cancelled == 2)
 
-    async def test_a_client_that_does_not_read_makes_the_router_wait(self) -> None:
+    async def test_client_that_does_not_read_makes_the_router_wait(self) -> None:
         taken = 0
 
         async def much(request: pb.ExtractRequest) -> AsyncIterator[pb.ExtractStreamResponse]:
@@ -673,9 +936,12 @@ class TestOverSockets:
             assert reply.json["message"]["content"] == "a text"
 
     @pytest.mark.parametrize(
-        ("path", "body"), [("/v1/chat/completions", HELLO), ("/v1/completions", {"model": MODEL, "prompt": "a"})]
+        ("path", "body"),
+        [("/v1/chat/completions", HELLO), ("/v1/completions", {"model": MODEL, "prompt": "a"})],
     )
-    async def test_created_is_when_the_request_was_received(self, path: str, body: dict[str, Any]) -> None:
+    async def test_created_is_when_the_request_was_received(
+        self, path: str, body: dict[str, Any]
+    ) -> None:
         async with edge(Script(extract=lambda request: whole("a text"))) as http:
             before = int(time.time())
             created = (await http.post(path, body)).json["created"]

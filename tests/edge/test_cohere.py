@@ -16,19 +16,29 @@ from shoal.v1 import models_pb2, tensor_pb2
 
 from libs.models.text.processing.quantise import store
 from services.edge.dialects import cohere, jina
-from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, card, dense, vectors
 
-NAMES = Names({"embed": Target("org/embedder"), "predict": Target("org/classifier"), "embed-v4.0": Target(MODEL, "query", 4)})
-EXAMPLES = [{"text": "a shark", "label": "fish"}, {"text": "a chair", "label": "wood"}, {"text": "trout", "label": "fish"}]
+NAMES = Names(
+    {
+        "embed": Target("org/embedder"),
+        "predict": Target("org/classifier"),
+        "embed-v4.0": Target(MODEL, "query", 4),
+    }
+)
+EXAMPLES = [
+    {"text": "a shark", "label": "fish"},
+    {"text": "a chair", "label": "wood"},
+    {"text": "trout", "label": "fish"},
+]
 
 
-def ask(what: Callable[[Received], Question], **body: Any) -> Question:
+def ask(what: Callable[[Received], MeshCall], **body: Any) -> MeshCall:
     return what(Received(json.dumps({"model": MODEL, **body}).encode(), NAMES, request_id="r1"))
 
 
-def told(answer: Answer | Question) -> Any:
+def told(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
@@ -38,20 +48,33 @@ def reply(rows: np.ndarray) -> pb.EncodeResponse:
 
 
 def classes(*rows: dict[str, float]) -> pb.ExtractResponse:
-    results = [pb.Extraction(labels=[pb.LabelScore(label=label, score=score) for label, score in row.items()]) for row in rows]
+    results = [
+        pb.Extraction(
+            labels=[pb.LabelScore(label=label, score=score) for label, score in row.items()]
+        )
+        for row in rows
+    ]
     return pb.ExtractResponse(results=results, usage=pb.Usage(input_tokens=7))
 
 
 def test_v2_has_types_and_v1_the_vectors_themselves() -> None:
     rows = vectors(2)
-    second = told(ask(cohere.embed_v2, texts=["a", "b"], input_type="search_document").answer(reply(rows)))
+    second = told(
+        ask(cohere.embed_v2, texts=["a", "b"], input_type="search_document").answer(reply(rows))
+    )
     assert np.array_equal(np.array(second["embeddings"]["float"], np.float32), rows)
-    assert (second["id"], second["response_type"], second["texts"]) == ("r1", "embeddings_by_type", ["a", "b"])
+    assert (second["id"], second["response_type"], second["texts"]) == (
+        "r1",
+        "embeddings_by_type",
+        ["a", "b"],
+    )
     assert second["meta"]["billed_units"] == {"input_tokens": 7}
     first = told(ask(cohere.embed_v1, texts=["a", "b"]).answer(reply(rows)))
     assert np.array_equal(np.array(first["embeddings"], np.float32), rows)
     assert (first["response_type"], first["texts"]) == ("embeddings_floats", ["a", "b"])
-    typed = told(ask(cohere.embed_v1, texts=["a", "b"], embedding_types=["float"]).answer(reply(rows)))
+    typed = told(
+        ask(cohere.embed_v1, texts=["a", "b"], embedding_types=["float"]).answer(reply(rows))
+    )
     assert (typed["response_type"], list(typed["embeddings"])) == ("embeddings_by_type", ["float"])
     for answer in (first, second, typed):
         msgspec.convert(answer, cohere.CohereEmbedAnswer)
@@ -73,7 +96,9 @@ def test_roles(word: str | None, role: pb.Role) -> None:
 
 
 def test_options_and_aliases() -> None:
-    message: Any = ask(cohere.embed_v2, texts=["a"], output_dimension=16, truncate="NONE", priority=3).message
+    message: Any = ask(
+        cohere.embed_v2, texts=["a"], output_dimension=16, truncate="NONE", priority=3
+    ).message
     assert message == pb.EncodeRequest(
         model=MODEL,
         items=[pb.Item(text="a")],
@@ -81,30 +106,54 @@ def test_options_and_aliases() -> None:
         dimensions=16,
         truncation=pb.TRUNCATION_NONE,
     )
-    assert ask(cohere.embed_v2, texts=["a"], truncate="START").message.truncation == pb.TRUNCATION_START  # type: ignore[attr-defined]
+    assert (
+        ask(cohere.embed_v2, texts=["a"], truncate="START").message.truncation  # type: ignore[attr-defined]
+        == pb.TRUNCATION_START
+    )
     message = ask(cohere.embed_v2, model="embed-v4.0", texts=["a"]).message
     assert (message.model, message.role, message.dimensions) == (MODEL, pb.ROLE_QUERY, 4)
     assert ask(cohere.embed_v1, model=None, texts=["a"]).message.model == "org/embedder"  # type: ignore[attr-defined]
-    message = ask(cohere.embed_v2, texts=["a"], priority="bulk", pool="l4", adapter="org/a", instruction="find").message
-    assert (message.priority, message.pool, message.adapter, message.instruction) == (pb.PRIORITY_BULK, "l4", "org/a", "find")
+    message = ask(
+        cohere.embed_v2,
+        texts=["a"],
+        priority="bulk",
+        pool="l4",
+        adapter="org/a",
+        instruction="find",
+    ).message
+    assert (message.priority, message.pool, message.adapter, message.instruction) == (
+        pb.PRIORITY_BULK,
+        "l4",
+        "org/a",
+        "find",
+    )
 
 
 def test_one_type_is_stored_by_the_mesh() -> None:
     rows = np.array([[1, -127, 5]], np.int8)
     tensor = tensor_pb2.Tensor(
-        data_type=tensor_pb2.DATA_TYPE_INT8, shape=rows.shape, data=rows.tobytes(), scale=np.array([0.5], np.float32).tobytes()
+        data_type=tensor_pb2.DATA_TYPE_INT8,
+        shape=rows.shape,
+        data=rows.tobytes(),
+        scale=np.array([0.5], np.float32).tobytes(),
     )
     question = ask(cohere.embed_v2, texts=["a"], embedding_types=["int8"])
     assert question.message.data_type == tensor_pb2.DATA_TYPE_INT8  # type: ignore[attr-defined]
-    assert told(question.answer(pb.EncodeResponse(dense=tensor)))["embeddings"] == {"int8": [[1, -127, 5]]}
+    assert told(question.answer(pb.EncodeResponse(dense=tensor)))["embeddings"] == {
+        "int8": [[1, -127, 5]]
+    }
     real = vectors(2, 16)
     packed = np.packbits(real > 0, axis=1)
-    tensor = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_BINARY, shape=real.shape, data=packed.tobytes())
+    tensor = tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_BINARY, shape=real.shape, data=packed.tobytes()
+    )
     question = ask(cohere.embed_v2, texts=["a", "b"], embedding_types=["binary", "ubinary"])
     assert question.message.data_type == tensor_pb2.DATA_TYPE_BINARY  # type: ignore[attr-defined]
     found = told(question.answer(pb.EncodeResponse(dense=tensor)))["embeddings"]
     assert np.array_equal(found["ubinary"], packed)
-    assert np.array_equal(np.unpackbits((np.array(found["binary"]) + 128).astype(np.uint8), axis=1), real > 0)
+    assert np.array_equal(
+        np.unpackbits((np.array(found["binary"]) + 128).astype(np.uint8), axis=1), real > 0
+    )
 
 
 def test_several_types_are_those_that_the_mesh_would_store() -> None:
@@ -118,11 +167,13 @@ def test_several_types_are_those_that_the_mesh_would_store() -> None:
     assert np.array_equal(found["int8"], store(rows, "int8").values)
     assert np.array_equal(found["ubinary"], store(rows, "binary").values)
     assert np.array_equal(np.array(found["binary"]) + 128, found["ubinary"])
-    assert np.array_equal([np.frombuffer(base64.b64decode(row), "<f4") for row in found["base64"]], rows)
+    assert np.array_equal(
+        [np.frombuffer(base64.b64decode(row), "<f4") for row in found["base64"]], rows
+    )
 
 
 @pytest.mark.parametrize("kind", ["float", "base64"])
-def test_a_large_answer_comes_in_pieces(kind: str) -> None:
+def test_large_answer_comes_in_pieces(kind: str) -> None:
     rows, texts = vectors(300, 1024), [f"text {index}" for index in range(300)]
     answer = ask(cohere.embed_v2, texts=texts, embedding_types=[kind]).answer(reply(rows))
     assert isinstance(answer, Answer)
@@ -137,13 +188,21 @@ def test_a_large_answer_comes_in_pieces(kind: str) -> None:
 def test_inputs_and_images() -> None:
     picture = base64.b64encode(b"\x89PNG").decode()
     uri = f"data:image/png;base64,{picture}"
-    content = [{"content": [{"type": "text", "text": "a"}]}, {"content": [{"type": "image_url", "image_url": {"url": uri}}]}]
+    content = [
+        {"content": [{"type": "text", "text": "a"}]},
+        {"content": [{"type": "image_url", "image_url": {"url": uri}}]},
+    ]
     message: Any = ask(cohere.embed_v2, inputs=content).message
     assert (message.items[0].text, message.items[1].image.data) == ("a", b"\x89PNG")
     message = ask(cohere.embed_v2, images=[uri], input_type="image").message
     assert message.items[0].image.data == b"\x89PNG"
-    assert ask(cohere.embed_v2, inputs=content).renamed("items[0].text is empty") == "inputs[0].content is empty"
-    assert ask(cohere.embed_v2, texts=["a"]).renamed("items[0].text is empty") == "texts[0] is empty"
+    assert (
+        ask(cohere.embed_v2, inputs=content).renamed("items[0].text is empty")
+        == "inputs[0].content is empty"
+    )
+    assert (
+        ask(cohere.embed_v2, texts=["a"]).renamed("items[0].text is empty") == "texts[0] is empty"
+    )
     assert ask(cohere.embed_v2, texts=["a"]).renamed("dimensions is 9") == "output_dimension is 9"
 
 
@@ -164,7 +223,9 @@ def test_classify_by_the_models_own_labels() -> None:
         "labels": {"no": {"confidence": 0.625}, "yes": {"confidence": 0.375}},
         "classification_type": "single-label",
     }
-    several = told(question.answer(classes({"yes": 0.875, "no": 0.75, "so": 0.25}, {"no": 0.25})))["classifications"]
+    several = told(question.answer(classes({"yes": 0.875, "no": 0.75, "so": 0.25}, {"no": 0.25})))[
+        "classifications"
+    ]
     assert [one["classification_type"] for one in several] == ["multi-label"] * 2
     assert [one["predictions"] for one in several] == [["yes", "no"], []]
     assert "prediction" not in several[0]
@@ -174,18 +235,26 @@ def test_classify_by_examples_compares_vectors() -> None:
     question = ask(cohere.classify, inputs=["eel", "oak"], examples=EXAMPLES)
     assert question.method == GET_MODEL
     shown: Any = question.answer(models_pb2.GetModelResponse(model=card()))
-    assert (shown.method, [item.text for item in shown.message.items]) == (ENCODE, ["a shark", "a chair", "trout"])
+    assert (shown.method, [item.text for item in shown.message.items]) == (
+        ENCODE,
+        ["a shark", "a chair", "trout"],
+    )
     assert shown.renamed("items[1].text is empty") == "examples[1].text is empty"
     rows = np.array([[1, 0], [0, 1], [0.6, 0.8]], np.float32)
     asked: Any = shown.answer(reply(rows))
-    assert ([item.text for item in asked.message.items], asked.message.normalize) == (["eel", "oak"], True)
+    assert ([item.text for item in asked.message.items], asked.message.normalize) == (
+        ["eel", "oak"],
+        True,
+    )
     assert asked.renamed("items[1].text") == "inputs[1]"
     found = told(asked.answer(reply(np.array([[1, 0], [0, 1]], np.float32))))
     assert found["meta"]["billed_units"] == {"input_tokens": 14}
     assert [one["prediction"] for one in found["classifications"]] == ["fish", "wood"]
     fish = np.array([1.6, 0.8]) / np.linalg.norm([1.6, 0.8])
     shares = np.exp(cohere.SHARPNESS * np.array([fish[1], 1.0]))
-    assert found["classifications"][1]["labels"]["wood"]["confidence"] == pytest.approx(shares[1] / shares.sum(), abs=1e-6)
+    assert found["classifications"][1]["labels"]["wood"]["confidence"] == pytest.approx(
+        shares[1] / shares.sum(), abs=1e-6
+    )
 
 
 def test_classify_by_examples_with_a_model_that_classifies() -> None:
@@ -193,25 +262,28 @@ def test_classify_by_examples_with_a_model_that_classifies() -> None:
     classifier = card(tasks=[models_pb2.TASK_CLASSIFY], representations=[])
     asked: Any = question.answer(models_pb2.GetModelResponse(model=classifier))
     assert (asked.method, list(asked.message.classify.labels)) == (EXTRACT, ["fish", "wood"])
-    assert (asked.message.classify.multi_label, asked.message.truncation) == (False, pb.TRUNCATION_START)
+    assert (asked.message.classify.multi_label, asked.message.truncation) == (
+        False,
+        pb.TRUNCATION_START,
+    )
     assert asked.renamed("classify.labels[1]") == "examples"
     assert asked.dialect is cohere.COHERE
-    unknown = question.otherwise(Problem("MODEL_NOT_FOUND", ""))
+    unknown = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.method == ENCODE
-    again = unknown.otherwise(Problem("TASK_NOT_SUPPORTED", ""))
+    again = unknown.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
     assert again is not None
     assert again.message == asked.message
-    assert question.otherwise(Problem("QUEUE_FULL", "")) is None
+    assert question.otherwise(HttpError("QUEUE_FULL", "")) is None
 
 
-def test_the_path_of_jinas_classify_is_told_apart_by_the_body() -> None:
+def test_path_of_jinas_classify_is_told_apart_by_the_body() -> None:
     question = ask(jina.classify, inputs=["a"])
     assert question.dialect is cohere.COHERE
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         ask(jina.classify, inputs=[3])
     assert caught.value.dialect is cohere.COHERE
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         ask(jina.classify, inputs=["a"], input=3)
     assert caught.value.dialect is None
     assert ask(jina.classify, model=None, inputs=["a"]).message.model == "org/classifier"  # type: ignore[attr-defined]
@@ -231,7 +303,11 @@ def test_check_api_key() -> None:
         (cohere.embed_v2, {"texts": "a"}, "texts"),
         (cohere.embed_v2, {"texts": ["a", None]}, "texts[1]"),
         (cohere.embed_v2, {"texts": ["a"], "embedding_types": ["float7"]}, "embedding_types[0]"),
-        (cohere.embed_v2, {"texts": ["a"], "embedding_types": ["float", "uint8"]}, "embedding_types[1]"),
+        (
+            cohere.embed_v2,
+            {"texts": ["a"], "embedding_types": ["float", "uint8"]},
+            "embedding_types[1]",
+        ),
         (cohere.embed_v2, {"texts": ["a"], "embedding_types": "float"}, "embedding_types"),
         (cohere.embed_v2, {"texts": ["a"], "output_dimension": 0}, "output_dimension"),
         (cohere.embed_v2, {"texts": ["a"], "max_tokens": 8}, "max_tokens"),
@@ -239,7 +315,11 @@ def test_check_api_key() -> None:
         (cohere.embed_v2, {"texts": ["a"], "input_type": "question"}, "input_type"),
         (cohere.embed_v2, {"inputs": [{"content": []}]}, "inputs[0].content"),
         (cohere.embed_v2, {"inputs": [{"content": [{"type": "text"}]}]}, "inputs[0].content[0]"),
-        (cohere.embed_v2, {"inputs": [{"content": [{"type": "sound", "text": "a"}]}]}, "inputs[0].content[0]"),
+        (
+            cohere.embed_v2,
+            {"inputs": [{"content": [{"type": "sound", "text": "a"}]}]},
+            "inputs[0].content[0]",
+        ),
         (cohere.embed_v2, {"images": ["https://example.org/a.png"]}, "images[0]"),
         (cohere.classify, {}, "inputs"),
         (cohere.classify, {"inputs": "a"}, "inputs"),
@@ -249,14 +329,16 @@ def test_check_api_key() -> None:
         (cohere.classify, {"inputs": ["a"], "truncate": "MIDDLE"}, "truncate"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received], Question], body: Any, field: str) -> None:
-    with pytest.raises(Problem) as caught:
+def test_what_cannot_be_done_is_refused_with_its_field(
+    what: Callable[[Received], MeshCall], body: Any, field: str
+) -> None:
+    with pytest.raises(HttpError) as caught:
         ask(what, **body)
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
 def test_no_model_and_no_alias() -> None:
-    with pytest.raises(Problem, match="an alias `embed`"):
+    with pytest.raises(HttpError, match="an alias `embed`"):
         cohere.embed_v1(Received(b'{"texts": ["a"]}', Names({})))
 
 
@@ -272,5 +354,9 @@ def test_no_model_and_no_alias() -> None:
     ],
 )
 def test_errors(reason: str, status: int, retry: dict[bytes, bytes]) -> None:
-    answer = cohere.error(Problem(reason, "why", field="texts"))
-    assert (answer.status, told(answer), dict(answer.headers)) == (status, {"message": "why"}, retry)
+    answer = cohere.error(HttpError(reason, "why", field="texts"))
+    assert (answer.status, told(answer), dict(answer.headers)) == (
+        status,
+        {"message": "why"},
+        retry,
+    )

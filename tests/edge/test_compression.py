@@ -14,8 +14,15 @@ from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
 from services.edge import asgi
-from services.edge.compression import FREE_BYTES, LEAST_BYTES, STEP_BYTES, Inflating, compressed, wanted
-from services.edge.messages.base import Answer, Problem
+from services.edge.compression import (
+    FREE_BYTES,
+    MIN_BYTES,
+    STEP_BYTES,
+    Inflating,
+    compressed,
+    wanted,
+)
+from services.edge.messages.base import Answer, HttpError
 from services.edge.messages.names import Names
 from services.edge.routers import Routers
 from services.edge.settings import Settings
@@ -31,13 +38,23 @@ def bare(content: bytes) -> bytes:
 
 
 KINDS = pytest.mark.parametrize(
-    ("encoding", "pack"), [("gzip", gzip.compress), ("x-gzip", gzip.compress), ("deflate", zlib.compress), ("deflate", bare)]
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("x-gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", bare),
+    ],
 )
 
 
 def inflated(encoding: str, content: bytes, step: int = 1 << 20) -> bytes:
     inflating = Inflating(encoding)
-    parts = [piece for first in range(0, len(content), step) for piece in inflating.feed(content[first : first + step])]
+    parts = [
+        piece
+        for first in range(0, len(content), step)
+        for piece in inflating.feed(content[first : first + step])
+    ]
     assert all(len(part) <= STEP_BYTES for part in parts)
     inflating.end()
     return b"".join(parts)
@@ -50,7 +67,9 @@ def texts(size: int) -> bytes:
 
 @KINDS
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
-def test_bodies_are_inflated_however_they_come(encoding: str, pack: Callable[[bytes], bytes], step: int) -> None:
+def test_bodies_are_inflated_however_they_come(
+    encoding: str, pack: Callable[[bytes], bytes], step: int
+) -> None:
     content = json.dumps({"input": ["text"] * 50}).encode()
     assert inflated(encoding, pack(content), step) == content
 
@@ -63,19 +82,21 @@ def test_bodies_of_any_size(encoding: str, pack: Callable[[bytes], bytes], size:
 
 
 @KINDS
-def test_a_body_that_ends_early_or_late_or_is_none(encoding: str, pack: Callable[[bytes], bytes]) -> None:
+def test_body_that_ends_early_or_late_or_is_none(
+    encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
     whole = pack(texts(1000))
     for content in (whole[:-1], whole[:5], b"", whole + b"x", whole + whole, b"\xff" * 100, b"{}"):
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(HttpError) as caught:
             inflated(encoding, content)
         assert caught.value.reason == "INVALID_INPUT"
 
 
 @KINDS
-def test_a_bomb_is_refused_before_it_grows(encoding: str, pack: Callable[[bytes], bytes]) -> None:
+def test_bomb_is_refused_before_it_grows(encoding: str, pack: Callable[[bytes], bytes]) -> None:
     grown: list[int] = []
     pieces = Inflating(encoding).feed(pack(bytes(100 << 20)))
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         grown.extend(map(len, pieces))
     assert (caught.value.reason, caught.value.status) == ("TOO_LARGE", 413)
     assert sum(grown) <= FREE_BYTES + STEP_BYTES
@@ -107,14 +128,22 @@ def content(answer: Answer) -> bytes:
     return answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
 
 
-@pytest.mark.parametrize("size", [LEAST_BYTES, 20_000, 500_000])
-@pytest.mark.parametrize(("encoding", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
-def test_answers_that_shrink_are_compressed(size: int, encoding: str, unpack: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize("size", [MIN_BYTES, 20_000, 500_000])
+@pytest.mark.parametrize(
+    ("encoding", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)]
+)
+def test_answers_that_shrink_are_compressed(
+    size: int, encoding: str, unpack: Callable[[bytes], bytes]
+) -> None:
     told = texts(size)
     for body in (told, iter([told]), iter([told[:1], told[1:9000], told[9000:]])):
         found = compressed(Answer(body, 200, headers=((b"x-a", b"b"),)), encoding)
         headers = dict(found.headers)
-        assert (headers[b"content-encoding"], headers[b"vary"], headers[b"x-a"]) == (encoding.encode(), b"accept-encoding", b"b")
+        assert (headers[b"content-encoding"], headers[b"vary"], headers[b"x-a"]) == (
+            encoding.encode(),
+            b"accept-encoding",
+            b"b",
+        )
         packed = content(found)
         assert unpack(packed) == told
         assert len(packed) < 0.6 * size
@@ -122,7 +151,7 @@ def test_answers_that_shrink_are_compressed(size: int, encoding: str, unpack: Ca
 
 def test_answers_that_do_not_shrink_or_are_small_are_not() -> None:
     noise = np.random.default_rng(7).bytes(50_000)
-    for body in (b"{}", texts(LEAST_BYTES - 1), noise):
+    for body in (b"{}", texts(MIN_BYTES - 1), noise):
         for given in (body, iter([body])):
             found = compressed(Answer(given), "gzip")
             assert content(found) == body
@@ -132,13 +161,23 @@ def test_answers_that_do_not_shrink_or_are_small_are_not() -> None:
 
 
 async def test_over_http() -> None:
-    script = Script(encode=lambda request: pb.EncodeResponse(dense=dense(vectors(len(request.items), 1024))))
+    script = Script(
+        encode=lambda request: pb.EncodeResponse(dense=dense(vectors(len(request.items), 1024)))
+    )
     async with edge(script, compression="on") as http:
         for pack, encoding in ((gzip.compress, "gzip"), (zlib.compress, "deflate")):
-            reply = await http.post(EMBED, pack(json.dumps(BODY).encode()), content_encoding=encoding, accept_encoding=encoding)
+            reply = await http.post(
+                EMBED,
+                pack(json.dumps(BODY).encode()),
+                content_encoding=encoding,
+                accept_encoding=encoding,
+            )
             assert (reply.status, reply.headers["content-encoding"]) == (200, encoding)
             unpacked = zlib.decompress(reply.body, 47)
-            assert np.array_equal(np.array(json.loads(unpacked)["data"][0]["embedding"], np.float32), vectors(1, 1024)[0])
+            assert np.array_equal(
+                np.array(json.loads(unpacked)["data"][0]["embedding"], np.float32),
+                vectors(1, 1024)[0],
+            )
         many = BODY | {"input": ["text"] * 200}
         reply = await http.post(EMBED, many, accept_encoding="gzip")
         assert len(json.loads(gzip.decompress(reply.body))["data"]) == 200
@@ -150,12 +189,16 @@ async def test_over_http() -> None:
             assert (await http.post(EMBED, body, content_encoding="gzip")).status == 400
 
 
-async def test_a_bomb_over_http() -> None:
+async def test_bomb_over_http() -> None:
     async with edge(Script(), body_bytes=4096, in_flight_bytes=8192) as http:
         for size in (5000, 100 << 20):
             reply = await http.post(EMBED, gzip.compress(bytes(size)), content_encoding="gzip")
             assert reply.status == 413 if size > 8192 else reply.status in (413, 429)
-        assert (await http.post(EMBED, gzip.compress(json.dumps(BODY).encode()), content_encoding="gzip")).status == 200
+        assert (
+            await http.post(
+                EMBED, gzip.compress(json.dumps(BODY).encode()), content_encoding="gzip"
+            )
+        ).status == 200
     async with edge(Script()) as http:
         reply = await http.post(EMBED, gzip.compress(bytes(50 << 20)), content_encoding="gzip")
         assert (reply.status, "100 times" in reply.json["message"]) == (413, True)
@@ -171,13 +214,17 @@ async def test_a_bomb_over_http() -> None:
         ("off", "10.0.0.7", False),
     ],
 )
-async def test_callers_of_this_machine_get_answers_as_they_are(setting: Any, host: str, is_compressed: bool) -> None:
-    application: Any = asgi.Application(Routers(("127.0.0.1:1",), None), lambda: Names({}), asgi.State(), compression=setting)
+async def test_callers_of_this_machine_get_answers_as_they_are(
+    setting: Any, host: str, is_compressed: bool
+) -> None:
+    application: Any = asgi.Application(
+        Routers(("127.0.0.1:1",), None), lambda: Names({}), asgi.State(), compression=setting
+    )
     exchange = asgi._Exchange("POST", {"accept-encoding": "gzip"}, 0.0)
     assert bool(application._encoding(exchange, {"client": (host, 5)})) is is_compressed
 
 
-def test_the_setting() -> None:
+def test_setting() -> None:
     assert Settings.from_env({"SHOAL_HTTP_COMPRESSION": "off"}).compression == "off"
     with pytest.raises(InvalidInput, match="auto, on, off"):
         Settings.from_env({"SHOAL_HTTP_COMPRESSION": "yes"})

@@ -1,4 +1,6 @@
-"""The console's server: who may see and do what, one watch for all pages, the files; before a fake mesh (fake_mesh.py)."""
+"""The console's server: who may see and do what, one watch for all pages, the files; before a fake
+mesh (fake_mesh.py).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from services.edge.console import files
 from services.edge.console.access import check_host, check_page, name_of
 from services.edge.console.board import Board
 from services.edge.console.changes import changes
-from services.edge.messages.base import Problem
+from services.edge.messages.base import HttpError
 from services.edge.past.history import STEP_SECONDS
 from services.edge.routers import Routers
 from services.edge.settings import Settings
@@ -37,7 +39,13 @@ OURS = {"host": "127.0.0.1:8080", "x_shoal_console": "1"}
 @asynccontextmanager
 async def console(fake: FakeMesh, **settings: Any) -> AsyncIterator[Http]:
     async with fake_mesh.routing(fake) as router:
-        given = Settings(edge_id="edge", address="127.0.0.1:0", routers=(router,), console=True, grace_seconds=5.0)
+        given = Settings(
+            edge_id="edge",
+            address="127.0.0.1:0",
+            routers=(router,),
+            console=True,
+            grace_seconds=5.0,
+        )
         async with running(replace(given, **settings)) as address:
             yield Http(address)
 
@@ -53,11 +61,15 @@ async def get(http: Http, path: str, host: str = "127.0.0.1:8080", **headers: st
 
 async def act(http: Http, body: Any, **headers: str) -> Any:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return await send(http, "POST", "/console/act", content, OURS | {"content_type": "application/json"} | headers)
+    return await send(
+        http, "POST", "/console/act", content, OURS | {"content_type": "application/json"} | headers
+    )
 
 
 async def posted(http: Http, path: str, body: bytes) -> Any:
-    return await send(http, "POST", path, body, {"host": "127.0.0.1:8080", "content_type": "application/json"})
+    return await send(
+        http, "POST", path, body, {"host": "127.0.0.1:8080", "content_type": "application/json"}
+    )
 
 
 async def send(http: Http, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
@@ -65,7 +77,12 @@ async def send(http: Http, method: str, path: str, body: bytes, headers: Mapping
     reader, writer = await http.open()
     try:
         text = head(
-            method, path, {"content-length": str(len(body)), **{key: value for key, value in headers.items() if key != "host"}}
+            method,
+            path,
+            {
+                "content-length": str(len(body)),
+                **{key: value for key, value in headers.items() if key != "host"},
+            },
         )
         writer.write(text.replace(b"host: localhost", f"host: {headers['host']}".encode()) + body)
         return await read_reply(reader, method)
@@ -85,7 +102,9 @@ class Page:
         self._reader, self._writer = await self._http.open()
         headers = {key: value for key, value in self._headers.items() if key != "host"}
         self._writer.write(
-            head("GET", "/console/events", headers).replace(b"host: localhost", f"host: {self._headers['host']}".encode())
+            head("GET", "/console/events", headers).replace(
+                b"host: localhost", f"host: {self._headers['host']}".encode()
+            )
         )
         self.head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
         self.status = int(self.head.split()[1])
@@ -100,7 +119,9 @@ class Page:
         while True:
             while "\n\n" in self._text:
                 event, _, self._text = self._text.partition("\n\n")
-                fields = dict(line.split(": ", 1) for line in event.split("\n") if not line.startswith(":"))
+                fields = dict(
+                    line.split(": ", 1) for line in event.split("\n") if not line.startswith(":")
+                )
                 if fields.get("event") == name:
                     found: dict[str, Any] = json.loads(fields["data"])
                     return found
@@ -110,7 +131,7 @@ class Page:
             self._text += (await self._reader.readexactly(size + 2))[:-2].decode()
 
 
-async def test_the_page_and_its_files() -> None:
+async def test_page_and_its_files() -> None:
     async with console(FakeMesh()) as http:
         page = await get(http, "/")
         assert page.status == 200
@@ -127,8 +148,13 @@ async def test_the_page_and_its_files() -> None:
         assert len(paths) == 4
         for path in paths:
             found = await get(http, path)
-            assert (found.status, found.headers["cache-control"]) == (200, "public, max-age=31536000, immutable")
-            assert (await get(http, path, if_none_match=f'"x", {found.headers["etag"]}')).status == 304
+            assert (found.status, found.headers["cache-control"]) == (
+                200,
+                "public, max-age=31536000, immutable",
+            )
+            assert (
+                await get(http, path, if_none_match=f'"x", {found.headers["etag"]}')
+            ).status == 304
         assert (await get(http, "/console/static/0123456789abcdef/main.js")).status == 404
         assert (await get(http, paths[0].replace("icon.svg", "../app.py"))).status == 404
         # What is not the console's stays the edge's.
@@ -137,12 +163,16 @@ async def test_the_page_and_its_files() -> None:
 
 
 def test_no_page_needs_what_the_policy_forbids() -> None:
-    """No address beyond this origin, no inline script or style, and all that is imported is there."""
+    """No address beyond this origin, no inline script or style, and all that is imported is
+    there.
+    """
     page = (files.STATIC / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*src=)", page)
     for path in files.STATIC.glob("*.js"):
         text = path.read_text()
-        assert not re.search(r"\beval\(|new Function|innerHTML|dangerously|document\.write", text), path
+        assert not re.search(
+            r"\beval\(|new Function|innerHTML|dangerously|document\.write", text
+        ), path
         assert not re.search(r"https?://(?!www\.w3\.org)", text), path
         for name in re.findall(r'from "(\./[^"]+)"', text):
             assert (path.parent / name).is_file(), (path, name)
@@ -154,16 +184,32 @@ def test_what_others_wrote_is_as_they_published_it() -> None:
     folder = files.STATIC / "vendor"
     lines = (folder / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in map(str.split, lines)}
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.name != "SHA256SUMS"}
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != "SHA256SUMS"
+    }
     assert found == listed
-    assert listed["htm-preact.js"] == "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7"
+    assert (
+        listed["htm-preact.js"]
+        == "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7"
+    )
     licences = (folder / "LICENCES.txt").read_text()
     assert "Apache License" in licences
     assert "The MIT License" in licences
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:9", "localhost:8080", "[::1]:8080", "LOCALHOST", "mesh.example:443", "localhost."]
+    "host",
+    [
+        "127.0.0.1",
+        "127.0.0.1:9",
+        "localhost:8080",
+        "[::1]:8080",
+        "LOCALHOST",
+        "mesh.example:443",
+        "localhost.",
+    ],
 )
 def test_hosts_that_are_ours(host: str) -> None:
     check_host({"host": host}, {"mesh.example"})
@@ -172,22 +218,34 @@ def test_hosts_that_are_ours(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        *("", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil.example:80", "[::2]", "0x7f.1"),
+        *(
+            "",
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "10.0.0.1",
+            "localhost.evil.example:80",
+            "[::2]",
+            "0x7f.1",
+        ),
         *("[::1].evil.com", "[::1]evil.com:80", "127.0.0.1:80:80"),
     ],
 )
 def test_hosts_that_are_not(host: str) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         check_host({"host": host}, {"mesh.example"})
     assert caught.value.status == 421
 
 
-async def test_a_name_that_was_rebound_gets_nothing() -> None:
-    """DNS rebinding: the browser believes that the console is a part of evil.example, and says so in Host."""
+async def test_name_that_was_rebound_gets_nothing() -> None:
+    """DNS rebinding: the browser believes that the console is a part of evil.example, and says so
+    in Host.
+    """
     async with console(busy()) as http:
         for path in ("/", "/console/events", "/console/static/x"):
             assert (await get(http, path, "evil.example:8080", x_shoal_console="1")).status == 421
-        assert (await act(http, {"action": "evict", "model": NAMES[0][0]}, host="evil.example")).status == 421
+        assert (
+            await act(http, {"action": "evict", "model": NAMES[0][0]}, host="evil.example")
+        ).status == 421
         assert (await get(http, "/livez", "evil.example")).status == 200
 
 
@@ -195,22 +253,38 @@ async def test_a_name_that_was_rebound_gets_nothing() -> None:
     ("headers", "is_ours"),
     [
         ({"x-shoal-console": "1"}, True),
-        ({"x-shoal-console": "1", "origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-origin"}, True),
+        (
+            {
+                "x-shoal-console": "1",
+                "origin": "http://127.0.0.1:8080",
+                "sec-fetch-site": "same-origin",
+            },
+            True,
+        ),
         ({"x-shoal-console": "1", "origin": "HTTP://127.0.0.1:8080"}, False),
         ({"x-shoal-console": "1", "origin": "http://127.0.0.1:8081"}, False),
         ({"x-shoal-console": "1", "origin": "null"}, False),
-        ({"x-shoal-console": "1", "origin": "https://evil.example", "sec-fetch-site": "cross-site"}, False),
+        (
+            {
+                "x-shoal-console": "1",
+                "origin": "https://evil.example",
+                "sec-fetch-site": "cross-site",
+            },
+            False,
+        ),
         ({"x-shoal-console": "1", "sec-fetch-site": "same-site"}, False),
         ({"origin": "http://127.0.0.1:8080"}, False),
         ({}, False),
     ],
 )
-def test_requests_of_other_pages_are_told_by_their_headers(headers: dict[str, str], is_ours: bool) -> None:
+def test_requests_of_other_pages_are_told_by_their_headers(
+    headers: dict[str, str], is_ours: bool
+) -> None:
     given = {"host": "127.0.0.1:8080", **headers}
     if is_ours:
         check_page(given)
         return
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         check_page(given)
     assert caught.value.status == 403
 
@@ -225,7 +299,12 @@ PUBLIC = ("https://mesh.example", "https://ops.example:8443")
         ("edge:8080", "https://ops.example:8443", "same-origin", True),
         ("edge:8080", None, "same-origin", True),
         ("127.0.0.1:8080", "https://mesh.example", "same-origin", True),
-        ("127.0.0.1:8080", "http://127.0.0.1:8080", "same-origin", True),  # a tunnel, past the proxy
+        (
+            "127.0.0.1:8080",
+            "http://127.0.0.1:8080",
+            "same-origin",
+            True,
+        ),  # a tunnel, past the proxy
         ("edge:8080", "http://mesh.example", "same-origin", False),
         ("edge:8080", "https://mesh.example:443", "same-origin", False),
         ("edge:8080", "https://MESH.example", "same-origin", False),
@@ -237,18 +316,24 @@ PUBLIC = ("https://mesh.example", "https://ops.example:8443")
         ("edge:8080", "https://mesh.example", "same-site", False),
     ],
 )
-def test_behind_a_proxy_the_origins_are_those_that_are_listed(host: str, origin: str | None, site: str, is_ours: bool) -> None:
-    given = {"host": host, "x-shoal-console": "1", "sec-fetch-site": site} | ({"origin": origin} if origin else {})
+def test_behind_a_proxy_the_origins_are_those_that_are_listed(
+    host: str, origin: str | None, site: str, is_ours: bool
+) -> None:
+    given = {"host": host, "x-shoal-console": "1", "sec-fetch-site": site} | (
+        {"origin": origin} if origin else {}
+    )
     if is_ours:
         check_page(given, PUBLIC)
         return
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         check_page(given, PUBLIC)
     assert caught.value.status == 403
 
 
-async def test_a_proxy_that_rewrites_host() -> None:
-    """Without the setting the page's requests are refused, and told what to set; with it they are answered, and others are not."""
+async def test_proxy_that_rewrites_host() -> None:
+    """Without the setting the page's requests are refused, and told what to set; with it they are
+    answered, and others are not.
+    """
     body = {"action": "check", "model": NAMES[0][0]}
     proxied = {"host": "edge:8080", "origin": PUBLIC[0], "sec_fetch_site": "same-origin"}
     async with console(busy(), console_hosts=("edge",)) as http:
@@ -264,7 +349,9 @@ async def test_a_proxy_that_rewrites_host() -> None:
 
 
 async def test_forms_of_other_pages_do_nothing() -> None:
-    """CSRF: what a page elsewhere can send without a permission (CORS) is refused before any router hears of it."""
+    """CSRF: what a page elsewhere can send without a permission (CORS) is refused before any router
+    hears of it.
+    """
     fake = busy()
     async with console(fake) as http:
         body = {"action": "evict", "model": NAMES[0][0]}
@@ -272,9 +359,17 @@ async def test_forms_of_other_pages_do_nothing() -> None:
         assert (await act(http, body, x_shoal_console="")).status == 403
         assert (await act(http, body, origin="http://evil.example")).status == 403
         assert (await act(http, body, content_type="text/plain")).status == 415
-        assert (await act(http, body, content_type="application/x-www-form-urlencoded")).status == 415
+        assert (
+            await act(http, body, content_type="application/x-www-form-urlencoded")
+        ).status == 415
         assert (await send(http, "GET", "/console/act", b"", OURS)).status == 404
-        preflight = await send(http, "OPTIONS", "/console/act", b"", {"host": "127.0.0.1", "origin": "http://evil.example"})
+        preflight = await send(
+            http,
+            "OPTIONS",
+            "/console/act",
+            b"",
+            {"host": "127.0.0.1", "origin": "http://evil.example"},
+        )
         assert preflight.status == 403
         assert not any(name.startswith("access-control") for name in preflight.headers)
         assert len(asked(fake)) == seen
@@ -283,15 +378,25 @@ async def test_forms_of_other_pages_do_nothing() -> None:
 async def test_actions_are_the_routers_own() -> None:
     fake = busy()
     async with console(fake) as http:
-        loaded = await act(http, {"action": "load", "model": MODEL, "pool": "cpu"}, authorization="Bearer mine")
+        loaded = await act(
+            http, {"action": "load", "model": MODEL, "pool": "cpu"}, authorization="Bearer mine"
+        )
         assert loaded.json == {"message": f"{MODEL} is resident on cpu-0"}
         name, request = fake.calls[-1]
         assert (name, request.model, request.pool) == ("LoadModel", MODEL, "cpu")
         assert fake.metadata[-1]["authorization"] == "Bearer mine"
-        assert (await act(http, {"action": "pin", "model": MODEL})).json["message"] == f"{MODEL} is pinned on cpu-0"
-        assert (await act(http, {"action": "unpin", "model": MODEL})).json["message"] == f"{MODEL} may be evicted again"
-        assert (await act(http, {"action": "evict", "model": MODEL})).json["message"] == f"cpu-0 will unload {MODEL}"
-        assert (await act(http, {"action": "evict", "model": MODEL})).json["message"] == f"no worker holds {MODEL}"
+        assert (await act(http, {"action": "pin", "model": MODEL})).json[
+            "message"
+        ] == f"{MODEL} is pinned on cpu-0"
+        assert (await act(http, {"action": "unpin", "model": MODEL})).json[
+            "message"
+        ] == f"{MODEL} may be evicted again"
+        assert (await act(http, {"action": "evict", "model": MODEL})).json[
+            "message"
+        ] == f"cpu-0 will unload {MODEL}"
+        assert (await act(http, {"action": "evict", "model": MODEL})).json[
+            "message"
+        ] == f"no worker holds {MODEL}"
         found = (await act(http, {"action": "check", "model": MODEL})).json
         assert found["model"]["card"]["family"] == "nomic_bert"
         assert [one["id"] for one in found["workers"]] == ["cpu-0", "l4-0", "l4-1", "l4-2"]
@@ -361,12 +466,15 @@ async def test_one_watch_for_all_pages() -> None:
             while "models" not in (later := await one.next()):
                 pass
             assert list(later["models"]) == [MODEL]
-            assert [event["text"] for event in later["events"]] == [f"cpu-0 loaded {MODEL} in 2.0 s"]
+            assert [event["text"] for event in later["events"]] == [
+                f"cpu-0 loaded {MODEL} in 2.0 s"
+            ]
             assert (later["events"][0]["tone"], later["events"][0]["model"]) == ("good", MODEL)
         # A page that comes later sees what happened before.
         async with Page(http) as four:
             assert (await four.next())["events"]
-        # One watch may begin before the router has ended the one that it replaces: the edge's own, and then a page's.
+        # One watch may begin before the router has ended the one that it replaces: the edge's own,
+        # and then a page's.
         assert fake.most_watchers <= 2
 
 
@@ -377,7 +485,9 @@ async def test_events_before_the_first_page_are_shown_and_the_queue_is_remembere
 
         async def has_queue() -> bool:
             found = await get(http, "/console/history", x_shoal_console="1")
-            return max(one or 0 for one in found.json["steps"]["queued"]) == sum(lane.queued_jobs for lane in fake.mesh.lanes)
+            return max(one or 0 for one in found.json["steps"]["queued"]) == sum(
+                lane.queued_jobs for lane in fake.mesh.lanes
+            )
 
         await until(has_queue)
         fake.set(MODEL, RESIDENT, load_seconds=2.0)
@@ -386,7 +496,10 @@ async def test_events_before_the_first_page_are_shown_and_the_queue_is_remembere
         async with Page(http) as page:
             first = await page.next()
         assert [event["text"] for event in first["events"]] == [f"cpu-0 loaded {MODEL} in 2.0 s"]
-        assert next(call for name, call in fake.calls if name == "WatchMesh").interval_seconds == STEP_SECONDS
+        assert (
+            next(call for name, call in fake.calls if name == "WatchMesh").interval_seconds
+            == STEP_SECONDS
+        )
 
 
 async def test_history_has_the_last_requests_and_no_texts() -> None:
@@ -394,7 +507,11 @@ async def test_history_has_the_last_requests_and_no_texts() -> None:
     async with console(fake) as http:
         encode = json.dumps({"model": MODEL, "input": ["a secret of a caller"]}).encode()
         assert (await posted(http, "/v1/embeddings", encode)).status == 200
-        said = {"model": fake_mesh.WRITER, "messages": [{"role": "user", "content": "another secret"}], "stream": True}
+        said = {
+            "model": fake_mesh.WRITER,
+            "messages": [{"role": "user", "content": "another secret"}],
+            "stream": True,
+        }
         streamed = await posted(http, "/v1/chat/completions", json.dumps(said).encode())
         assert streamed.status == 200
         failing = json.dumps({"model": NAMES[9][0], "input": "a third secret"}).encode()
@@ -412,7 +529,14 @@ async def test_history_has_the_last_requests_and_no_texts() -> None:
         ]
         assert (requests[3]["input_tokens"], requests[3]["route"]) == (31, "/v1/embeddings")
         assert requests[2]["output_tokens"] > 40
-        assert requests[3]["stages"] == {"queue": 2.1, "prepare": 0.4, "wait": 1.2, "forward": 6.3, "finish": 0.3, "total": 11.8}
+        assert requests[3]["stages"] == {
+            "queue": 2.1,
+            "prepare": 0.4,
+            "wait": 1.2,
+            "forward": 6.3,
+            "finish": 0.3,
+            "total": 11.8,
+        }
         steps = found.json["steps"]
         assert [sum(steps[name]) for name in ("requests", "refused", "failed")] == [4, 1, 1]
         assert sum(steps["input_tokens"]) == 31 + 24
@@ -445,8 +569,12 @@ async def test_history_is_for_who_may_watch_the_mesh() -> None:
 
 async def test_heads_of_open_pages_count_as_memory_in_flight() -> None:
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(console(busy(), body_bytes=2000, in_flight_bytes=1 << 20))
-        pages = [await stack.enter_async_context(Page(http, x_large="a" * 30_000)) for _ in range(32)]
+        http = await stack.enter_async_context(
+            console(busy(), body_bytes=2000, in_flight_bytes=1 << 20)
+        )
+        pages = [
+            await stack.enter_async_context(Page(http, x_large="a" * 30_000)) for _ in range(32)
+        ]
         opened = [page for page in pages if page.status == 200]
         assert opened
         assert {page.status for page in pages[len(opened) :]} == {429}
@@ -460,7 +588,7 @@ async def test_heads_of_open_pages_count_as_memory_in_flight() -> None:
         await until(has_room)
 
 
-async def test_the_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_last() -> None:
+async def test_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_last() -> None:
     fake = busy()
     fake.tokens = {"a": "admin", "b": "admin"}
     async with console(fake) as http:
@@ -471,7 +599,11 @@ async def test_the_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_l
             await two.next()
 
         def watchers() -> list[str]:
-            names = [fake.metadata[at].get("authorization", "") for at, (name, _) in enumerate(fake.calls) if name == "WatchMesh"]
+            names = [
+                fake.metadata[at].get("authorization", "")
+                for at, (name, _) in enumerate(fake.calls)
+                if name == "WatchMesh"
+            ]
             return [name for name in names if name]
 
         await until(lambda: watchers() == ["Bearer a", "Bearer b"])
@@ -487,7 +619,7 @@ async def test_the_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_l
         await until(lambda: fake.watchers == 0)
 
 
-async def test_a_mesh_that_cannot_be_seen_is_told_and_seen_again() -> None:
+async def test_mesh_that_cannot_be_seen_is_told_and_seen_again() -> None:
     fake = busy()
     fake.seconds = 0.02
     async with console(fake) as http, Page(http) as page:
@@ -511,18 +643,28 @@ async def test_open_pages_do_not_hold_up_a_drain() -> None:
     await page.__aexit__()
 
 
-async def test_an_address_of_its_own() -> None:
+async def test_address_of_its_own() -> None:
     fake = busy()
     async with fake_mesh.routing(fake) as router, Routers((router,), None) as routers:
         given = Settings(
-            edge_id="e", routers=(router,), console=True, console_address="127.0.0.1:0", console_hosts=("mesh.example",)
+            edge_id="e",
+            routers=(router,),
+            console=True,
+            console_address="127.0.0.1:0",
+            console_hosts=("mesh.example",),
         )
         edge = Edge(given, routers)
         assert edge.console is not None
         replies: list[Any] = []
 
         async def answered(application: Any, path: str, host: bytes) -> int:
-            scope = {"type": "http", "method": "GET", "path": path, "headers": [(b"host", host)], "state": {}}
+            scope = {
+                "type": "http",
+                "method": "GET",
+                "path": path,
+                "headers": [(b"host", host)],
+                "state": {},
+            }
 
             async def nothing() -> dict[str, Any]:
                 return {"type": "http.request"}
@@ -549,12 +691,26 @@ async def test_an_address_of_its_own() -> None:
         ({}, True),
         ({"SHOAL_CONSOLE": "0"}, False),
         ({"SHOAL_HTTP_ADDRESS": "0.0.0.0:8080", "SHOAL_ALLOW_INSECURE": "1"}, False),
-        ({"SHOAL_HTTP_ADDRESS": "0.0.0.0:8080", "SHOAL_ALLOW_INSECURE": "1", "SHOAL_CONSOLE": "1"}, True),
-        ({"SHOAL_HTTP_ADDRESS": "0.0.0.0:8080", "SHOAL_ALLOW_INSECURE": "1", "SHOAL_CONSOLE_ADDRESS": "127.0.0.1:8081"}, True),
+        (
+            {
+                "SHOAL_HTTP_ADDRESS": "0.0.0.0:8080",
+                "SHOAL_ALLOW_INSECURE": "1",
+                "SHOAL_CONSOLE": "1",
+            },
+            True,
+        ),
+        (
+            {
+                "SHOAL_HTTP_ADDRESS": "0.0.0.0:8080",
+                "SHOAL_ALLOW_INSECURE": "1",
+                "SHOAL_CONSOLE_ADDRESS": "127.0.0.1:8081",
+            },
+            True,
+        ),
         ({"SHOAL_CONSOLE_ADDRESS": "0.0.0.0:8081"}, False),
     ],
 )
-def test_the_switch(environment: dict[str, str], is_on: bool) -> None:
+def test_switch(environment: dict[str, str], is_on: bool) -> None:
     settings = Settings.from_env(environment)
     assert settings.console is is_on
     assert (settings.describe()["console"] != "off") is is_on
@@ -612,12 +768,19 @@ def test_changes_in_words() -> None:
     assert told(cold, held(models_pb2.MODEL_STATE_LOADING)) == ["plain: w loads o/m"]
     assert told(cold, held(RESIDENT, load_seconds=1.25)) == ["good: w loaded o/m in 1.2 s"]
     assert told(resident, cold) == ["plain: w evicted o/m: it stays on disk"]
-    assert told(resident, held(models_pb2.MODEL_STATE_WARM)) == ["plain: w evicted o/m: it stays in host memory"]
+    assert told(resident, held(models_pb2.MODEL_STATE_WARM)) == [
+        "plain: w evicted o/m: it stays in host memory"
+    ]
     assert told(resident, mesh(workers=[worker])) == ["plain: w evicted o/m"]
     assert told(resident, mesh()) == ["bad: worker w was lost"]
-    assert told(cold, held(models_pb2.MODEL_STATE_FAILED, last_error="no config")) == ["bad: w could not load o/m: no config"]
+    assert told(cold, held(models_pb2.MODEL_STATE_FAILED, last_error="no config")) == [
+        "bad: w could not load o/m: no config"
+    ]
     assert told(resident, held(RESIDENT, pinned=True)) == ["plain: o/m is pinned on w"]
-    lanes = [mesh_pb2.LaneStatus(pool="p", model="o/m", expired_jobs=at, dead_jobs=at) for at in (0, 1, 3)]
+    lanes = [
+        mesh_pb2.LaneStatus(pool="p", model="o/m", expired_jobs=at, dead_jobs=at)
+        for at in (0, 1, 3)
+    ]
     assert told(mesh(lanes=lanes[:1]), mesh(lanes=lanes[1:2])) == [
         "warn: 1 job of o/m passed its deadline in the lane",
         "bad: 1 job of o/m was given up after workers died with it",
@@ -628,14 +791,19 @@ def test_changes_in_words() -> None:
     ]
     leader = mesh_pb2.SchedulerStatus(scheduler_id="s")
     assert told(mesh(), mesh(scheduler=leader)) == ["plain: scheduler s leads"]
-    assert told(mesh(scheduler=leader), mesh()) == ["warn: no scheduler leads: workers claim models by themselves"]
-    processes = [mesh_pb2.ProcessStatus(name="w-0", state="running", restarts=at, detail="killed") for at in (0, 1)]
+    assert told(mesh(scheduler=leader), mesh()) == [
+        "warn: no scheduler leads: workers claim models by themselves"
+    ]
+    processes = [
+        mesh_pb2.ProcessStatus(name="w-0", state="running", restarts=at, detail="killed")
+        for at in (0, 1)
+    ]
     assert told(mesh(processes=processes[:1]), mesh(processes=processes[1:])) == [
         "bad: process w-0 ended and was started again: killed"
     ]
 
 
-def test_a_page_that_is_behind_gets_what_changed() -> None:
+def test_page_that_is_behind_gets_what_changed() -> None:
     board, fake = Board(), busy()
     assert board.since(0) is None
 
@@ -676,7 +844,9 @@ def test_a_page_that_is_behind_gets_what_changed() -> None:
 def test_models_that_come_and_go_for_long_take_no_more_memory() -> None:
     board = Board()
     for at in range(3000):
-        board.show(mesh_pb2.Mesh(router_id="r", models=[model_of(f"o/m-{at}", "bert", 8, 1)]), float(at))
+        board.show(
+            mesh_pb2.Mesh(router_id="r", models=[model_of(f"o/m-{at}", "bert", 8, 1)]), float(at)
+        )
     told = board.since(1)
     assert told is not None
     assert told["full"], "a page that is too far behind gets everything anew"
@@ -694,11 +864,21 @@ async def test_large_labels_and_new_words_of_a_newer_router_are_shown() -> None:
     told = board.since(0)
     assert told is not None
     shown = told["models"]["o/m"]
-    assert (shown["state"], shown["card"]["label_count"], len(shown["card"]["labels"])) == ("99", 5000, 32)
+    assert (shown["state"], shown["card"]["label_count"], len(shown["card"]["labels"])) == (
+        "99",
+        5000,
+        32,
+    )
 
 
 def test_wheels_have_the_files() -> None:
-    """setup.py names each folder below static as a package of data; tests/local/test_wheels.py builds them."""
+    """setup.py names each folder below static as a package of data; tests/local/test_wheels.py
+    builds them.
+    """
     text = (Path(__file__).parents[2] / "setup.py").read_text()
-    folders = {path.parent.relative_to(files.STATIC.parents[2]) for path in files.STATIC.rglob("*") if path.is_file()}
+    folders = {
+        path.parent.relative_to(files.STATIC.parents[2])
+        for path in files.STATIC.rglob("*")
+        if path.is_file()
+    }
     assert all(f"{{INSIDE}}.services.{'.'.join(folder.parts)}" in text for folder in folders)

@@ -1,4 +1,6 @@
-"""Slow, broken and hostile clients on real sockets: no 500, memory stays bounded, and the next good request is answered."""
+"""Slow, broken and hostile clients on real sockets: no 500, memory stays bounded, and the next good
+request is answered.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,19 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge import server
 from services.edge.server import Connection
-from tests.edge.parts import MODEL, Http, Reply, Script, card, dense, edge, head, read_reply, routing, vectors
+from tests.edge.parts import (
+    MODEL,
+    Http,
+    Reply,
+    Script,
+    card,
+    dense,
+    edge,
+    head,
+    read_reply,
+    routing,
+    vectors,
+)
 from tests.edge.test_server import BODY, EMBED, until
 
 LARGE = 512, 1024
@@ -48,12 +62,16 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
     return found
 
 
-async def test_a_slow_reader_makes_only_a_bounded_buffer_wait(connections: list[Connection]) -> None:
+async def test_slow_reader_makes_only_a_bounded_buffer_wait(connections: list[Connection]) -> None:
     async with edge(Script(encode=large)) as http:
         reader, writer = await http.open()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(post())
-        await until(lambda: connections and connections[0].flow is not None and connections[0].flow.write_paused)
+        await until(
+            lambda: (
+                connections and connections[0].flow is not None and connections[0].flow.write_paused
+            )
+        )
         assert connections[0].transport.get_write_buffer_size() < 1 << 20
         assert (await http.get("/livez")).status == 200  # others have their turn
         writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -69,7 +87,11 @@ async def test_answers_count_as_memory_in_flight(connections: list[Connection]) 
         _, writer = await http.open()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(post())
-        await until(lambda: connections and connections[0].flow is not None and connections[0].flow.write_paused)
+        await until(
+            lambda: (
+                connections and connections[0].flow is not None and connections[0].flow.write_paused
+            )
+        )
         reply = await http.post(EMBED, BODY)
         assert (reply.status, reply.headers["retry-after"]) == (429, "1")
         writer.transport.abort()
@@ -91,7 +113,13 @@ async def test_who_reads_nothing_is_cut_off(connections: list[Connection]) -> No
         _, writer = await http.open()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(post())
-        await until(lambda: connections and connections[0].transport is not None and connections[0].flow.write_paused)
+        await until(
+            lambda: (
+                connections
+                and connections[0].transport is not None
+                and connections[0].flow.write_paused
+            )
+        )
         await until(lambda: connections[0] not in connections[0].connections)
         writer.close()
 
@@ -114,7 +142,7 @@ async def test_who_reads_nothing_is_not_kept_by_what_waits_to_be_sent(
         writer.close()
 
 
-async def test_a_half_closed_connection_is_a_client_that_has_left() -> None:
+async def test_half_closed_connection_is_a_client_that_has_left() -> None:
     script = Script(act=forever)
     async with edge(script) as http:
         reader, writer = await http.open()
@@ -137,12 +165,18 @@ async def test_what_comes_before_garbage_is_answered() -> None:
         writer.close()
 
 
-async def test_a_flood_of_pipelined_requests_is_cut_off(connections: list[Connection]) -> None:
+async def test_flood_of_pipelined_requests_is_cut_off(connections: list[Connection]) -> None:
     script = Script(act=forever)
     async with edge(script) as http:
         _, writer = await http.open()
-        writer.write(post() * (3 * server.MOST_PIPELINED))
-        await until(lambda: connections and connections[0].transport is not None and connections[0].transport.is_closing())
+        writer.write(post() * (3 * server.MAX_PIPELINED))
+        await until(
+            lambda: (
+                connections
+                and connections[0].transport is not None
+                and connections[0].transport.is_closing()
+            )
+        )
         writer.close()
         script.act = None
         assert (await http.post(EMBED, BODY)).status == 200
@@ -151,7 +185,7 @@ async def test_a_flood_of_pipelined_requests_is_cut_off(connections: list[Connec
 async def test_requests_that_fit_the_pipeline_are_all_answered() -> None:
     async with edge(Script()) as http:
         reader, writer = await http.open()
-        count = server.MOST_PIPELINED // 2
+        count = server.MAX_PIPELINED // 2
         writer.write(post() * count)
         assert {(await read_reply(reader)).status for _ in range(count)} == {200}
         writer.close()
@@ -171,7 +205,8 @@ CHUNKED = head("POST", EMBED, {"transfer-encoding": "chunked"})
         CHUNKED + b"0\r\ntrailer without colon\r\n\r\n",
         head("POST", EMBED, {"transfer-encoding": "chunked", "content-length": "5"}) + b"0\r\n\r\n",
         head("POST", EMBED, {"transfer-encoding": "gzip, identity"}) + CONTENT,
-        f"POST {EMBED} HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n".encode() + CONTENT,
+        f"POST {EMBED} HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n".encode()
+        + CONTENT,
         head("POST", EMBED, {"content-length": "-1"}),
         head("POST", EMBED, {"content-length": "1e3"}),
         head("POST", EMBED, {"content-length": "9" * 30}),
@@ -200,7 +235,18 @@ async def test_broken_http_is_refused(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["%ff%fe", "org%2f%ff", "%00", "%", "%zz", "..%2f..%2fetc", "a" * 5000, "%F0%9F%90%9F", "org/%0d%0ax:y"]
+    "path",
+    [
+        "%ff%fe",
+        "org%2f%ff",
+        "%00",
+        "%",
+        "%zz",
+        "..%2f..%2fetc",
+        "a" * 5000,
+        "%F0%9F%90%9F",
+        "org/%0d%0ax:y",
+    ],
 )
 async def test_strange_ids_in_paths(path: str) -> None:
     async with edge(Script(models=[card()])) as http:
@@ -214,14 +260,35 @@ async def test_strange_ids_in_paths(path: str) -> None:
 
 
 def nested(depth: int, name: str = "x") -> bytes:
-    return b'{"model":"org/model","input":"a","' + name.encode() + b'":' + b"[" * depth + b"]" * depth + b"}"
+    return (
+        b'{"model":"org/model","input":"a","'
+        + name.encode()
+        + b'":'
+        + b"[" * depth
+        + b"]" * depth
+        + b"}"
+    )
 
 
-DEEP = [nested(100_000), nested(100_000, "messages"), nested(100_000, "input"), b"[" * 500_000, b'{"a":' * 200_000]
+DEEP = [
+    nested(100_000),
+    nested(100_000, "messages"),
+    nested(100_000, "input"),
+    b"[" * 500_000,
+    b'{"a":' * 200_000,
+]
 
 
 @pytest.mark.parametrize(
-    "path", [EMBED, "/v1/rerank", "/v1/encode/org/model", "/v1/score/org/model", "/v1/extract/org/model", "/tei/org/model/embed"]
+    "path",
+    [
+        EMBED,
+        "/v1/rerank",
+        "/v1/encode/org/model",
+        "/v1/score/org/model",
+        "/v1/extract/org/model",
+        "/tei/org/model/embed",
+    ],
 )
 @pytest.mark.parametrize("number", range(len(DEEP)))
 async def test_deep_json_is_refused(path: str, number: int) -> None:
@@ -232,8 +299,14 @@ async def test_deep_json_is_refused(path: str, number: int) -> None:
 
 async def test_deep_msgpack_is_refused() -> None:
     async with edge(Script()) as http:
-        for body in (b"\x91" * 200_000, b"\x81\xa5items" + b"\x91" * 200_000, b"\x81\xa1x" + b"\x91" * 200_000):
-            reply = await http.post("/v1/encode/org/model", body, content_type="application/msgpack")
+        for body in (
+            b"\x91" * 200_000,
+            b"\x81\xa5items" + b"\x91" * 200_000,
+            b"\x81\xa1x" + b"\x91" * 200_000,
+        ):
+            reply = await http.post(
+                "/v1/encode/org/model", body, content_type="application/msgpack"
+            )
             assert 400 <= reply.status < 500
         assert (await http.post(EMBED, BODY)).status == 200
 
@@ -263,12 +336,14 @@ async def test_numbers_beyond_reason_are_refused(number: bytes) -> None:
             ("/tei/org/model/embed", b'{"inputs":"a","dimensions":%b}'),
         ):
             status = (await http.post(path, body % number)).status
-            is_clipped = path == "/v1/rerank" and number == b"9223372036854775808"  # more than there are documents
+            is_clipped = (
+                path == "/v1/rerank" and number == b"9223372036854775808"
+            )  # more than there are documents
             assert status == 200 if is_clipped else 400 <= status < 500, (path, number)
         assert (await http.post(EMBED, BODY, x_request_timeout="1e308")).status == 200
 
 
-async def test_a_name_with_many_roles_is_no_model() -> None:
+async def test_name_with_many_roles_is_no_model() -> None:
     async with edge(Script()) as http:
         for name in ("org/model:query:document", "org/model" + ":query" * 5000):
             assert (await http.post(EMBED, {**BODY, "model": name})).status == 404
@@ -277,16 +352,24 @@ async def test_a_name_with_many_roles_is_no_model() -> None:
 async def test_of_duplicate_keys_the_last_counts() -> None:
     script = Script()
     async with edge(script) as http:
-        assert (await http.post(EMBED, b'{"model":"org/other","model":"org/model","input":"a","input":["b"]}')).status == 200
+        assert (
+            await http.post(
+                EMBED, b'{"model":"org/other","model":"org/model","input":"a","input":["b"]}'
+            )
+        ).status == 200
         assert (script.requests[0].model, script.requests[0].items[0].text) == (MODEL, "b")
 
 
-async def test_an_offer_to_speak_http_2_is_declined() -> None:
+async def test_offer_to_speak_http_2_is_declined() -> None:
     """Java's HttpClient makes one with its first request to an address without TLS."""
     script = Script()
     async with edge(script) as http:
         reader, writer = await http.open()
-        offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEAAEAAAAIAAAAB"}
+        offer = {
+            "connection": "Upgrade, HTTP2-Settings",
+            "upgrade": "h2c",
+            "http2-settings": "AAEAAEAAAAIAAAAB",
+        }
         for _ in range(2):
             writer.write(post(**offer))
             reply = await asyncio.wait_for(read_reply(reader), 5)
@@ -295,10 +378,12 @@ async def test_an_offer_to_speak_http_2_is_declined() -> None:
     assert len(script.requests) == 2
 
 
-async def test_a_body_that_needs_a_hundred_continue() -> None:
+async def test_body_that_needs_a_hundred_continue() -> None:
     async with edge(Script()) as http:
         reader, writer = await http.open()
-        writer.write(head("POST", EMBED, {"content-length": str(len(CONTENT)), "expect": "100-Continue"}))
+        writer.write(
+            head("POST", EMBED, {"content-length": str(len(CONTENT)), "expect": "100-Continue"})
+        )
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
         writer.write(CONTENT)
         assert (await read_reply(reader)).status == 200
@@ -306,8 +391,8 @@ async def test_a_body_that_needs_a_hundred_continue() -> None:
 
 
 async def test_sigterm_under_load_answers_what_was_taken() -> None:
-    """A process of its own, many connections that always have a request under way, and SIGTERM: every request that the router has
-    seen is answered, and the process ends with 0."""
+    """A process of its own, many connections that always have a request under way, and SIGTERM:
+    every request that the router has seen is answered, and the process ends with 0."""
     script = Script(act=lambda: asyncio.sleep(0.02))
     answered: list[Reply] = []
     cut: list[bytes] = []
@@ -325,9 +410,15 @@ async def test_sigterm_under_load_answers_what_was_taken() -> None:
             writer.close()
 
     async with routing(script) as router:
-        told = {"SHOAL_ROUTERS": router, "SHOAL_HTTP_ADDRESS": "127.0.0.1:0", "SHOAL_LOG_LEVEL": "INFO"}
+        told = {
+            "SHOAL_ROUTERS": router,
+            "SHOAL_HTTP_ADDRESS": "127.0.0.1:0",
+            "SHOAL_LOG_LEVEL": "INFO",
+        }
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.edge"), env=dict(os.environ) | told, stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", "services.edge"),
+            env=dict(os.environ) | told,
+            stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None
         try:

@@ -14,7 +14,7 @@ from shoal.v1 import models_pb2
 
 from services.edge.dialects import huggingface
 from services.edge.dialects.tei import TEI
-from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names
 from services.edge.routes import Table
 from tests.edge.parts import MODEL, card
@@ -22,12 +22,12 @@ from tests.edge.parts import MODEL, card
 ZERO_SHOT = {"candidate_labels": ["fish", "wood"], "multi_label": False}
 
 
-def ask(what: Callable[[Received], Question], inputs: Any = "a", **parameters: Any) -> Question:
+def ask(what: Callable[[Received], MeshCall], inputs: Any = "a", **parameters: Any) -> MeshCall:
     body = {"inputs": inputs, "parameters": parameters}
     return what(Received(json.dumps(body).encode(), Names({}), MODEL))
 
 
-def told(answer: Answer | Question) -> Any:
+def told(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, bytes)
     return json.loads(answer.body)
@@ -49,7 +49,11 @@ def entities(texts: int) -> pb.ExtractResponse:
 def test_text_classification_is_a_list_of_lists() -> None:
     question = ask(huggingface.text_classification)
     message: Any = question.message
-    assert (question.method, message.WhichOneof("task"), message.classify.HasField("multi_label")) == (EXTRACT, "classify", False)
+    assert (
+        question.method,
+        message.WhichOneof("task"),
+        message.classify.HasField("multi_label"),
+    ) == (EXTRACT, "classify", False)
     pair = [{"label": "fish", "score": 0.75}, {"label": "wood", "score": 0.25}]
     assert told(question.answer(classes(1))) == [pair]
     assert told(ask(huggingface.text_classification, ["a", "b"]).answer(classes(2))) == [pair, pair]
@@ -61,16 +65,29 @@ def test_text_classification_is_a_list_of_lists() -> None:
 
 def test_zero_shot() -> None:
     question = ask(huggingface.zero_shot, **ZERO_SHOT, hypothesis_template="About {}.")
-    task = pb.ClassifyTask(labels=["fish", "wood"], multi_label=False, hypothesis="About {}.", among_labels=True)
+    task = pb.ClassifyTask(
+        labels=["fish", "wood"], multi_label=False, hypothesis="About {}.", among_labels=True
+    )
     assert question.message.classify == task  # type: ignore[attr-defined]
-    assert told(question.answer(classes(1))) == [{"label": "fish", "score": 0.75}, {"label": "wood", "score": 0.25}]
+    assert told(question.answer(classes(1))) == [
+        {"label": "fish", "score": 0.75},
+        {"label": "wood", "score": 0.25},
+    ]
     batch = ask(huggingface.zero_shot, ["a", "b"], candidate_labels="fish, wood,", multi_label=True)
-    assert (list(batch.message.classify.labels), batch.message.classify.multi_label) == (["fish", "wood"], True)  # type: ignore[attr-defined]
+    assert (list(batch.message.classify.labels), batch.message.classify.multi_label) == (  # type: ignore[attr-defined]
+        ["fish", "wood"],
+        True,
+    )
     found = told(batch.answer(classes(2)))
     assert found[1] == {"sequence": "b", "labels": ["fish", "wood"], "scores": [0.75, 0.25]}
     msgspec.convert(found, list[huggingface.ZeroShotAnswer])
-    assert question.renamed("classify.labels[1] is empty") == "parameters.candidate_labels[1] is empty"
-    assert question.renamed("classify.hypothesis must hold {}") == "parameters.hypothesis_template must hold {}"
+    assert (
+        question.renamed("classify.labels[1] is empty") == "parameters.candidate_labels[1] is empty"
+    )
+    assert (
+        question.renamed("classify.hypothesis must hold {}")
+        == "parameters.hypothesis_template must hold {}"
+    )
     assert question.renamed("items[0].text is empty") == "inputs is empty"
     assert batch.renamed("items[1].text is empty") == "inputs[1] is empty"
 
@@ -81,7 +98,9 @@ def test_token_classification() -> None:
     found = told(question.answer(entities(1)))
     assert found == [{"entity_group": "PER", "score": 0.75, "word": "Ann", "start": 0, "end": 3}]
     msgspec.convert(found, list[huggingface.Token])
-    alone = ask(huggingface.token_classification, ["a", "b"], aggregation_strategy="none", labels=["PER"])
+    alone = ask(
+        huggingface.token_classification, ["a", "b"], aggregation_strategy="none", labels=["PER"]
+    )
     task = pb.EntitiesTask(labels=["PER"], aggregation=pb.AGGREGATION_NONE)
     assert alone.message.entities == task  # type: ignore[attr-defined]
     rows = told(alone.answer(entities(2)))
@@ -89,12 +108,12 @@ def test_token_classification() -> None:
     assert alone.renamed("entities.labels is empty") == "parameters.labels is empty"
 
 
-def chosen(question: Question, **values: Any) -> Any:
+def chosen(question: MeshCall, **values: Any) -> Any:
     """What is asked once the model's card is known."""
     return question.answer(models_pb2.GetModelResponse(model=card(**values)))
 
 
-def test_the_base_url_goes_by_the_body_and_then_by_the_models_task() -> None:
+def test_base_url_goes_by_the_body_and_then_by_the_models_task() -> None:
     assert ask(huggingface.by_task, **ZERO_SHOT).message.classify.labels == ["fish", "wood"]  # type: ignore[attr-defined]
     for name, value in (("aggregation_strategy", "max"), ("ignore_labels", [])):
         assert ask(huggingface.by_task, **{name: value}).message.HasField("entities")
@@ -104,7 +123,10 @@ def test_the_base_url_goes_by_the_body_and_then_by_the_models_task() -> None:
     tagger = chosen(question, tasks=[models_pb2.TASK_ENTITIES], representations=[])
     assert tagger.message.HasField("entities")
     classifier = chosen(question, tasks=[models_pb2.TASK_CLASSIFY], representations=[])
-    assert [item.text for item in classifier.message.items] == ["a", "b"]  # with parameters these are two texts and no pair
+    assert [item.text for item in classifier.message.items] == [
+        "a",
+        "b",
+    ]  # with parameters these are two texts and no pair
 
 
 def test_one_text_without_parameters_is_flat_only_for_tei() -> None:
@@ -114,22 +136,34 @@ def test_one_text_without_parameters_is_flat_only_for_tei() -> None:
     assert told(chosen(huggingface.hosted(received), **classifier).answer(classes(1))) == [flat]
 
 
-def test_a_model_that_no_worker_knows_is_tried_with_each_task() -> None:
-    found: Any = ask(huggingface.by_task).otherwise(Problem("MODEL_NOT_FOUND", ""))
+def test_model_that_no_worker_knows_is_tried_with_each_task() -> None:
+    found: Any = ask(huggingface.by_task).otherwise(HttpError("MODEL_NOT_FOUND", ""))
     assert found.method == ENCODE
-    assert found.otherwise(Problem("INVALID_INPUT", "")) is None
-    found = found.otherwise(Problem("TASK_NOT_SUPPORTED", ""))
+    assert found.otherwise(HttpError("INVALID_INPUT", "")) is None
+    found = found.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
     assert found.message.HasField("classify")
-    found = found.otherwise(Problem("TASK_NOT_SUPPORTED", ""))
+    found = found.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
     assert found.message.HasField("entities")
-    assert found.otherwise(Problem("TASK_NOT_SUPPORTED", "")) is None
-    assert ask(huggingface.by_task).otherwise(Problem("QUEUE_FULL", "")) is None
+    assert found.otherwise(HttpError("TASK_NOT_SUPPORTED", "")) is None
+    assert ask(huggingface.by_task).otherwise(HttpError("QUEUE_FULL", "")) is None
 
 
-@pytest.mark.parametrize("name", ["text-classification", "zero-shot-classification", "token-classification", "feature-extraction"])
-def test_the_paths_of_the_hosted_inference(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "text-classification",
+        "zero-shot-classification",
+        "token-classification",
+        "feature-extraction",
+    ],
+)
+def test_paths_of_the_hosted_inference(name: str) -> None:
     table = Table()
-    for path in (f"/models/org/m/pipeline/{name}", f"/pipeline/{name}/org/m", f"/tei/org/m/pipeline/{name}"):
+    for path in (
+        f"/models/org/m/pipeline/{name}",
+        f"/pipeline/{name}/org/m",
+        f"/tei/org/m/pipeline/{name}",
+    ):
         route, model = table.find("POST", path)
         assert (model, route.dialect) == ("org/m", TEI)
         assert route.ask is not huggingface.by_task
@@ -143,7 +177,11 @@ def test_the_paths_of_the_hosted_inference(name: str) -> None:
     [
         (huggingface.text_classification, {}, "inputs"),
         (huggingface.text_classification, {"inputs": [["a"]]}, "inputs[0]"),
-        (huggingface.text_classification, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k"),
+        (
+            huggingface.text_classification,
+            {"inputs": "a", "parameters": {"top_k": 0}},
+            "parameters.top_k",
+        ),
         (
             huggingface.text_classification,
             {"inputs": "a", "parameters": {"function_to_apply": "none"}},
@@ -151,9 +189,21 @@ def test_the_paths_of_the_hosted_inference(name: str) -> None:
         ),
         (huggingface.zero_shot, {"inputs": "a"}, "parameters"),
         (huggingface.zero_shot, {"inputs": "a", "parameters": {}}, "parameters.candidate_labels"),
-        (huggingface.zero_shot, {"inputs": "a", "parameters": {"candidate_labels": " ,"}}, "parameters.candidate_labels"),
-        (huggingface.zero_shot, {"inputs": "a", "parameters": {"candidate_labels": ["a", 3]}}, "parameters.candidate_labels[1]"),
-        (huggingface.token_classification, {"inputs": "a", "parameters": {"stride": 8}}, "parameters.stride"),
+        (
+            huggingface.zero_shot,
+            {"inputs": "a", "parameters": {"candidate_labels": " ,"}},
+            "parameters.candidate_labels",
+        ),
+        (
+            huggingface.zero_shot,
+            {"inputs": "a", "parameters": {"candidate_labels": ["a", 3]}},
+            "parameters.candidate_labels[1]",
+        ),
+        (
+            huggingface.token_classification,
+            {"inputs": "a", "parameters": {"stride": 8}},
+            "parameters.stride",
+        ),
         (
             huggingface.token_classification,
             {"inputs": "a", "parameters": {"aggregation_strategy": "most"}},
@@ -163,8 +213,10 @@ def test_the_paths_of_the_hosted_inference(name: str) -> None:
         (huggingface.by_task, {"inputs": {"text": "a"}}, "inputs.source_sentence"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received], Question], body: Any, field: str) -> None:
-    with pytest.raises(Problem) as caught:
+def test_what_cannot_be_done_is_refused_with_its_field(
+    what: Callable[[Received], MeshCall], body: Any, field: str
+) -> None:
+    with pytest.raises(HttpError) as caught:
         what(Received(json.dumps(body).encode(), Names({}), MODEL))
     assert (caught.value.status, caught.value.field) == (400, field)
     assert TEI.error(caught.value).status in (400, 422)

@@ -1,4 +1,6 @@
-"""What Jina has beside OpenAI's fields: a vector a token, and labels. Bytes in, a question out, its answer as bytes."""
+"""What Jina has beside OpenAI's fields: a vector a token, and labels. Bytes in, a question out, its
+answer as bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,20 @@ from shoal.v1 import tensor_pb2
 
 from services.edge.dialects import jina
 from services.edge.dialects.openai import EmbeddingsAnswer, embeddings
-from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, ragged, vectors
 
-NAMES = Names({"predict": Target("org/classifier", adapter="org/a"), "small": Target(MODEL, "query", 4)})
+NAMES = Names(
+    {"predict": Target("org/classifier", adapter="org/a"), "small": Target(MODEL, "query", 4)}
+)
 
 
-def ask(what: Callable[[Received], Question], **body: Any) -> Question:
+def ask(what: Callable[[Received], MeshCall], **body: Any) -> MeshCall:
     return what(Received(json.dumps({"model": MODEL, **body}).encode(), NAMES))
 
 
-def told(answer: Answer | Question) -> Any:
+def told(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
@@ -42,19 +46,34 @@ def test_multi_vectors_on_both_paths() -> None:
     field = ask(embeddings, input=["a", "b"], input_type="query", return_multivector=True)
     assert path.message == field.message
     message: Any = path.message
-    assert (list(message.representations), message.role) == ([pb.REPRESENTATION_MULTI_VECTOR], pb.ROLE_QUERY)
+    assert (list(message.representations), message.role) == (
+        [pb.REPRESENTATION_MULTI_VECTOR],
+        pb.ROLE_QUERY,
+    )
     found = told(path.answer(reply(*rows)))
-    assert [(one["object"], one["index"]) for one in found["data"]] == [("embeddings", 0), ("embeddings", 1)]
+    assert [(one["object"], one["index"]) for one in found["data"]] == [
+        ("embeddings", 0),
+        ("embeddings", 1),
+    ]
     for one, wanted in zip(found["data"], rows, strict=True):
         assert np.array_equal(np.array(one["embeddings"], np.float32), wanted)
     assert (found["model"], found["object"], found["usage"]["total_tokens"]) == (MODEL, "list", 7)
     msgspec.convert(found, EmbeddingsAnswer)
-    assert told(ask(embeddings, input="a", return_multivector=False).answer(dense_reply()))["data"][0]["object"] == "embedding"
+    assert (
+        told(ask(embeddings, input="a", return_multivector=False).answer(dense_reply()))["data"][0][
+            "object"
+        ]
+        == "embedding"
+    )
 
 
 def dense_reply() -> pb.EncodeResponse:
     rows = vectors(1)
-    return pb.EncodeResponse(dense=tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=rows.shape, data=rows.tobytes()))
+    return pb.EncodeResponse(
+        dense=tensor_pb2.Tensor(
+            data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=rows.shape, data=rows.tobytes()
+        )
+    )
 
 
 def test_kinds_of_multi_vectors() -> None:
@@ -65,12 +84,18 @@ def test_kinds_of_multi_vectors() -> None:
         assert np.array_equal([np.frombuffer(base64.b64decode(row), "<f4") for row in found], rows)
     question = ask(jina.multi_vector, input="a", embedding_type="ubinary")
     assert question.message.data_type == tensor_pb2.DATA_TYPE_UNSPECIFIED  # type: ignore[attr-defined]
-    assert np.array_equal(told(question.answer(reply(rows)))["data"][0]["embeddings"], np.packbits(rows > 0, axis=1))
-    signed = told(ask(jina.multi_vector, input="a", embedding_type="binary").answer(reply(rows)))["data"][0]["embeddings"]
-    assert np.array_equal(np.unpackbits((np.array(signed) + 128).astype(np.uint8), axis=1), rows > 0)
+    assert np.array_equal(
+        told(question.answer(reply(rows)))["data"][0]["embeddings"], np.packbits(rows > 0, axis=1)
+    )
+    signed = told(ask(jina.multi_vector, input="a", embedding_type="binary").answer(reply(rows)))[
+        "data"
+    ][0]["embeddings"]
+    assert np.array_equal(
+        np.unpackbits((np.array(signed) + 128).astype(np.uint8), axis=1), rows > 0
+    )
 
 
-def test_a_large_answer_comes_in_pieces() -> None:
+def test_large_answer_comes_in_pieces() -> None:
     rows = vectors(1000, 128)
     answer = ask(jina.multi_vector, input=["a", "b"]).answer(reply(rows, rows))
     assert isinstance(answer, Answer)
@@ -95,7 +120,11 @@ def test_classify() -> None:
     assert [item.text for item in message.items] == ["a", "b"]
     labels = [pb.LabelScore(label="yes", score=0.75), pb.LabelScore(label="no", score=0.25)]
     extraction = pb.Extraction(labels=labels)
-    found = told(question.answer(pb.ExtractResponse(results=[extraction, extraction], usage=pb.Usage(input_tokens=7))))
+    found = told(
+        question.answer(
+            pb.ExtractResponse(results=[extraction, extraction], usage=pb.Usage(input_tokens=7))
+        )
+    )
     msgspec.convert(found, jina.JinaClassifyAnswer)
     assert found["usage"]["total_tokens"] == 7
     assert found["data"][1] == {
@@ -128,7 +157,11 @@ def test_late_chunking_makes_one_text_of_the_inputs() -> None:
     [
         (jina.multi_vector, {}, "input"),
         (jina.multi_vector, {"input": [[1, 2]]}, "input"),
-        (jina.multi_vector, {"input": "a", "embedding_type": ["float", "base64"]}, "embedding_type"),
+        (
+            jina.multi_vector,
+            {"input": "a", "embedding_type": ["float", "base64"]},
+            "embedding_type",
+        ),
         (jina.multi_vector, {"input": "a", "embedding_type": "uint8"}, "embedding_type"),
         (jina.multi_vector, {"input": "a", "input_type": "question"}, "input_type"),
         (jina.multi_vector, {"input": "a", "dimensions": 0}, "dimensions"),
@@ -141,7 +174,9 @@ def test_late_chunking_makes_one_text_of_the_inputs() -> None:
         (jina.classify, {"input": ["a"], "classifier_id": "c"}, "classifier_id"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received], Question], body: Any, field: str) -> None:
-    with pytest.raises(Problem) as caught:
+def test_what_cannot_be_done_is_refused_with_its_field(
+    what: Callable[[Received], MeshCall], body: Any, field: str
+) -> None:
+    with pytest.raises(HttpError) as caught:
         ask(what, **body)
     assert (caught.value.status, caught.value.field) == (400, field)

@@ -14,25 +14,28 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import ollama
-from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Script, card, dense, edge, vectors
 
 NAMES = Names({"nomic-embed-text": Target(MODEL, "document", 4), "e5:latest": Target("org/e5")})
 
 
-def ask(what: Callable[[Received], Question], body: Any = None) -> Question:
+def ask(what: Callable[[Received], MeshCall], body: Any = None) -> MeshCall:
     return what(Received(json.dumps(body).encode() if body is not None else b"", NAMES))
 
 
-def told(answer: Answer | Question) -> Any:
+def told(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
 
 def test_embed() -> None:
     rows = vectors(2)
-    question = ask(ollama.embed, {"model": MODEL, "input": ["a", "b"], "keep_alive": "5m", "options": {"num_ctx": 8}})
+    question = ask(
+        ollama.embed,
+        {"model": MODEL, "input": ["a", "b"], "keep_alive": "5m", "options": {"num_ctx": 8}},
+    )
     assert question.message == pb.EncodeRequest(
         model=MODEL,
         items=[pb.Item(text="a"), pb.Item(text="b")],
@@ -40,7 +43,11 @@ def test_embed() -> None:
         normalize=True,
     )
     timings = pb.Timings(total_seconds=0.25, queue_seconds=0.125)
-    found = told(question.answer(pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=7), timings=timings)))
+    found = told(
+        question.answer(
+            pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=7), timings=timings)
+        )
+    )
     assert np.array_equal(np.array(found["embeddings"], np.float32), rows)
     assert (found["model"], found["prompt_eval_count"]) == (MODEL, 7)
     assert (found["total_duration"], found["load_duration"]) == (250_000_000, 125_000_000)
@@ -52,12 +59,16 @@ def test_embed() -> None:
 
 
 def test_options_and_names() -> None:
-    message: Any = ask(ollama.embed, {"model": f"{MODEL}:latest", "input": "a", "truncate": False, "dimensions": 8}).message
+    message: Any = ask(
+        ollama.embed, {"model": f"{MODEL}:latest", "input": "a", "truncate": False, "dimensions": 8}
+    ).message
     assert (message.model, message.truncation, message.dimensions) == (MODEL, pb.TRUNCATION_NONE, 8)
     message = ask(ollama.embed, {"model": "nomic-embed-text:latest", "input": "a"}).message
     assert (message.model, message.role, message.dimensions) == (MODEL, pb.ROLE_DOCUMENT, 4)
     assert ask(ollama.embed, {"model": "e5:latest", "input": "a"}).message.model == "org/e5"  # type: ignore[attr-defined]
-    assert ask(ollama.embed, {"model": f"{MODEL}:query", "input": "a"}).message.role == pb.ROLE_QUERY  # type: ignore[attr-defined]
+    assert (
+        ask(ollama.embed, {"model": f"{MODEL}:query", "input": "a"}).message.role == pb.ROLE_QUERY  # type: ignore[attr-defined]
+    )
 
 
 def test_embeddings_has_one_text() -> None:
@@ -71,26 +82,47 @@ def test_embeddings_has_one_text() -> None:
 
 
 @pytest.mark.parametrize("given", ["", [], None])
-def test_an_empty_input_asks_whether_the_model_is_there(given: Any) -> None:
+def test_empty_input_asks_whether_the_model_is_there(given: Any) -> None:
     body = {"model": MODEL, "input": given} if given is not None else {"model": MODEL}
     question = ask(ollama.embed, body)
     assert question.method == GET_MODEL
     assert told(question.answer(models_pb2.GetModelResponse()))["embeddings"] == []
-    assert told(ask(ollama.embeddings, {"model": MODEL}).answer(models_pb2.GetModelResponse())) == {"embedding": []}
+    assert told(ask(ollama.embeddings, {"model": MODEL}).answer(models_pb2.GetModelResponse())) == {
+        "embedding": []
+    }
 
 
 def test_tags_and_ps() -> None:
     cold = models_pb2.Model(model="org/cold", state=models_pb2.MODEL_STATE_COLD)
-    warm = card(family="bert", data_type="float32", bytes=90, revision="r", created_unix_seconds=1_700_000_000)
+    warm = card(
+        family="bert",
+        data_type="float32",
+        bytes=90,
+        revision="r",
+        created_unix_seconds=1_700_000_000,
+    )
     reply = models_pb2.ListModelsResponse(models=[warm, cold])
     question = ask(ollama.tags)
     assert question.method == LIST_MODELS
     found = told(question.answer(reply))
     msgspec.convert(found, ollama.OllamaModels)
-    assert [one["model"] for one in found["models"]] == ["e5:latest", "nomic-embed-text", "org/cold", MODEL]
+    assert [one["model"] for one in found["models"]] == [
+        "e5:latest",
+        "nomic-embed-text",
+        "org/cold",
+        MODEL,
+    ]
     one = found["models"][3]
-    assert (one["modified_at"], found["models"][2]["modified_at"]) == ("2023-11-14T22:13:20Z", ollama.LONG_AGO)
-    assert (one["size"], one["digest"], one["details"]["family"], one["details"]["quantization_level"]) == (
+    assert (one["modified_at"], found["models"][2]["modified_at"]) == (
+        "2023-11-14T22:13:20Z",
+        ollama.LONG_AGO,
+    )
+    assert (
+        one["size"],
+        one["digest"],
+        one["details"]["family"],
+        one["details"]["quantization_level"],
+    ) == (
         90,
         "r",
         "bert",
@@ -98,7 +130,9 @@ def test_tags_and_ps() -> None:
     )
     loaded = told(ask(ollama.resident).answer(reply))
     msgspec.convert(loaded, ollama.OllamaModels)
-    assert [(one["name"], one["size_vram"], one["context_length"]) for one in loaded["models"]] == [(MODEL, 90, 256)]
+    assert [(one["name"], one["size_vram"], one["context_length"]) for one in loaded["models"]] == [
+        (MODEL, 90, 256)
+    ]
 
 
 @pytest.mark.parametrize("key", ["model", "name"])
@@ -108,7 +142,10 @@ def test_show(key: str) -> None:
     found = told(question.answer(models_pb2.GetModelResponse(model=card(family="bert"))))
     msgspec.convert(found, ollama.OllamaShown)
     assert found["capabilities"] == ["embedding"]
-    assert (found["model_info"]["bert.context_length"], found["model_info"]["bert.embedding_length"]) == (256, 8)
+    assert (
+        found["model_info"]["bert.context_length"],
+        found["model_info"]["bert.embedding_length"],
+    ) == (256, 8)
     ranker = card(tasks=[models_pb2.TASK_SCORE], representations=[], dimensions=0)
     assert told(question.answer(models_pb2.GetModelResponse(model=ranker)))["capabilities"] == []
 
@@ -128,27 +165,33 @@ def test_show(key: str) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_field(
-    what: Callable[[Received], Question], body: Any, status: int, field: str
+    what: Callable[[Received], MeshCall], body: Any, status: int, field: str
 ) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         ask(what, body)
     assert (caught.value.status, caught.value.field) == (status, field)
 
 
-@pytest.mark.parametrize(("reason", "status"), [("INVALID_INPUT", 400), ("MODEL_NOT_FOUND", 404), ("QUEUE_FULL", 429)])
+@pytest.mark.parametrize(
+    ("reason", "status"), [("INVALID_INPUT", 400), ("MODEL_NOT_FOUND", 404), ("QUEUE_FULL", 429)]
+)
 def test_errors_are_a_text(reason: str, status: int) -> None:
-    answer = ollama.error(Problem(reason, "why"))
+    answer = ollama.error(HttpError(reason, "why"))
     assert (answer.status, told(answer)) == (status, {"error": "why"})
     assert (b"retry-after" in dict(answer.headers)) == (status == 429)
 
 
 async def test_pull_says_whether_a_model_is_there() -> None:
-    failed = models_pb2.Model(model="org/failed", state=models_pb2.MODEL_STATE_FAILED, last_error="no config.json")
+    failed = models_pb2.Model(
+        model="org/failed", state=models_pb2.MODEL_STATE_FAILED, last_error="no config.json"
+    )
     async with edge(Script(models=[card(), failed])) as http:
         reply = await http.post("/api/pull", {"model": f"{MODEL}:latest"})
         assert (reply.status, reply.headers["content-type"]) == (200, "application/x-ndjson")
         assert reply.body == b'{"status":"success"}\n'
-        assert (await http.post("/api/pull", {"name": MODEL, "stream": False})).json == {"status": "success"}
+        assert (await http.post("/api/pull", {"name": MODEL, "stream": False})).json == {
+            "status": "success"
+        }
         reply = await http.post("/api/pull", {"model": "org/unknown"})
         assert (reply.status, reply.json) == (404, {"error": "no worker knows org/unknown"})
         reply = await http.post("/api/pull", {"model": "org/failed"})
@@ -162,7 +205,10 @@ async def test_rerank_in_the_form_of_cohere() -> None:
     async with edge(Script(models=[card()])) as http:
         body = {"model": f"{MODEL}:latest", "query": "fish", "documents": ["a", "b"], "top_n": 1}
         found = (await http.post("/api/rerank", body)).json
-        assert found["results"] == (await http.post("/v1/rerank", body | {"model": MODEL})).json["results"]
+        assert (
+            found["results"]
+            == (await http.post("/v1/rerank", body | {"model": MODEL})).json["results"]
+        )
         assert len(found["results"]) == 1
         reply = await http.post("/api/rerank", {"query": "fish", "documents": ["a"]})
         assert isinstance(reply.json["error"], str)

@@ -13,22 +13,22 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
 
 from services.edge.dialects.openai import EmbeddingsAnswer, embeddings, error
-from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, dense, vectors
 
 ALIASES = Names({"text-embedding-3-small": Target("org/small", "query", 4, "org/adapter")})
 
 
-def ask(**body: Any) -> Question:
+def ask(**body: Any) -> MeshCall:
     return asked(json.dumps({"model": MODEL, "input": "text", **body}).encode())
 
 
-def asked(body: bytes) -> Question:
+def asked(body: bytes) -> MeshCall:
     return embeddings(Received(body, ALIASES))
 
 
-def content(answer: Answer | Question) -> Any:
+def content(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
     return json.loads(body)
@@ -38,8 +38,8 @@ def reply(rows: np.ndarray) -> pb.EncodeResponse:
     return pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=7))
 
 
-def refused(**body: Any) -> Problem:
-    with pytest.raises(Problem) as caught:
+def refused(**body: Any) -> HttpError:
+    with pytest.raises(HttpError) as caught:
         ask(**body)
     return caught.value
 
@@ -53,7 +53,9 @@ def test_floats_are_the_shortest_digits_of_float32() -> None:
     rows = vectors(3)
     told = content(ask(input=["a", "b", "c"]).answer(reply(rows)))
     assert [entry["index"] for entry in told["data"]] == [0, 1, 2]
-    assert np.array_equal(np.array([entry["embedding"] for entry in told["data"]], np.float32), rows)
+    assert np.array_equal(
+        np.array([entry["embedding"] for entry in told["data"]], np.float32), rows
+    )
     assert told["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert told["model"] == MODEL
     msgspec.convert(told, EmbeddingsAnswer)
@@ -68,7 +70,7 @@ def test_base64_is_little_endian_float32() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_a_large_answer_comes_in_pieces_that_say_the_same(encoding: str) -> None:
+def test_large_answer_comes_in_pieces_that_say_the_same(encoding: str) -> None:
     rows = vectors(300, 1024)
     answer = ask(input=["a"] * 300, encoding_format=encoding).answer(reply(rows))
     assert isinstance(answer, Answer)
@@ -79,7 +81,9 @@ def test_a_large_answer_comes_in_pieces_that_say_the_same(encoding: str) -> None
     if encoding == "float":
         found = np.array([entry["embedding"] for entry in told["data"]], np.float32)
     else:
-        found = np.stack([np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in told["data"]])
+        found = np.stack(
+            [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in told["data"]]
+        )
     assert np.array_equal(found, rows)
 
 
@@ -95,7 +99,10 @@ EMBEDDINGS_FIELDS = ("model", "input", "encoding_format", "dimensions", "input_t
 
 
 def test_fields_that_nobody_knows_and_users_are_ignored() -> None:
-    assert ask(user="somebody", extra={"deep": [1, {"a": None}]}, modality="text").message == ask().message
+    assert (
+        ask(user="somebody", extra={"deep": [1, {"a": None}]}, modality="text").message
+        == ask().message
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +122,7 @@ def test_roles_by_the_words_of_all_dialects(field: str, word: str, role: pb.Role
 
 
 @pytest.mark.parametrize("task", ["text-matching", "classification", "separation", "clustering"])
-def test_a_task_that_is_no_side_of_a_search_is_an_adapter_of_the_models_own(task: str) -> None:
+def test_task_that_is_no_side_of_a_search_is_an_adapter_of_the_models_own(task: str) -> None:
     question = ask(task=task)
     message: Any = question.message
     assert (message.adapter, message.role) == (task, pb.ROLE_UNSPECIFIED)
@@ -125,23 +132,36 @@ def test_a_task_that_is_no_side_of_a_search_is_an_adapter_of_the_models_own(task
     assert (named.adapter, side.adapter) == ("org/a", "")
 
 
-def test_an_alias_fixes_model_role_dimensions_and_adapter() -> None:
+def test_alias_fixes_model_role_dimensions_and_adapter() -> None:
     message: Any = ask(model="text-embedding-3-small").message
-    assert (message.model, message.role, message.dimensions, message.adapter) == ("org/small", pb.ROLE_QUERY, 4, "org/adapter")
-    message = ask(model="text-embedding-3-small", role="document", dimensions=2, adapter="org/other").message
+    assert (message.model, message.role, message.dimensions, message.adapter) == (
+        "org/small",
+        pb.ROLE_QUERY,
+        4,
+        "org/adapter",
+    )
+    message = ask(
+        model="text-embedding-3-small", role="document", dimensions=2, adapter="org/other"
+    ).message
     assert (message.role, message.dimensions, message.adapter) == (pb.ROLE_DOCUMENT, 2, "org/other")
     told = content(ask(model="text-embedding-3-small").answer(reply(vectors(1))))
     assert told["model"] == "text-embedding-3-small"
 
 
-def test_a_role_behind_the_models_name() -> None:
+def test_role_behind_the_models_name() -> None:
     message: Any = ask(model=f"{MODEL}:query").message
     assert (message.model, message.role) == (MODEL, pb.ROLE_QUERY)
 
 
 def test_options_of_ours_and_others() -> None:
     message: Any = ask(
-        output_dimension=16, truncation=False, normalized=False, instruction="find", pool="l4", priority="bulk", adapter="org/a"
+        output_dimension=16,
+        truncation=False,
+        normalized=False,
+        instruction="find",
+        pool="l4",
+        priority="bulk",
+        adapter="org/a",
     ).message
     assert message == pb.EncodeRequest(
         model=MODEL,
@@ -160,7 +180,9 @@ def test_options_of_ours_and_others() -> None:
 def test_bits_signed_and_unsigned() -> None:
     rows = vectors(2, 16)
     packed = np.packbits(rows > 0, axis=1)
-    stored = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_BINARY, shape=rows.shape, data=packed.tobytes())
+    stored = tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_BINARY, shape=rows.shape, data=packed.tobytes()
+    )
     answer = pb.EncodeResponse(dense=stored)
     asked = ask(input=["a", "b"], embedding_type=["binary", "ubinary"])
     assert asked.message.data_type == tensor_pb2.DATA_TYPE_BINARY  # type: ignore[attr-defined]
@@ -176,7 +198,10 @@ def test_bits_signed_and_unsigned() -> None:
 def test_int8() -> None:
     rows = np.array([[1, -127, 5]], np.int8)
     tensor = tensor_pb2.Tensor(
-        data_type=tensor_pb2.DATA_TYPE_INT8, shape=rows.shape, data=rows.tobytes(), scale=np.array([0.5], np.float32).tobytes()
+        data_type=tensor_pb2.DATA_TYPE_INT8,
+        shape=rows.shape,
+        data=rows.tobytes(),
+        scale=np.array([0.5], np.float32).tobytes(),
     )
     told = content(ask(output_dtype="int8").answer(pb.EncodeResponse(dense=tensor)))
     assert told["data"][0]["embedding"] == [1, -127, 5]
@@ -214,7 +239,7 @@ def test_pictures_as_data_and_never_as_addresses() -> None:
     ],
 )
 def test_malformed_bodies_name_the_field(body: bytes, field: str, words: str) -> None:
-    with pytest.raises(Problem, match=words) as caught:
+    with pytest.raises(HttpError, match=words) as caught:
         asked(body)
     assert (caught.value.status, caught.value.field) == (400, field)
 
@@ -274,11 +299,23 @@ def test_names_that_can_be_no_models_are_not_found() -> None:
     [
         (["a", "b"], "items[1].text", "items[1].text is empty", "input[1] is empty"),
         ("a", "items[0].text", "items[0].text is empty", "input is empty"),
-        (["a"], "items", "items is empty: 1..10,000 are allowed", "input is empty: 1..10,000 are allowed"),
-        (["a"], "dimensions", "dimensions is 900; the model has 384", "dimensions is 900; the model has 384"),
+        (
+            ["a"],
+            "items",
+            "items is empty: 1..10,000 are allowed",
+            "input is empty: 1..10,000 are allowed",
+        ),
+        (
+            ["a"],
+            "dimensions",
+            "dimensions is 900; the model has 384",
+            "dimensions is 900; the model has 384",
+        ),
     ],
 )
-def test_errors_of_the_router_are_told_in_the_callers_names(given: Any, field: str, message: str, told: str) -> None:
+def test_errors_of_the_router_are_told_in_the_callers_names(
+    given: Any, field: str, message: str, told: str
+) -> None:
     question = ask(input=given)
     assert question.renamed(message) == told
     assert question.renamed(field) in told
@@ -302,7 +339,7 @@ def test_errors_of_the_router_are_told_in_the_callers_names(given: Any, field: s
     ],
 )
 def test_errors_have_the_union_body(reason: str, status: int, kind: str, code: str | None) -> None:
-    answer = error(Problem(reason, "why", field="input"))
+    answer = error(HttpError(reason, "why", field="input"))
     told = content(answer)
     assert answer.status == status
     assert told["error"] == {"message": "why", "type": kind, "param": "input", "code": code}
@@ -310,17 +347,20 @@ def test_errors_have_the_union_body(reason: str, status: int, kind: str, code: s
 
 
 def test_retry_headers() -> None:
-    def headers(problem: Problem) -> dict[bytes, bytes]:
+    def headers(problem: HttpError) -> dict[bytes, bytes]:
         return dict(error(problem).headers)
 
-    assert headers(Problem("QUEUE_FULL", "", retry_after=1.2)) == {b"retry-after": b"2", b"retry-after-ms": b"1200"}
-    assert headers(Problem("NO_CAPACITY", ""))[b"retry-after"] == b"1"
-    assert headers(Problem("INVALID_INPUT", "")) == {b"x-should-retry": b"false"}
-    assert headers(Problem("WORKER_LOST", "")) == {b"x-should-retry": b"false"}
-    assert headers(Problem("UNAUTHENTICATED", ""))[b"www-authenticate"] == b"Bearer"
-    assert headers(Problem("DEADLINE_PASSED", "")) == {}
+    assert headers(HttpError("QUEUE_FULL", "", retry_after=1.2)) == {
+        b"retry-after": b"2",
+        b"retry-after-ms": b"1200",
+    }
+    assert headers(HttpError("NO_CAPACITY", ""))[b"retry-after"] == b"1"
+    assert headers(HttpError("INVALID_INPUT", "")) == {b"x-should-retry": b"false"}
+    assert headers(HttpError("WORKER_LOST", "")) == {b"x-should-retry": b"false"}
+    assert headers(HttpError("UNAUTHENTICATED", ""))[b"www-authenticate"] == b"Bearer"
+    assert headers(HttpError("DEADLINE_PASSED", "")) == {}
 
 
-def test_a_model_without_dense_vectors() -> None:
-    with pytest.raises(Problem, match="no dense vectors"):
+def test_model_without_dense_vectors() -> None:
+    with pytest.raises(HttpError, match="no dense vectors"):
         ask().answer(pb.EncodeResponse())

@@ -14,8 +14,12 @@ from services.edge.past.history import MAX_REQUESTS, STEP_SECONDS, STEPS, Finish
 BEGIN = 1_700_000_000.0
 
 
-def finished(at: float, seconds: float = 0.05, status: int = 200, reason: str = "", cost: Cost | None = None) -> Finished:
-    return Finished(at, "id", "/v1/embeddings", status, reason, seconds, cost or Cost("encode", "o/m", 10, 2))
+def finished(
+    at: float, seconds: float = 0.05, status: int = 200, reason: str = "", cost: Cost | None = None
+) -> Finished:
+    return Finished(
+        at, "id", "/v1/embeddings", status, reason, seconds, cost or Cost("encode", "o/m", 10, 2)
+    )
 
 
 def steps(history: History, now: float) -> dict[str, Any]:
@@ -27,7 +31,13 @@ def steps(history: History, now: float) -> dict[str, Any]:
 
 def test_steps_count_requests_errors_and_tokens() -> None:
     history = History(BEGIN)
-    for status, reason in ((200, ""), (200, "WORKER_LOST"), (400, "INVALID_INPUT"), (503, "NO_CAPACITY"), (499, "")):
+    for status, reason in (
+        (200, ""),
+        (200, "WORKER_LOST"),
+        (400, "INVALID_INPUT"),
+        (503, "NO_CAPACITY"),
+        (499, ""),
+    ):
         history.note_request(finished(BEGIN, status=status, reason=reason))
     found = steps(history, BEGIN + STEP_SECONDS)
     assert found["requests"] == [5, 0]
@@ -56,7 +66,7 @@ def test_latencies_beyond_the_bins_are_counted() -> None:
     assert steps(history, BEGIN)["p99"][0] > 1e6
 
 
-def test_an_hour_is_kept_and_what_is_older_is_forgotten() -> None:
+def test_hour_is_kept_and_what_is_older_is_forgotten() -> None:
     history = History(BEGIN)
     history.note_request(finished(BEGIN))
     history.note_queue(7, BEGIN)
@@ -65,8 +75,13 @@ def test_an_hour_is_kept_and_what_is_older_is_forgotten() -> None:
     found = steps(history, last)
     assert (found["requests"][0], found["queued"][0], len(found["p50"])) == (1, 7, STEPS)
     found = steps(history, last + STEP_SECONDS)
-    assert (sum(found["requests"]), found["queued"], len(found["p50"])) == (0, [None] * STEPS, STEPS)
-    # Nothing of an old round of the ring is left after a long pause, and a clock that is set back loses nothing.
+    assert (sum(found["requests"]), found["queued"], len(found["p50"])) == (
+        0,
+        [None] * STEPS,
+        STEPS,
+    )
+    # Nothing of an old round of the ring is left after a long pause, and a clock that is set back
+    # loses nothing.
     history.note_request(finished(last + 10**6))
     history.note_request(finished(BEGIN))
     assert sum(steps(history, last + 10**6)["requests"]) == 2
@@ -79,7 +94,9 @@ def test_memory_is_bounded() -> None:
     try:
         for at in range(20_000):
             cost = Cost("encode", f"o/{at:0254}", 1, 1)
-            history.note_request(Finished(BEGIN + at, f"{at:0128}", "/v1/embeddings", 200, "", 0.05, cost))
+            history.note_request(
+                Finished(BEGIN + at, f"{at:0128}", "/v1/embeddings", 200, "", 0.05, cost)
+            )
         assert tracemalloc.get_traced_memory()[0] < MAX_REQUESTS * 1_500
     finally:
         tracemalloc.stop()
@@ -89,11 +106,19 @@ def test_memory_is_bounded() -> None:
 
 def test_cost_of_several_questions_is_their_sum() -> None:
     cost = Cost()
-    reply = pb.ExtractResponse(usage=pb.Usage(input_tokens=3, output_tokens=2), timings=pb.Timings(queue_seconds=0.5))
+    reply = pb.ExtractResponse(
+        usage=pb.Usage(input_tokens=3, output_tokens=2), timings=pb.Timings(queue_seconds=0.5)
+    )
     for _ in range(2):
         cost.note_question(pb.ExtractRequest(model="o/m", text=pb.TextTask()))
         cost.note_reply(reply)
-    assert (cost.verb, cost.model, cost.input_tokens, cost.output_tokens, cost.seconds[0]) == ("write", "o/m", 6, 4, 1.0)
+    assert (cost.verb, cost.model, cost.input_tokens, cost.output_tokens, cost.seconds[0]) == (
+        "write",
+        "o/m",
+        6,
+        4,
+        1.0,
+    )
     cost.note_reply(pb.ExtractStreamResponse(response=reply))
     assert cost.input_tokens == 9
     assert Cost("encode").verb == "encode"

@@ -1,4 +1,6 @@
-"""What unmodified clients sent (`make interop` has recorded it) is understood, before a router whose answers are made up."""
+"""What unmodified clients sent (`make interop` has recorded it) is understood, before a router
+whose answers are made up.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,33 @@ from services.local.settings import MINILM
 from tests.edge.parts import Script, card, edge
 from tests.interop.environments import CLIENTS
 
-RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "interop/recorded.json").read_text())
+RECORDED: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "interop/recorded.json").read_text()
+)
 REFUSED = (b'"gpt-4o"', b'"nobody"', b'"input": [[', b'"input":[[')
-"""In bodies that are to be refused by the edge itself: models that there are not, and ids of tokens."""
-ALIASES = Names({name: Target(MINILM) for name in ("text-embedding-3-small", "embed-english-v3.0", "embed", "rerank")})
+"""In bodies that are to be refused by the edge itself: models that there are not, and ids of
+tokens.
+"""
+ALIASES = Names(
+    {
+        name: Target(MINILM)
+        for name in ("text-embedding-3-small", "embed-english-v3.0", "embed", "rerank")
+    }
+)
 MODELS = [
     card(MINILM),
     card("random/bert-classes", tasks=[models_pb2.TASK_CLASSIFY], representations=[], dimensions=0),
     card("random/qwen3-chat", tasks=[models_pb2.TASK_TEXT], representations=[], dimensions=0),
-    card("random/bert-entities", tasks=[models_pb2.TASK_ENTITIES], representations=[], dimensions=0),
+    card(
+        "random/bert-entities", tasks=[models_pb2.TASK_ENTITIES], representations=[], dimensions=0
+    ),
 ]
 
 
 def is_refused(path: str, body: bytes) -> bool:
-    """Whether the edge itself refuses it: by its model or input, or a chat that the user does not end."""
+    """Whether the edge itself refuses it: by its model or input, or a chat that the user does not
+    end.
+    """
     if "/chat/completions" in path:
         asked = json.loads(body)
         return asked["messages"][-1]["role"] != "user" or b"gpt-4o" in body
@@ -40,13 +55,19 @@ def is_refused(path: str, body: bytes) -> bool:
 
 def extracted(request: pb.ExtractRequest) -> pb.ExtractResponse:
     """Of each item the labels that were named, and an entity."""
-    labels = [pb.LabelScore(label=label, score=0.5) for label in request.classify.labels or ("yes", "no")]
-    result = pb.Extraction(labels=labels, entities=[pb.Entity(start=0, end=1, label="PER", score=0.5, text="a")])
+    labels = [
+        pb.LabelScore(label=label, score=0.5) for label in request.classify.labels or ("yes", "no")
+    ]
+    result = pb.Extraction(
+        labels=labels, entities=[pb.Entity(start=0, end=1, label="PER", score=0.5, text="a")]
+    )
     return pb.ExtractResponse(results=[result] * len(request.items))
 
 
 async def written(request: pb.ExtractRequest) -> AsyncIterator[pb.ExtractStreamResponse]:
-    yield pb.ExtractStreamResponse(response=pb.ExtractResponse(results=[pb.Extraction(text="a text")]))
+    yield pb.ExtractStreamResponse(
+        response=pb.ExtractResponse(results=[pb.Extraction(text="a text")])
+    )
 
 
 def test_all_clients_are_there() -> None:
@@ -54,12 +75,14 @@ def test_all_clients_are_there() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED)))
-async def test_a_recorded_request_is_understood(number: int) -> None:
+async def test_recorded_request_is_understood(number: int) -> None:
     one = RECORDED[number]
     body = base64.b64decode(one["body"])
     script = Script(models=MODELS, extract=extracted, write=written)
     async with edge(script, aliases=Watched.fixed(ALIASES)) as http:
-        reply = await http.send(one["method"], one["path"], body, {**one["headers"], "content-length": str(len(body))})
+        reply = await http.send(
+            one["method"], one["path"], body, {**one["headers"], "content-length": str(len(body))}
+        )
     if one["path"].startswith("/v2/health") or one["path"] in ("/v2", "/health"):
         assert reply.status == 200
     elif is_refused(one["path"], body):

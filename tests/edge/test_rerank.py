@@ -11,7 +11,7 @@ import pytest
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.rerank import RerankAnswer, rerank, squashed
-from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, scores
 
@@ -19,12 +19,12 @@ NAMES = Names({"rerank-v3.5": Target("org/ranker")})
 DOCUMENTS = ["a", "b", "c"]
 
 
-def ask(names: Names = NAMES, **body: Any) -> Question:
+def ask(names: Names = NAMES, **body: Any) -> MeshCall:
     content = {"model": MODEL, "query": "q", "documents": DOCUMENTS, **body}
     return rerank(Received(json.dumps(content).encode(), names, request_id="r1"))
 
 
-def told(question: Question, reply: pb.ScoreResponse | None = None) -> Any:
+def told(question: MeshCall, reply: pb.ScoreResponse | None = None) -> Any:
     answer = question.answer(reply or scores(0.1, 0.9, 0.5))
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, bytes)
@@ -69,13 +69,17 @@ def test_infinity_reads_plain_documents() -> None:
     raw = ask(raw_scores=True)
     assert isinstance(raw.message, pb.ScoreRequest)
     assert raw.message.scale == pb.SCORE_SCALE_LOGIT
-    assert raw.otherwise(Problem("INVALID_INPUT", "scale", field="scale")) is None
+    assert raw.otherwise(HttpError("INVALID_INPUT", "scale", field="scale")) is None
     assert raw.renamed("scale") == "raw_scores"
 
 
 def test_documents_come_back_when_asked_for() -> None:
     answer = told(ask(return_documents=True))
-    assert [result["document"] for result in answer["results"]] == [{"text": "b"}, {"text": "c"}, {"text": "a"}]
+    assert [result["document"] for result in answer["results"]] == [
+        {"text": "b"},
+        {"text": "c"},
+        {"text": "a"},
+    ]
 
 
 def test_documents_as_maps() -> None:
@@ -86,9 +90,9 @@ def test_documents_as_maps() -> None:
     assert [item.text for item in question.documents] == ["title: T\nyear: 3", "plain"]
 
 
-def test_an_alias_stands_for_requests_without_a_model() -> None:
+def test_alias_stands_for_requests_without_a_model() -> None:
     assert ask(Names({"rerank": Target("org/r")}), model=None).message.model == "org/r"  # type: ignore[attr-defined]
-    with pytest.raises(Problem, match="alias") as caught:
+    with pytest.raises(HttpError, match="alias") as caught:
         ask(model=None)
     assert caught.value.field == "model"
     assert told(ask(model="rerank-v3.5"))["model"] == "rerank-v3.5"
@@ -111,7 +115,7 @@ def test_an_alias_stands_for_requests_without_a_model() -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         ask(**body)
     assert (caught.value.status, caught.value.field) == (400, field)
 
@@ -120,7 +124,7 @@ def test_missing_fields() -> None:
     for missing in ("query", "documents"):
         body = {"model": MODEL, "query": "q", "documents": ["a"]}
         del body[missing]
-        with pytest.raises(Problem, match="required") as caught:
+        with pytest.raises(HttpError, match="required") as caught:
             rerank(Received(json.dumps(body).encode(), NAMES))
         assert caught.value.field == missing
 
@@ -131,13 +135,15 @@ def test_fields_of_the_router_in_the_callers_names() -> None:
     assert question.renamed("query.text") == "query"
 
 
-def test_a_model_without_probabilities_is_asked_for_its_own_scores() -> None:
+def test_model_without_probabilities_is_asked_for_its_own_scores() -> None:
     question = ask()
-    assert question.otherwise(Problem("INVALID_INPUT", "", field="documents")) is None
-    again = question.otherwise(Problem("INVALID_INPUT", "sums of maxima", field="scale"))
+    assert question.otherwise(HttpError("INVALID_INPUT", "", field="documents")) is None
+    again = question.otherwise(HttpError("INVALID_INPUT", "sums of maxima", field="scale"))
     assert again is not None
     assert again.message.scale == pb.SCORE_SCALE_UNSPECIFIED  # type: ignore[attr-defined]
-    found = [result["relevance_score"] for result in told(again, scores(-30.0, 25.0, 24.0))["results"]]
+    found = [
+        result["relevance_score"] for result in told(again, scores(-30.0, 25.0, 24.0))["results"]
+    ]
     assert 1 > found[0] > found[1] > 0.5 > found[2] > 0
 
 
@@ -150,6 +156,8 @@ def test_squashing_keeps_the_order() -> None:
 
 
 def test_field_of_a_query_is_named_as_the_caller_names_it() -> None:
-    question = rerank(Received(json.dumps({"model": MODEL, "query": "a", "documents": ["b"]}).encode(), Names({})))
+    question = rerank(
+        Received(json.dumps({"model": MODEL, "query": "a", "documents": ["b"]}).encode(), Names({}))
+    )
     for path in ("query.text", "query.image", "query.image.data", "query.parts[0].document"):
         assert question.renamed(path) == "query"

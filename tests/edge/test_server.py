@@ -47,13 +47,22 @@ async def test_ids_tenant_trace_credential_and_deadline_go_on_to_the_router() ->
     script = Script()
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
     async with edge(script) as http:
-        headers = {"x_request_id": "id-1", "x_shoal_tenant": "acme", "traceparent": trace, "x_request_timeout": "5"}
+        headers = {
+            "x_request_id": "id-1",
+            "x_shoal_tenant": "acme",
+            "traceparent": trace,
+            "x_request_timeout": "5",
+        }
         reply = await http.post(EMBED, BODY, authorization="bearer token", **headers)
         assert reply.status == 200
         assert reply.headers["x-request-id"] == "id-1"
         assert int(reply.headers["openai-processing-ms"]) >= 0
         seen = script.metadata[0]
-        assert (seen["x-request-id"], seen["x-shoal-tenant"], seen["traceparent"]) == ("id-1", "acme", trace)
+        assert (seen["x-request-id"], seen["x-shoal-tenant"], seen["traceparent"]) == (
+            "id-1",
+            "acme",
+            trace,
+        )
         assert seen["authorization"] == "Bearer token"
         assert seen["x-shoal-max-answer-bytes"] == "-1", "the edge reads answers of any size"
         assert 3 < script.seconds[0] < 5.5
@@ -71,7 +80,9 @@ async def test_request_ids_are_printable(given: str) -> None:
         assert reply.headers["x-request-id"] not in ("", given)
 
 
-@pytest.mark.parametrize("path", ["/v1/models/org%2Fmodel", "/v1/models/org/model", "/openai/v1/models/org%2fmodel"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models/org%2Fmodel", "/v1/models/org/model", "/openai/v1/models/org%2fmodel"]
+)
 async def test_slashes_of_ids_may_be_escaped(path: str) -> None:
     async with edge(Script(models=[card()])) as http:
         assert (await http.get(path)).json["id"] == MODEL
@@ -80,7 +91,11 @@ async def test_slashes_of_ids_may_be_escaped(path: str) -> None:
 async def test_ids_in_paths_of_verbs() -> None:
     script = Script()
     async with edge(script) as http:
-        for path in ("/v1/encode/org%2Fmodel", "/v1/encode/org/model", "/v1/encode/org/model:default"):
+        for path in (
+            "/v1/encode/org%2Fmodel",
+            "/v1/encode/org/model",
+            "/v1/encode/org/model:default",
+        ):
             assert (await http.post(path, {"items": [{"text": "a"}]})).status == 200
         assert (await http.post("/tei/org%2Fmodel/embed", {"inputs": "a"})).status == 200
         assert (await http.post("/tei/org/model/v1/embeddings", {"input": "a"})).status == 200
@@ -89,7 +104,11 @@ async def test_ids_in_paths_of_verbs() -> None:
 
 async def test_what_is_not_there_is_told_in_json() -> None:
     async with edge(Script()) as http:
-        for method, path, status in (("GET", "/nothing", 404), ("GET", EMBED, 405), ("POST", "/v1/edits", 404)):
+        for method, path, status in (
+            ("GET", "/nothing", 404),
+            ("GET", EMBED, 405),
+            ("POST", "/v1/edits", 404),
+        ):
             reply = await http.send(method, path, b"", {})
             assert reply.status == status
             assert reply.json["error"]["message"]
@@ -105,7 +124,10 @@ async def test_health_openapi_and_head() -> None:
         assert described["openapi"] == "3.1.0"
         assert [server["url"] for server in described["servers"]] == ["/"]
         root = await http.get("/")
-        assert root.headers["content-type"].split(";")[0] in described["paths"]["/"]["get"]["responses"]["200"]["content"]
+        assert (
+            root.headers["content-type"].split(";")[0]
+            in described["paths"]["/"]["get"]["responses"]["200"]["content"]
+        )
         assert described["paths"][EMBED]["post"]["requestBody"]
         assert (await http.send("HEAD", "/livez", b"", {})).status == 200
 
@@ -114,13 +136,20 @@ async def test_docs_page_names_only_files_that_the_edge_serves() -> None:
     async with edge(Script()) as http:
         page = await http.get("/docs")
         assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-        policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
+        policy = dict(
+            part.strip().split(" ", 1)
+            for part in page.headers["content-security-policy"].split(";")
+        )
         assert {name for name, value in policy.items() if "unsafe" in value} == {"style-src"}
-        assert policy["default-src"] == policy["connect-src"] == "'self'", "no other host, and no inline script"
+        assert policy["default-src"] == policy["connect-src"] == "'self'", (
+            "no other host, and no inline script"
+        )
         named = re.findall(r'(?:src|href|spec-url)="(?!data:)([^"]+)"', page.body.decode())
         assert len(named) >= 5
         for name in named:
-            assert not name.startswith(("/", "http")), "a proxy may serve the page below another path"
+            assert not name.startswith(("/", "http")), (
+                "a proxy may serve the page below another path"
+            )
             assert (await http.get(f"/{name}")).status == 200
 
 
@@ -129,9 +158,16 @@ def test_docs_page_serves_rapidoc_as_it_is_published() -> None:
     folder = reference.STATIC / "vendor"
     lines = (folder / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in map(str.split, lines)}
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.name != "SHA256SUMS"}
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != "SHA256SUMS"
+    }
     assert found == listed
-    assert listed["rapidoc-min.js"] == "affbd173a65e870e18f392cca963113bcdafb6e50e88cd2f6a834a65b22db94d"
+    assert (
+        listed["rapidoc-min.js"]
+        == "affbd173a65e870e18f392cca963113bcdafb6e50e88cd2f6a834a65b22db94d"
+    )
     assert (folder / "rapidoc-min.js").read_bytes().startswith(b"/*! RapiDoc 9.3.8 ")
     assert "MIT License" in (folder / "LICENCES.txt").read_text()
 
@@ -152,7 +188,9 @@ def test_docs_page_serves_rapidoc_as_it_is_published() -> None:
         ("/models/org/model/pipeline/feature-extraction", "error_type"),
     ],
 )
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"a":' * 3000, b"\x00", b'{"inputs":{}}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"\xff\xfe", b"null", b'{"a":' * 3000, b"\x00", b'{"inputs":{}}']
+)
 async def test_malformed_bodies_are_never_500(path: str, field: str, body: bytes) -> None:
     async with edge(Script()) as http:
         reply = await http.post(path, body)
@@ -181,19 +219,31 @@ async def test_errors_of_the_router_reach_the_caller_in_its_names() -> None:
         )
         assert reply.headers["x-should-retry"] == "false"
         reply = await http.post(EMBED, BODY)
-        assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (429, "3", "2500")
+        assert (reply.status, reply.headers["retry-after"], reply.headers["retry-after-ms"]) == (
+            429,
+            "3",
+            "2500",
+        )
         assert "x-should-retry" not in reply.headers
         assert (await http.post(EMBED, BODY)).json["error"]["code"] == "model_not_found"
         reply = await http.post("/v1/encode/org/model", {"items": [{"text": "a"}]})
-        assert (reply.status, reply.json["detail"]["code"], reply.headers["retry-after"]) == (503, "PROVISIONING", "1")
+        assert (reply.status, reply.json["detail"]["code"], reply.headers["retry-after"]) == (
+            503,
+            "PROVISIONING",
+            "1",
+        )
         reply = await http.post("/tei/org/model/embed", {"inputs": "a"})
-        assert (reply.status, reply.json["error_type"], reply.headers["x-should-retry"]) == (424, "Backend", "false")
+        assert (reply.status, reply.json["error_type"], reply.headers["x-should-retry"]) == (
+            424,
+            "Backend",
+            "false",
+        )
         reply = await http.post(EMBED, BODY)
         assert (reply.status, reply.json["error"]["type"]) == (500, "server_error")
         assert "fault" not in reply.json["error"]["message"]
 
 
-async def test_a_call_is_sent_once_and_a_router_that_is_gone_is_told() -> None:
+async def test_call_is_sent_once_and_a_router_that_is_gone_is_told() -> None:
     calls = 0
 
     async def act() -> None:
@@ -204,24 +254,35 @@ async def test_a_call_is_sent_once_and_a_router_that_is_gone_is_told() -> None:
     async with edge(Script(act=act)) as http:
         assert (await http.post(EMBED, BODY)).status == 503
         assert calls == 1
-    gone = Settings(edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1",), grace_seconds=0.1)
+    gone = Settings(
+        edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1",), grace_seconds=0.1
+    )
     async with running(gone) as address:
         reply = await Http(address).post(EMBED, BODY)
-        assert (reply.status, reply.json["error"]["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
+        assert (reply.status, reply.json["error"]["code"], reply.headers["retry-after"]) == (
+            503,
+            "overloaded",
+            "1",
+        )
         assert (await Http(address).get("/readyz")).status == 503
         assert (await Http(address).get("/livez")).status == 200
 
 
-async def test_a_router_that_is_gone_is_passed_over() -> None:
+async def test_router_that_is_gone_is_passed_over() -> None:
     script = Script()
     async with routing(script) as router:
-        both = Settings(edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1", router), grace_seconds=0.1)
+        both = Settings(
+            edge_id="edge",
+            address="127.0.0.1:0",
+            routers=("127.0.0.1:1", router),
+            grace_seconds=0.1,
+        )
         async with running(both) as address:
             assert (await Http(address).post(EMBED, BODY)).status == 200
     assert len(script.requests) == 1
 
 
-async def test_the_deadline_passes() -> None:
+async def test_deadline_passes() -> None:
     async def act() -> None:
         await asyncio.Event().wait()
 
@@ -233,7 +294,7 @@ async def test_the_deadline_passes() -> None:
             assert (await http.post(EMBED, BODY, x_request_timeout=wrong)).status == 400
 
 
-async def test_a_client_that_leaves_cancels_its_call(caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_that_leaves_cancels_its_call(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         await asyncio.Event().wait()
 
@@ -246,10 +307,15 @@ async def test_a_client_that_leaves_cancels_its_call(caplog: pytest.LogCaptureFi
         await until(lambda: script.requests)
         writer.close()
         await until(lambda: script.cancelled == 1)
-        await until(lambda: any(getattr(record, "shoal_fields", {}).get("status") == 499 for record in caplog.records))
+        await until(
+            lambda: any(
+                getattr(record, "shoal_fields", {}).get("status") == 499
+                for record in caplog.records
+            )
+        )
 
 
-async def test_a_client_that_leaves_while_it_sends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_that_leaves_while_it_sends(caplog: pytest.LogCaptureFixture) -> None:
     script = Script()
     async with edge(script) as http:
         _, writer = await http.open()
@@ -302,7 +368,9 @@ async def test_bodies_in_flight_are_bounded() -> None:
 async def test_unknown_encodings_of_bodies_are_refused() -> None:
     async with edge(Script()) as http:
         for encoding in ("br", "zstd", "gzip, gzip", "x" * 1000):
-            reply = await http.post(EMBED, gzip.compress(json.dumps(BODY).encode()), content_encoding=encoding)
+            reply = await http.post(
+                EMBED, gzip.compress(json.dumps(BODY).encode()), content_encoding=encoding
+            )
             assert (reply.status, reply.headers["accept-encoding"]) == (415, "gzip, deflate")
         assert (await http.post(EMBED, BODY, content_encoding="identity")).status == 200
 
@@ -335,7 +403,9 @@ async def test_idle_connections_are_closed_and_used_ones_kept() -> None:
         writer.close()
 
 
-async def test_the_rest_of_a_refused_body_is_read_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rest_of_a_refused_body_is_read_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server, "LINGER_SECONDS", 0.2)
     async with edge(Script(), body_bytes=2000) as http:
         reader, writer = await http.open()
@@ -376,16 +446,21 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
     async with edge(script) as http:
         reader, writer = await http.open()
         content = json.dumps(BODY).encode()
-        writer.write((head("POST", EMBED, {"content-length": str(len(content))}) + content) * 2 + head("GET", "/livez", {}))
+        writer.write(
+            (head("POST", EMBED, {"content-length": str(len(content))}) + content) * 2
+            + head("GET", "/livez", {})
+        )
         assert [(await read_reply(reader)).status for _ in range(3)] == [200, 200, 200]
         writer.close()
 
 
-async def test_a_drain_answers_what_is_in_flight_and_takes_no_more() -> None:
+async def test_drain_answers_what_is_in_flight_and_takes_no_more() -> None:
     go = asyncio.Event()
     script = Script(act=go.wait)  # type: ignore[arg-type]
     async with routing(script) as router:
-        settings = Settings(edge_id="edge", address="127.0.0.1:0", routers=(router,), grace_seconds=10.0)
+        settings = Settings(
+            edge_id="edge", address="127.0.0.1:0", routers=(router,), grace_seconds=10.0
+        )
         context = running(settings)
         http = Http(await context.__aenter__())
         idle, writer = await http.open()
@@ -402,7 +477,7 @@ async def test_a_drain_answers_what_is_in_flight_and_takes_no_more() -> None:
         await leaving
 
 
-async def test_the_grace_time_ends() -> None:
+async def test_grace_time_ends() -> None:
     async def act() -> None:
         await asyncio.Event().wait()
 
@@ -420,16 +495,29 @@ async def test_tokens_are_checked_by_the_router(tmp_path: Path) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     script = Script()
     async with edge(script, security) as http:
-        for headers in ({}, {"authorization": "Bearer wrong-token-0123456789"}, {"authorization": "Basic abc def"}):
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong-token-0123456789"},
+            {"authorization": "Basic abc def"},
+        ):
             reply = await http.post(EMBED, BODY, **headers)
-            assert (reply.status, reply.json["error"]["code"], reply.headers["www-authenticate"]) == (
+            assert (
+                reply.status,
+                reply.json["error"]["code"],
+                reply.headers["www-authenticate"],
+            ) == (
                 401,
                 "invalid_api_key",
                 "Bearer",
             )
         assert (await http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")).status == 200
-        assert (await http.post(EMBED, BODY, authorization=CLIENT)).status == 200  # LlamaIndex' TEI client
-        assert (await http.post(EMBED, BODY, authorization="Bearer bad\x01token-0123")).status in (400, 401)
+        assert (
+            await http.post(EMBED, BODY, authorization=CLIENT)
+        ).status == 200  # LlamaIndex' TEI client
+        assert (await http.post(EMBED, BODY, authorization="Bearer bad\x01token-0123")).status in (
+            400,
+            401,
+        )
         assert script.calls[0].tenant == "acme"
 
 
@@ -454,10 +542,18 @@ async def test_beyond_this_machine_routers_must_know_who_calls(tmp_path: Path) -
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     for tokens, status in ((None, 503), (write_tokens(tmp_path / "tokens.yaml"), 200)):
         async with routing(Script(), Security(tokens=tokens)) as router:
-            settings = Settings(edge_id="edge", address="0.0.0.0:0", security=tls, routers=(router,), grace_seconds=0.1)
+            settings = Settings(
+                edge_id="edge",
+                address="0.0.0.0:0",
+                security=tls,
+                routers=(router,),
+                grace_seconds=0.1,
+            )
             async with running(settings) as address:
                 http = Secure(f"127.0.0.1:{address.rpartition(':')[2]}", context)
-                assert (await http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")).status == status
+                assert (
+                    await http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")
+                ).status == status
                 assert (await http.get("/readyz")).status == status
 
 
@@ -476,18 +572,30 @@ async def test_callers_certificates_name_their_tenant(tmp_path: Path) -> None:
     router, gate = certificates.issue("router"), certificates.issue("client/*")
     script = Script()
     router_security = Security(cert=router.certificate, key=router.key, client_ca=certificates.ca)
-    upstream = {"SHOAL_ROUTERS_CA": certificates.ca, "SHOAL_ROUTERS_CERT": gate.certificate, "SHOAL_ROUTERS_KEY": gate.key}
-    own = {"SHOAL_TLS_CERT": router.certificate, "SHOAL_TLS_KEY": router.key, "SHOAL_TLS_CLIENT_CA": certificates.ca}
+    upstream = {
+        "SHOAL_ROUTERS_CA": certificates.ca,
+        "SHOAL_ROUTERS_CERT": gate.certificate,
+        "SHOAL_ROUTERS_KEY": gate.key,
+    }
+    own = {
+        "SHOAL_TLS_CERT": router.certificate,
+        "SHOAL_TLS_KEY": router.key,
+        "SHOAL_TLS_CLIENT_CA": certificates.ca,
+    }
     async with routing(script, router_security) as address:
         environ = {name: str(value) for name, value in (upstream | own).items()}
         port = address.rpartition(":")[2]
-        settings = Settings.from_env(environ | {"SHOAL_ROUTERS": f"localhost:{port}", "SHOAL_HTTP_ADDRESS": "127.0.0.1:0"})
+        settings = Settings.from_env(
+            environ | {"SHOAL_ROUTERS": f"localhost:{port}", "SHOAL_HTTP_ADDRESS": "127.0.0.1:0"}
+        )
         async with running(replace(settings, grace_seconds=0.1)) as found:
             for name, status in (("client/search", 200), ("worker", 403)):
                 one = certificates.issue(name)
                 context = ssl.create_default_context(cafile=str(certificates.ca))
                 context.load_cert_chain(one.certificate, one.key)
-                reply = await Secure(found, context).post(EMBED, BODY, authorization="Bearer of-an-openai-client")
+                reply = await Secure(found, context).post(
+                    EMBED, BODY, authorization="Bearer of-an-openai-client"
+                )
                 assert reply.status == status
                 if status == 200:
                     other = await Secure(found, context).post(EMBED, BODY, x_shoal_tenant="billing")
@@ -498,21 +606,31 @@ async def test_callers_certificates_name_their_tenant(tmp_path: Path) -> None:
     assert [call.tenant for call in script.calls] == ["search"]
 
 
-async def test_an_edge_with_a_certificate_of_its_own_lends_it_to_nobody(tmp_path: Path) -> None:
+async def test_edge_with_a_certificate_of_its_own_lends_it_to_nobody(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     router, gate = certificates.issue("router"), certificates.issue("client/*")
     security = Security(cert=router.certificate, key=router.key, client_ca=certificates.ca)
-    environ = {"SHOAL_ROUTERS_CA": certificates.ca, "SHOAL_ROUTERS_CERT": gate.certificate, "SHOAL_ROUTERS_KEY": gate.key}
+    environ = {
+        "SHOAL_ROUTERS_CA": certificates.ca,
+        "SHOAL_ROUTERS_CERT": gate.certificate,
+        "SHOAL_ROUTERS_KEY": gate.key,
+    }
     script = Script()
     async with routing(script, security) as address:
-        named = {name: str(value) for name, value in environ.items()} | {"SHOAL_ROUTERS": f"localhost:{address.rpartition(':')[2]}"}
-        settings = replace(Settings.from_env(named | {"SHOAL_HTTP_ADDRESS": "127.0.0.1:0"}), grace_seconds=0.1)
+        named = {name: str(value) for name, value in environ.items()} | {
+            "SHOAL_ROUTERS": f"localhost:{address.rpartition(':')[2]}"
+        }
+        settings = replace(
+            Settings.from_env(named | {"SHOAL_HTTP_ADDRESS": "127.0.0.1:0"}), grace_seconds=0.1
+        )
         async with running(settings) as found:
             assert (await Http(found).post(EMBED, BODY)).status == 401
     assert not script.requests
 
 
-async def test_renewed_certificates_are_presented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_renewed_certificates_are_presented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
     certificates = Certificates(tmp_path)
     made = certificates.issue("router")
@@ -520,7 +638,13 @@ async def test_renewed_certificates_are_presented(tmp_path: Path, monkeypatch: p
     async with edge(Script(), security=None) as plain, routing(Script()) as router:
         assert (await plain.get("/livez")).status == 200
         security = Security(cert=made.certificate, key=made.key)
-        settings = Settings(edge_id="edge", address="127.0.0.1:0", security=security, routers=(router,), grace_seconds=0.1)
+        settings = Settings(
+            edge_id="edge",
+            address="127.0.0.1:0",
+            security=security,
+            routers=(router,),
+            grace_seconds=0.1,
+        )
         async with running(settings) as address:
             http = Secure(address, context)
 
@@ -546,7 +670,9 @@ async def test_metrics_name_routes_and_not_what_callers_make_up() -> None:
         await http.get("/made/up")
     from libs.telemetry.metrics import HTTP_REQUESTS
 
-    routes = {sample.labels["route"] for family in HTTP_REQUESTS.collect() for sample in family.samples}
+    routes = {
+        sample.labels["route"] for family in HTTP_REQUESTS.collect() for sample in family.samples
+    }
     assert EMBED in routes
     assert "other" in routes
     assert not [route for route in routes if "made" in route]

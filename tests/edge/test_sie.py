@@ -16,30 +16,49 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import openai, sie
-from services.edge.messages.base import MSGPACK, Answer, Problem, Question, Received, noting_truncation
+from services.edge.messages.base import (
+    MSGPACK,
+    Answer,
+    HttpError,
+    MeshCall,
+    Received,
+    noting_truncation,
+)
 from services.edge.messages.names import Names
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
 
 NAMES = Names({})
-Ask = Callable[[Received], Question]
+Ask = Callable[[Received], MeshCall]
 
 
-def ask(what: Ask, body: Any, *, packed: bool = False, model: str = MODEL) -> Question:
+def ask(what: Ask, body: Any, *, packed: bool = False, model: str = MODEL) -> MeshCall:
     if packed:
-        return what(Received(msgspec.msgpack.encode(body), NAMES, model, "application/msgpack", "application/msgpack"))
+        return what(
+            Received(
+                msgspec.msgpack.encode(body),
+                NAMES,
+                model,
+                "application/msgpack",
+                "application/msgpack",
+            )
+        )
     return what(Received(json.dumps(body).encode(), NAMES, model, "application/json", "*/*"))
 
 
-def told(answer: Answer | Question) -> Any:
+def told(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
-    return unpacked(msgspec.msgpack.decode(body)) if answer.media_type == MSGPACK else json.loads(body)
+    return (
+        unpacked(msgspec.msgpack.decode(body)) if answer.media_type == MSGPACK else json.loads(body)
+    )
 
 
 def unpacked(content: Any) -> Any:
     """As msgpack-numpy reads it."""
     if isinstance(content, dict) and b"nd" in content:
-        return np.frombuffer(content[b"data"], np.dtype(content[b"type"])).reshape(content[b"shape"])
+        return np.frombuffer(content[b"data"], np.dtype(content[b"type"])).reshape(
+            content[b"shape"]
+        )
     if isinstance(content, dict):
         return {key: unpacked(value) for key, value in content.items()}
     return [unpacked(value) for value in content] if isinstance(content, list) else content
@@ -58,7 +77,10 @@ def forms(count: int) -> pb.EncodeResponse:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_encode_in_all_forms(packed: bool) -> None:
-    body = {"items": [{"text": "a"}, {"text": "b", "id": "x"}], "params": {"output_types": ["dense", "sparse", "multivector"]}}
+    body = {
+        "items": [{"text": "a"}, {"text": "b", "id": "x"}],
+        "params": {"output_types": ["dense", "sparse", "multivector"]},
+    }
     question = ask(sie.encode, body, packed=packed)
     message: Any = question.message
     assert list(message.representations) == [1, 2, 3]
@@ -66,10 +88,19 @@ def test_encode_in_all_forms(packed: bool) -> None:
     answer = question.answer(forms(2))
     found = told(answer)
     first, second = found["items"]
-    assert (second["id"], "id" in first, found["model"], found["timing"]["total_ms"]) == ("x", False, MODEL, 500)
+    assert (second["id"], "id" in first, found["model"], found["timing"]["total_ms"]) == (
+        "x",
+        False,
+        MODEL,
+        500,
+    )
     assert np.array_equal(np.array(second["dense"]["values"], np.float32), vectors(2)[1])
     assert (first["dense"]["dims"], first["dense"]["dtype"]) == (8, "float32")
-    assert (list(second["sparse"]["indices"]), list(second["sparse"]["values"]), second["sparse"]["dims"]) == ([1], [0.5], 100)
+    assert (
+        list(second["sparse"]["indices"]),
+        list(second["sparse"]["values"]),
+        second["sparse"]["dims"],
+    ) == ([1], [0.5], 100)
     assert (second["multivector"]["num_tokens"], second["multivector"]["token_dims"]) == (2, 4)
     assert np.array(second["multivector"]["values"]).shape == (2, 4)
     assert isinstance(answer, Answer)
@@ -80,11 +111,19 @@ def test_encode_in_all_forms(packed: bool) -> None:
 
 
 def test_msgpack_is_what_msgpack_numpy_writes() -> None:
-    answer = ask(sie.encode, {"items": [{"text": "a"}]}, packed=True).answer(pb.EncodeResponse(dense=dense(vectors(1))))
+    answer = ask(sie.encode, {"items": [{"text": "a"}]}, packed=True).answer(
+        pb.EncodeResponse(dense=dense(vectors(1)))
+    )
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, bytes)
     values = msgspec.msgpack.decode(answer.body)["items"][0]["dense"]["values"]
-    assert values == {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [8], b"data": vectors(1).tobytes()}
+    assert values == {
+        b"nd": True,
+        b"type": "<f4",
+        b"kind": b"",
+        b"shape": [8],
+        b"data": vectors(1).tobytes(),
+    }
 
 
 def test_large_json_comes_in_pieces_that_say_the_same() -> None:
@@ -94,22 +133,46 @@ def test_large_json_comes_in_pieces_that_say_the_same() -> None:
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
     found = told(answer)
-    assert np.array_equal(np.array([item["dense"]["values"] for item in found["items"]], np.float32), rows)
+    assert np.array_equal(
+        np.array([item["dense"]["values"] for item in found["items"]], np.float32), rows
+    )
     assert [item["id"] for item in found["items"]] == list(range(200))
     assert found["usage"] == {"input_tokens": 0}
 
 
 def test_encode_options() -> None:
-    options = {"is_query": True, "normalize": False, "lora_id": "org/a", "overflow_policy": "error", "profile": "default", "new": 3}
+    options = {
+        "is_query": True,
+        "normalize": False,
+        "lora_id": "org/a",
+        "overflow_policy": "error",
+        "profile": "default",
+        "new": 3,
+    }
     params = {"output_dtype": "float16", "instruction": "find", "options": options}
-    message: Any = ask(sie.encode, {"items": [{"text": "a"}], "params": params, "pool": "l4"}, model=f"{MODEL}:default").message
-    assert (message.model, message.role, message.normalize, message.adapter) == (MODEL, pb.ROLE_QUERY, False, "org/a")
-    assert (message.truncation, message.instruction, message.pool) == (pb.TRUNCATION_NONE, "find", "l4")
+    message: Any = ask(
+        sie.encode,
+        {"items": [{"text": "a"}], "params": params, "pool": "l4"},
+        model=f"{MODEL}:default",
+    ).message
+    assert (message.model, message.role, message.normalize, message.adapter) == (
+        MODEL,
+        pb.ROLE_QUERY,
+        False,
+        "org/a",
+    )
+    assert (message.truncation, message.instruction, message.pool) == (
+        pb.TRUNCATION_NONE,
+        "find",
+        "l4",
+    )
 
 
 def test_pictures() -> None:
     for packed, data in ((True, b"png"), (False, base64.b64encode(b"png").decode())):
-        question = ask(sie.encode, {"items": [{"images": [{"data": data, "format": "png"}]}]}, packed=packed)
+        question = ask(
+            sie.encode, {"items": [{"images": [{"data": data, "format": "png"}]}]}, packed=packed
+        )
         assert question.message.items[0].image.data == b"png"  # type: ignore[attr-defined]
 
 
@@ -118,58 +181,84 @@ def test_score(packed: bool) -> None:
     body = {"query": {"text": "q"}, "items": [{"text": "a"}, {"text": "b", "id": "x"}]}
     question = ask(sie.score, body, packed=packed)
     found = told(question.answer(scores(0.25, 0.5)))
-    assert found["scores"] == [{"item_id": "x", "score": 0.5, "rank": 0}, {"item_id": "item-0", "score": 0.25, "rank": 1}]
+    assert found["scores"] == [
+        {"item_id": "x", "score": 0.5, "rank": 0},
+        {"item_id": "item-0", "score": 0.25, "rank": 1},
+    ]
     assert question.renamed("documents[1].text is empty") == "items[1].text is empty"
 
 
-def extracted(body: Any, *tasks: models_pb2.Task, packed: bool = False) -> Question:
+def extracted(body: Any, *tasks: models_pb2.Task, packed: bool = False) -> MeshCall:
     question = ask(sie.extract, body, packed=packed)
     assert question.method == GET_MODEL
-    found = question.answer(models_pb2.GetModelResponse(model=card(tasks=tasks, representations=[])))
-    assert isinstance(found, Question)
+    found = question.answer(
+        models_pb2.GetModelResponse(model=card(tasks=tasks, representations=[]))
+    )
+    assert isinstance(found, MeshCall)
     assert found.method == EXTRACT
     return found
 
 
-def test_the_card_says_which_task_is_meant() -> None:
-    body = {"items": [{"text": "Ada in London", "id": 7}], "params": {"labels": ["person"], "options": {"threshold": 0.5}}}
+def test_card_says_which_task_is_meant() -> None:
+    body = {
+        "items": [{"text": "Ada in London", "id": 7}],
+        "params": {"labels": ["person"], "options": {"threshold": 0.5}},
+    }
     message: Any = extracted(body, models_pb2.TASK_ENTITIES).message
     assert message.entities == pb.EntitiesTask(labels=["person"], threshold=0.5)
     assert extracted(body, models_pb2.TASK_CLASSIFY).message.classify.labels == ["person"]  # type: ignore[attr-defined]
     assert extracted(body, models_pb2.TASK_RELATIONS).message.relations.labels == ["person"]  # type: ignore[attr-defined]
     body["params"]["options"] = {"relation_labels": ["born in"]}  # type: ignore[index]
     relations: Any = extracted(body, models_pb2.TASK_RELATIONS).message
-    assert (relations.relations.labels, relations.relations.entity_labels) == (["born in"], ["person"])
+    assert (relations.relations.labels, relations.relations.entity_labels) == (
+        ["born in"],
+        ["person"],
+    )
     body["params"]["options"] = {"classification_type": "multi-label"}  # type: ignore[index]
     assert extracted(body, models_pb2.TASK_CLASSIFY).message.classify.multi_label is True  # type: ignore[attr-defined]
 
 
-def test_the_caller_says_the_task_of_a_model_that_has_several() -> None:
+def test_caller_says_the_task_of_a_model_that_has_several() -> None:
     kinds = (models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY, models_pb2.TASK_RELATIONS)
     for task in ("entities", "classify", "relations"):
-        body = {"items": [{"text": "a"}], "params": {"labels": ["person"], "options": {"task": task}}}
+        body = {
+            "items": [{"text": "a"}],
+            "params": {"labels": ["person"], "options": {"task": task}},
+        }
         assert extracted(body, *kinds).message.WhichOneof("task") == task
 
 
 def test_document_reaches_the_mesh_with_its_pages() -> None:
     pdf, encoded = b"%PDF-1.7", base64.b64encode(b"%PDF-1.7").decode()
-    for item in ({"document": encoded}, {"document": {"data": encoded, "format": "pdf", "first_page": 2, "last_page": 3}}):
+    for item in (
+        {"document": encoded},
+        {"document": {"data": encoded, "format": "pdf", "first_page": 2, "last_page": 3}},
+    ):
         message: Any = ask(sie.encode, {"items": [item]}).message
         document = message.items[0].parts[0].document
         assert document.data == pdf
-        assert (document.first_page, document.last_page) == ((2, 3) if isinstance(item["document"], dict) else (0, 0))
+        assert (document.first_page, document.last_page) == (
+            (2, 3) if isinstance(item["document"], dict) else (0, 0)
+        )
     message = ask(sie.encode, {"items": [{"document": pdf}]}, packed=True).message
     assert message.items[0].parts[0].document.data == pdf
     renamed = ask(sie.encode, {"items": [{"document": encoded}]}).renamed
-    assert renamed("items[0].parts[0].document.data is no PDF") == "items[0].document.data is no PDF"
+    assert (
+        renamed("items[0].parts[0].document.data is no PDF") == "items[0].document.data is no PDF"
+    )
 
 
 def test_text_of_a_document_is_read_over_http() -> None:
-    """By a model that reads, and by the text layer alone with any other one that takes documents."""
+    """By a model that reads, and by the text layer alone with any other one that takes
+    documents.
+    """
     body: Any = {"items": [{"document": base64.b64encode(b"%PDF-1.7").decode()}]}
     message: Any = extracted(body, models_pb2.TASK_TEXT).message
     assert message.text.kind == pb.TextTask.KIND_OCR
-    assert extracted(body, models_pb2.TASK_TEXT, models_pb2.TASK_ENTITIES).message.WhichOneof("task") == "entities"
+    assert (
+        extracted(body, models_pb2.TASK_TEXT, models_pb2.TASK_ENTITIES).message.WhichOneof("task")
+        == "entities"
+    )
     question = extracted(body | {"params": {"options": {"task": "text"}}}, models_pb2.TASK_ENCODE)
     assert question.message.WhichOneof("task") == "text"
     pages = [pb.PageText(page=1, text="Ada", is_text_layer=True)]
@@ -181,13 +270,13 @@ def test_text_of_a_document_is_read_over_http() -> None:
 def test_unsupported_field_is_named_whatever_its_value_is(value: Any) -> None:
     """The reader's message was "expected null" for every value."""
     for item, field in (({"audio": value}, "audio"), ({"video": value}, "video")):
-        with pytest.raises(Problem, match=f"{field} is not supported") as caught:
+        with pytest.raises(HttpError, match=f"{field} is not supported") as caught:
             ask(sie.encode, {"items": [{"text": "a"} | item]})
         assert caught.value.field == f"items[0].{field}"
-    with pytest.raises(Problem, match=r"params.options.muvera is not supported"):
+    with pytest.raises(HttpError, match=r"params.options.muvera is not supported"):
         ask(sie.encode, {"items": [{"text": "a"}], "params": {"options": {"muvera": value}}})
     body = json.dumps({"model": MODEL, "input": "a", "messages": value}).encode()
-    with pytest.raises(Problem, match="messages are not supported: send input"):
+    with pytest.raises(HttpError, match="messages are not supported: send input"):
         openai.embeddings(Received(body, Names({})))
 
 
@@ -195,77 +284,112 @@ def test_task_that_the_model_does_not_have_is_about_the_model() -> None:
     """gRPC names the task's field, which no HTTP wire has."""
     question = ask(sie.encode, {"items": [{"text": "a"}]})
     for field in ("text", "entities", "classify", "relations", "regions", "structure", "model"):
-        problem = Problem.of(TaskNotSupported(f"org/a has no task {field}", field=field), question)
+        problem = HttpError.of(
+            TaskNotSupported(f"org/a has no task {field}", field=field), question
+        )
         assert (problem.field, problem.status) == ("model", 400)
 
 
 def test_regions() -> None:
     """By the card, by the caller's word, and for images of a model that nobody has read yet."""
-    body: Any = {"items": [{"images": [{"data": b"png"}]}], "params": {"labels": ["cat"], "options": {"threshold": 0.5}}}
+    body: Any = {
+        "items": [{"images": [{"data": b"png"}]}],
+        "params": {"labels": ["cat"], "options": {"threshold": 0.5}},
+    }
     wanted = pb.RegionsTask(labels=["cat"], threshold=0.5)
     question = extracted(body, models_pb2.TASK_REGIONS, packed=True)
     assert question.message.regions == wanted  # type: ignore[attr-defined]
     assert question.renamed("regions.labels[1] is empty") == "params.labels[1] is empty"
     body["params"]["options"]["task"] = "regions"
-    assert extracted(body, models_pb2.TASK_CLASSIFY, models_pb2.TASK_REGIONS, packed=True).message.regions == wanted  # type: ignore[attr-defined]
-    assert extracted(body, models_pb2.TASK_CLASSIFY, packed=True).message.WhichOneof("task") == "regions"
+    assert (
+        extracted(  # type: ignore[attr-defined]
+            body, models_pb2.TASK_CLASSIFY, models_pb2.TASK_REGIONS, packed=True
+        ).message.regions
+        == wanted
+    )
+    assert (
+        extracted(body, models_pb2.TASK_CLASSIFY, packed=True).message.WhichOneof("task")
+        == "regions"
+    )
     del body["params"]["options"]["task"]
-    unknown = ask(sie.extract, body, packed=True).otherwise(Problem("MODEL_NOT_FOUND", ""))
+    unknown = ask(sie.extract, body, packed=True).otherwise(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.message.regions == wanted  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_schemas(packed: bool) -> None:
-    schema = {"entities": ["person"], "structures": {"ship": {"fields": [{"name": "name", "dtype": "str"}, {"name": "crew"}]}}}
-    body: Any = {"items": [{"text": "Ada"}], "params": {"output_schema": schema, "options": {"threshold": 0.25}}}
+    schema = {
+        "entities": ["person"],
+        "structures": {"ship": {"fields": [{"name": "name", "dtype": "str"}, {"name": "crew"}]}},
+    }
+    body: Any = {
+        "items": [{"text": "Ada"}],
+        "params": {"output_schema": schema, "options": {"threshold": 0.25}},
+    }
     question = extracted(body, models_pb2.TASK_STRUCTURE, packed=packed)
     fields = [
         pb.SchemaField(name="name", kind=pb.SchemaField.KIND_STRING),
         pb.SchemaField(name="crew", kind=pb.SchemaField.KIND_LIST),
     ]
     assert question.message.structure == pb.StructureTask(  # type: ignore[attr-defined]
-        entities=[pb.SchemaLabel(label="person")], structures=[pb.SchemaStructure(name="ship", fields=fields)], threshold=0.25
+        entities=[pb.SchemaLabel(label="person")],
+        structures=[pb.SchemaStructure(name="ship", fields=fields)],
+        threshold=0.25,
     )
-    assert question.renamed("structure.entities[0].label is empty") == "params.output_schema.entities[0].label is empty"
+    assert (
+        question.renamed("structure.entities[0].label is empty")
+        == "params.output_schema.entities[0].label is empty"
+    )
     value = pb.StructureValue(text="Ada", score=0.5, start=0, end=3)
-    found = [pb.StructureField(name="name"), pb.StructureField(name="crew", values=[value], list=True)]
+    found = [
+        pb.StructureField(name="name"),
+        pb.StructureField(name="crew", values=[value], list=True),
+    ]
     reply = pb.ExtractResponse(
         results=[
             pb.Extraction(
-                classifications=[pb.Classification(name="tone", labels=[pb.LabelScore(label="calm", score=0.5)])],
+                classifications=[
+                    pb.Classification(name="tone", labels=[pb.LabelScore(label="calm", score=0.5)])
+                ],
                 structures=[pb.Structure(name="ship", fields=found)],
             )
         ]
     )
     [item] = told(extracted(body, models_pb2.TASK_STRUCTURE).answer(reply))["items"]
     assert item["classifications"] == [{"task": "tone", "label": "calm", "score": 0.5}]
-    assert item["data"] == {"ship": [{"name": None, "crew": [{"text": "Ada", "score": 0.5, "start": 0, "end": 3}]}]}
+    assert item["data"] == {
+        "ship": [{"name": None, "crew": [{"text": "Ada", "score": 0.5, "start": 0, "end": 3}]}]
+    }
     for wrong in ({"output_schema": {"other": 1}}, {"options": {"task": "structure"}}):
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(HttpError) as caught:
             ask(sie.extract, {"items": [{"text": "a"}], "params": wrong}, packed=packed)
         assert caught.value.field == "params.output_schema"
 
 
 def test_stages_are_told_as_browsers_read_them() -> None:
     timings = pb.Timings(
-        queue_seconds=0.002, prepare_seconds=0.0004, wait_seconds=0.001, forward_seconds=0.0625, total_seconds=0.07
+        queue_seconds=0.002,
+        prepare_seconds=0.0004,
+        wait_seconds=0.001,
+        forward_seconds=0.0625,
+        total_seconds=0.07,
     )
     question = ask(sie.score, {"query": {"text": "q"}, "items": [{"text": "a"}]})
     reply = scores(0.5)
     reply.timings.CopyFrom(timings)
     answer = question.answer(reply)
-    assert not isinstance(answer, Question)
+    assert not isinstance(answer, MeshCall)
     expected = b"queue;dur=2.000, prepare;dur=0.400, wait;dur=1.000, forward;dur=62.500, finish;dur=0.000, total;dur=70.000"
     assert dict(answer.headers)[b"server-timing"] == expected
 
 
-def test_a_model_that_no_worker_knows_is_asked_all_the_same() -> None:
+def test_model_that_no_worker_knows_is_asked_all_the_same() -> None:
     question = ask(sie.extract, {"items": [{"text": "a"}], "params": {"labels": ["person"]}})
-    found = question.otherwise(Problem("MODEL_NOT_FOUND", ""))
+    found = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
     assert found is not None
     assert found.message.WhichOneof("task") == "entities"
-    assert question.otherwise(Problem("UNAUTHENTICATED", "")) is None
+    assert question.otherwise(HttpError("UNAUTHENTICATED", "")) is None
 
 
 def test_extractions() -> None:
@@ -280,7 +404,9 @@ def test_extractions() -> None:
             )
         ]
     )
-    found = told(extracted({"items": [{"text": "Ada", "id": 7}]}, models_pb2.TASK_ENTITIES).answer(reply))
+    found = told(
+        extracted({"items": [{"text": "Ada", "id": 7}]}, models_pb2.TASK_ENTITIES).answer(reply)
+    )
     assert found["items"] == [
         {
             "id": 7,
@@ -292,7 +418,7 @@ def test_extractions() -> None:
     ]
 
 
-def test_an_item_with_results_left_out_says_so_and_the_answer_has_a_header() -> None:
+def test_item_with_results_left_out_says_so_and_the_answer_has_a_header() -> None:
     reply = pb.ExtractResponse(results=[pb.Extraction(), pb.Extraction(truncated=True)])
     question = extracted({"items": [{"text": "a"}, {"text": "b"}]}, models_pb2.TASK_ENTITIES)
     found = told(question.answer(reply))
@@ -320,34 +446,70 @@ def test_sparse_vectors_with_weights_left_out_have_the_header() -> None:
         (sie.encode, {"items": [{"text": "a", "id": 2**63}]}, "items[0].id"),
         (sie.encode, {"items": [{}]}, "items[0]"),
         (sie.encode, {"items": [{"audio": {"data": ""}}]}, "items[0].audio"),
-        (sie.encode, {"items": [{"text": "a"}], "params": {"output_types": ["loose"]}}, "params.output_types[0]"),
-        (sie.encode, {"items": [{"text": "a"}], "params": {"output_dtype": "uint8"}}, "params.output_dtype"),
-        (sie.encode, {"items": [{"text": "a"}], "params": {"options": {"pooling": "max"}}}, "params.options.pooling"),
-        (sie.encode, {"items": [{"text": "a"}], "params": {"options": {"muvera": {}}}}, "params.options.muvera"),
-        (sie.encode, {"items": [{"text": "a"}], "params": {"options": {"profile": "fast"}}}, "params.options.profile"),
-        (sie.encode, {"items": [{"text": "a"}], "params": {"options": {"dimensions": 0}}}, "params.options.dimensions"),
+        (
+            sie.encode,
+            {"items": [{"text": "a"}], "params": {"output_types": ["loose"]}},
+            "params.output_types[0]",
+        ),
+        (
+            sie.encode,
+            {"items": [{"text": "a"}], "params": {"output_dtype": "uint8"}},
+            "params.output_dtype",
+        ),
+        (
+            sie.encode,
+            {"items": [{"text": "a"}], "params": {"options": {"pooling": "max"}}},
+            "params.options.pooling",
+        ),
+        (
+            sie.encode,
+            {"items": [{"text": "a"}], "params": {"options": {"muvera": {}}}},
+            "params.options.muvera",
+        ),
+        (
+            sie.encode,
+            {"items": [{"text": "a"}], "params": {"options": {"profile": "fast"}}},
+            "params.options.profile",
+        ),
+        (
+            sie.encode,
+            {"items": [{"text": "a"}], "params": {"options": {"dimensions": 0}}},
+            "params.options.dimensions",
+        ),
         (sie.score, {"items": [{"text": "a"}]}, "query"),
         (sie.score, {"query": {}, "items": []}, "query"),
-        (sie.extract, {"items": [{"text": "a"}], "params": {"output_schema": {}}}, "params.output_schema"),
+        (
+            sie.extract,
+            {"items": [{"text": "a"}], "params": {"output_schema": {}}},
+            "params.output_schema",
+        ),
         (sie.extract, {"items": [{"text": "a"}], "params": {"labels": "person"}}, "params.labels"),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_cannot_be_done_is_refused_with_its_field(what: Ask, body: Any, field: str, packed: bool) -> None:
-    with pytest.raises(Problem) as caught:
+def test_what_cannot_be_done_is_refused_with_its_field(
+    what: Ask, body: Any, field: str, packed: bool
+) -> None:
+    with pytest.raises(HttpError) as caught:
         ask(what, body, packed=packed)
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
 def test_bytes_that_are_no_msgpack() -> None:
-    for body in (b"\xc1", b"\x81", b"\xdf\xff\xff\xff\xff", b"\x91" * 5000, msgspec.msgpack.encode([1])):
-        with pytest.raises(Problem) as caught:
+    for body in (
+        b"\xc1",
+        b"\x81",
+        b"\xdf\xff\xff\xff\xff",
+        b"\x91" * 5000,
+        msgspec.msgpack.encode([1]),
+    ):
+        with pytest.raises(HttpError) as caught:
             sie.encode(Received(body, NAMES, MODEL, "application/msgpack"))
         assert caught.value.status == 400
 
 
-def test_a_profile_that_is_not_there_is_no_model() -> None:
-    with pytest.raises(Problem) as caught:
+def test_profile_that_is_not_there_is_no_model() -> None:
+    with pytest.raises(HttpError) as caught:
         ask(sie.encode, {"items": [{"text": "a"}]}, model=f"{MODEL}:fast")
     assert sie.error(caught.value).status == 404
 
@@ -370,7 +532,7 @@ def test_a_profile_that_is_not_there_is_no_model() -> None:
     ],
 )
 def test_errors_have_sies_codes(reason: str, status: int, code: str) -> None:
-    answer = sie.error(Problem(reason, "why"))
+    answer = sie.error(HttpError(reason, "why"))
     assert answer.status == status
     assert told(answer) == {"detail": {"code": code, "message": "why"}}
     assert dict(answer.headers)[b"x-sie-error-code"] == code.encode()

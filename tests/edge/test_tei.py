@@ -14,18 +14,24 @@ from shoal.v1 import models_pb2
 
 from services.edge.dialects import huggingface, tei
 from services.edge.dialects import rerank as reranking
-from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
 
-NAMES = Names({"embed": Target("org/embedder"), "rerank": Target("org/ranker"), "predict": Target("org/classifier")})
+NAMES = Names(
+    {
+        "embed": Target("org/embedder"),
+        "rerank": Target("org/ranker"),
+        "predict": Target("org/classifier"),
+    }
+)
 
 
-def ask(what: Callable[[Received], Question], body: Any, model: str = MODEL) -> Question:
+def ask(what: Callable[[Received], MeshCall], body: Any, model: str = MODEL) -> MeshCall:
     return what(Received(json.dumps(body).encode(), NAMES, model))
 
 
-def told(answer: Answer | Question) -> Any:
+def told(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
@@ -34,8 +40,16 @@ def test_embed_is_a_list_of_lists_also_for_one_text() -> None:
     rows = vectors(1)
     question = ask(tei.embed, {"inputs": "a"})
     message: Any = question.message
-    assert (message.normalize, message.truncation, message.model) == (True, pb.TRUNCATION_UNSPECIFIED, MODEL)
-    answer = question.answer(pb.EncodeResponse(dense=dense(rows), timings=pb.Timings(total_seconds=0.25, queue_seconds=0.1)))
+    assert (message.normalize, message.truncation, message.model) == (
+        True,
+        pb.TRUNCATION_UNSPECIFIED,
+        MODEL,
+    )
+    answer = question.answer(
+        pb.EncodeResponse(
+            dense=dense(rows), timings=pb.Timings(total_seconds=0.25, queue_seconds=0.1)
+        )
+    )
     assert np.array_equal(np.array(told(answer), np.float32), rows)
     assert isinstance(answer, Answer)
     assert dict(answer.headers)[b"x-total-time"] == b"250"
@@ -61,15 +75,24 @@ def test_embed_options() -> None:
         pb.ROLE_QUERY,
         4,
     )
-    assert ask(tei.embed, {"inputs": "a", "truncate": False}).message.truncation == pb.TRUNCATION_NONE  # type: ignore[attr-defined]
+    assert (
+        ask(tei.embed, {"inputs": "a", "truncate": False}).message.truncation == pb.TRUNCATION_NONE  # type: ignore[attr-defined]
+    )
 
 
 def test_embed_sparse_and_all() -> None:
     question = ask(tei.embed_sparse, {"inputs": ["a", "b"]})
     reply = pb.EncodeResponse(sparse=sparse({3: 0.5, 7: 1.5}, {}))
-    assert told(question.answer(reply)) == [[{"index": 3, "value": 0.5}, {"index": 7, "value": 1.5}], []]
+    assert told(question.answer(reply)) == [
+        [{"index": 3, "value": 0.5}, {"index": 7, "value": 1.5}],
+        [],
+    ]
     rows = vectors(2), vectors(3)
-    found = told(ask(tei.embed_all, {"inputs": ["a", "b"]}).answer(pb.EncodeResponse(multi_vector=ragged(*rows))))
+    found = told(
+        ask(tei.embed_all, {"inputs": ["a", "b"]}).answer(
+            pb.EncodeResponse(multi_vector=ragged(*rows))
+        )
+    )
     assert [len(item) for item in found] == [2, 3]
     assert np.array_equal(np.array(found[1], np.float32), rows[1])
 
@@ -84,7 +107,7 @@ def test_rerank_has_texts_instead_of_documents() -> None:
     ]
     raw: Any = ask(tei.rerank, {"query": "q", "texts": ["a"], "raw_scores": True}).message
     assert raw.scale == pb.SCORE_SCALE_LOGIT
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         ask(reranking.rerank, {"query": 3, "texts": ["a"]}, "")
     assert caught.value.dialect is tei.TEI
 
@@ -97,7 +120,10 @@ def classes(*texts: str) -> pb.ExtractResponse:
 def test_predict_one_and_a_batch() -> None:
     one = ask(tei.predict, {"inputs": "a"})
     assert one.method == EXTRACT
-    assert told(one.answer(classes("a"))) == [{"score": 0.75, "label": "yes"}, {"score": 0.25, "label": "no"}]
+    assert told(one.answer(classes("a"))) == [
+        {"score": 0.75, "label": "yes"},
+        {"score": 0.25, "label": "no"},
+    ]
     batch = ask(tei.predict, {"inputs": [["a"], ["b"]]})
     assert len(told(batch.answer(classes("a", "b")))) == 2
     hub = ask(tei.predict, {"inputs": "a", "parameters": {"top_k": 1}})
@@ -114,31 +140,46 @@ def test_predict_pairs() -> None:
 
 
 def test_similarity() -> None:
-    question = ask(tei.similarity, {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}, "parameters": {}})
+    question = ask(
+        tei.similarity,
+        {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}, "parameters": {}},
+    )
     rows = np.array([[1, 0], [0.6, 0.8], [0, 1]], np.float32)
     assert np.allclose(told(question.answer(pb.EncodeResponse(dense=dense(rows)))), [0.6, 0])
     assert question.renamed("items[0].text") == "inputs.source_sentence"
     assert question.renamed("items[2].text") == "inputs.sentences"
 
 
-def test_the_base_url_answers_by_task() -> None:
+def test_base_url_answers_by_task() -> None:
     question = ask(huggingface.by_task, {"inputs": "a"})
     assert question.method == GET_MODEL
     embedder = models_pb2.GetModelResponse(model=card())
     assert question.answer(embedder).method == ENCODE  # type: ignore[union-attr]
-    classifier = models_pb2.GetModelResponse(model=card(tasks=[models_pb2.TASK_CLASSIFY], representations=[]))
+    classifier = models_pb2.GetModelResponse(
+        model=card(tasks=[models_pb2.TASK_CLASSIFY], representations=[])
+    )
     assert question.answer(classifier).method == EXTRACT  # type: ignore[union-attr]
-    unknown = question.otherwise(Problem("MODEL_NOT_FOUND", ""))
+    unknown = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.method == ENCODE
     assert ask(huggingface.by_task, {"query": "a", "texts": ["b"]}).method == SCORE
-    assert ask(huggingface.by_task, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}).method == ENCODE
+    assert (
+        ask(huggingface.by_task, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}).method
+        == ENCODE
+    )
 
 
 def test_info() -> None:
     question = tei.info(Received(b"", NAMES))
-    found = told(question.answer(models_pb2.GetModelResponse(model=card(data_type="bfloat16", revision="r"))))
-    assert (found["model_id"], found["model_dtype"], found["model_sha"], found["max_input_length"]) == (
+    found = told(
+        question.answer(models_pb2.GetModelResponse(model=card(data_type="bfloat16", revision="r")))
+    )
+    assert (
+        found["model_id"],
+        found["model_dtype"],
+        found["model_sha"],
+        found["max_input_length"],
+    ) == (
         "org/embedder",
         "bfloat16",
         "r",
@@ -149,7 +190,7 @@ def test_info() -> None:
 def test_openais_form_below_a_prefix_has_the_model_of_the_path() -> None:
     question = ask(tei.embeddings, {"model": "whatever", "input": "a"})
     assert question.message.model == MODEL  # type: ignore[attr-defined]
-    with pytest.raises(Problem, match="not JSON"):
+    with pytest.raises(HttpError, match="not JSON"):
         tei.embeddings(Received(b"{", NAMES, MODEL))
 
 
@@ -171,14 +212,20 @@ def test_openais_form_below_a_prefix_has_the_model_of_the_path() -> None:
         (tei.predict, {"inputs": []}, "inputs"),
         (tei.predict, {"inputs": [[]]}, "inputs"),
         (tei.predict, {"inputs": "a", "raw_scores": True}, "raw_scores"),
-        (tei.predict, {"inputs": "a", "parameters": {"function_to_apply": "none"}}, "parameters.function_to_apply"),
+        (
+            tei.predict,
+            {"inputs": "a", "parameters": {"function_to_apply": "none"}},
+            "parameters.function_to_apply",
+        ),
         (tei.similarity, {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences"),
         (tei.similarity, {"inputs": {"source_sentence": "a"}}, "inputs.sentences"),
         (huggingface.by_task, [], ""),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received], Question], body: Any, field: str) -> None:
-    with pytest.raises(Problem) as caught:
+def test_what_cannot_be_done_is_refused_with_its_field(
+    what: Callable[[Received], MeshCall], body: Any, field: str
+) -> None:
+    with pytest.raises(HttpError) as caught:
         ask(what, body)
     assert caught.value.field == field
     assert tei.error(caught.value).status in (400, 422)
@@ -198,7 +245,9 @@ def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received]
         ("TOO_LARGE", "no", 413, "Validation"),
     ],
 )
-def test_errors_are_flat_and_have_teis_names(reason: str, message: str, status: int, kind: str) -> None:
-    answer = tei.error(Problem(reason, message))
+def test_errors_are_flat_and_have_teis_names(
+    reason: str, message: str, status: int, kind: str
+) -> None:
+    answer = tei.error(HttpError(reason, message))
     assert answer.status == status
     assert told(answer) == {"error": message, "error_type": kind}

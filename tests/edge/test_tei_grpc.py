@@ -1,4 +1,6 @@
-"""TEI's gRPC API through real channels, and ports that stand for one model, before a real gRPC server with chosen answers."""
+"""TEI's gRPC API through real channels, and ports that stand for one model, before a real gRPC
+server with chosen answers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from shoal.errors import Unauthenticated
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
-from libs.errors import InvalidInput, NoCapacity, QueueFull, ShoalError, TaskNotSupported, WorkerLost
+from libs.errors import (
+    InvalidInput,
+    NoCapacity,
+    QueueFull,
+    ShoalError,
+    TaskNotSupported,
+    WorkerLost,
+)
 from libs.serving import Security
 from libs.serving.watched import Watched
 from services.edge.app import running
@@ -34,12 +43,27 @@ from services.edge.routers import Routers
 from services.edge.settings import Settings
 from services.edge.teiv1 import tei_pb2 as tei
 from services.local.settings import free_port
-from tests.edge.parts import MODEL, WIDTH, Http, Script, card, dense, edge, ragged, routing, scores, sparse, vectors
+from tests.edge.parts import (
+    MODEL,
+    WIDTH,
+    Http,
+    Script,
+    card,
+    dense,
+    edge,
+    ragged,
+    routing,
+    scores,
+    sparse,
+    vectors,
+)
 from tests.edge.test_server import until
 from tests.support.certificates import Certificates
 
 CODE = grpc.StatusCode
-NAMES = Names({"embed": Target(MODEL), "rerank": Target("org/ranker"), "predict": Target("org/classifier")})
+NAMES = Names(
+    {"embed": Target(MODEL), "rerank": Target("org/ranker"), "predict": Target("org/classifier")}
+)
 SERVICES = {f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize")}
 
 
@@ -52,20 +76,32 @@ class Channel:
     def _types(self, path: str) -> tuple[Any, Any]:
         service, _, name = path.rpartition("/")
         method = descriptor_pool.Default().FindMethodByName(f"tei.v1.{service}.{name}")
-        kinds = message_factory.GetMessageClass(method.input_type), message_factory.GetMessageClass(method.output_type)
+        kinds = (
+            message_factory.GetMessageClass(method.input_type),
+            message_factory.GetMessageClass(method.output_type),
+        )
         return kinds[0].SerializeToString, kinds[1].FromString
 
     async def one(self, path: str, request: Message, **more: Any) -> Any:
         write, read = self._types(path)
-        return await self.channel.unary_unary(f"/tei.v1.{path}", write, read)(request, timeout=20, **more)
+        return await self.channel.unary_unary(f"/tei.v1.{path}", write, read)(
+            request, timeout=20, **more
+        )
 
     async def many(self, path: str, requests: Sequence[Message]) -> list[Any]:
         write, read = self._types(path)
-        return [reply async for reply in self.channel.stream_stream(f"/tei.v1.{path}", write, read)(iter(requests), timeout=20)]
+        return [
+            reply
+            async for reply in self.channel.stream_stream(f"/tei.v1.{path}", write, read)(
+                iter(requests), timeout=20
+            )
+        ]
 
     async def all(self, path: str, requests: Sequence[Message]) -> Any:
         write, read = self._types(path)
-        return await self.channel.stream_unary(f"/tei.v1.{path}", write, read)(iter(requests), timeout=20)
+        return await self.channel.stream_unary(f"/tei.v1.{path}", write, read)(
+            iter(requests), timeout=20
+        )
 
 
 @asynccontextmanager
@@ -85,8 +121,18 @@ async def code_of(call: Any) -> grpc.StatusCode:
 
 async def test_embed() -> None:
     rows = vectors(1)
-    timings = pb.Timings(total_seconds=0.25, queue_seconds=0.1, wait_seconds=0.05, prepare_seconds=0.01, forward_seconds=0.02)
-    script = Script(encode=lambda request: pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=5), timings=timings))
+    timings = pb.Timings(
+        total_seconds=0.25,
+        queue_seconds=0.1,
+        wait_seconds=0.05,
+        prepare_seconds=0.01,
+        forward_seconds=0.02,
+    )
+    script = Script(
+        encode=lambda request: pb.EncodeResponse(
+            dense=dense(rows), usage=pb.Usage(input_tokens=5), timings=timings
+        )
+    )
     async with serving(script) as tei_at:
         reply = await tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="Ü a"))
         assert np.array_equal(np.array(reply.embeddings, np.float32), rows[0])
@@ -99,7 +145,11 @@ async def test_embed() -> None:
             inference_time_ns=20_000_000,
         )
         message = script.requests[0]
-        assert (message.model, message.normalize, message.truncation) == (MODEL, True, pb.TRUNCATION_NONE)
+        assert (message.model, message.normalize, message.truncation) == (
+            MODEL,
+            True,
+            pb.TRUNCATION_NONE,
+        )
         left = tei.TRUNCATION_DIRECTION_LEFT
         options: dict[str, Any] = {
             "truncate": True,
@@ -110,7 +160,11 @@ async def test_embed() -> None:
         }
         await tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a", **options))
         message = script.requests[1]
-        assert (message.normalize, message.truncation, message.role) == (False, pb.TRUNCATION_START, pb.ROLE_QUERY)
+        assert (message.normalize, message.truncation, message.role) == (
+            False,
+            pb.TRUNCATION_START,
+            pb.ROLE_QUERY,
+        )
         assert message.dimensions == 4
 
 
@@ -126,10 +180,12 @@ async def test_sparse_and_all() -> None:
         reply = await tei_at.one("Embed/EmbedSparse", tei.EmbedSparseRequest(inputs="a"))
         assert [(one.index, one.value) for one in reply.sparse_embeddings] == [(3, 0.5), (7, 1.5)]
         reply = await tei_at.one("Embed/EmbedAll", tei.EmbedAllRequest(inputs="a"))
-        assert np.array_equal(np.array([one.embeddings for one in reply.token_embeddings], np.float32), rows)
+        assert np.array_equal(
+            np.array([one.embeddings for one in reply.token_embeddings], np.float32), rows
+        )
 
 
-async def test_a_stream_is_answered_in_order_and_in_batches() -> None:
+async def test_stream_is_answered_in_order_and_in_batches() -> None:
     def encode(request: pb.EncodeRequest) -> pb.EncodeResponse:
         rows = np.array([[float(item.text)] * WIDTH for item in request.items], np.float32)
         return pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=len(request.items)))
@@ -137,14 +193,21 @@ async def test_a_stream_is_answered_in_order_and_in_batches() -> None:
     script = Script(encode=encode)
     async with serving(script) as tei_at:
         texts = [str(number) for number in range(1500)]
-        replies = await tei_at.many("Embed/EmbedStream", [tei.EmbedRequest(inputs=text, truncate=True) for text in texts])
+        replies = await tei_at.many(
+            "Embed/EmbedStream", [tei.EmbedRequest(inputs=text, truncate=True) for text in texts]
+        )
         assert [reply.embeddings[0] for reply in replies] == list(range(1500))
         assert len(script.requests) < 500
         script.requests.clear()
-        mixed = [tei.EmbedRequest(inputs=str(number), truncate=number % 2 == 0) for number in range(20)]
+        mixed = [
+            tei.EmbedRequest(inputs=str(number), truncate=number % 2 == 0) for number in range(20)
+        ]
         replies = await tei_at.many("Embed/EmbedStream", mixed)
         assert [reply.embeddings[0] for reply in replies] == list(range(20))
-        assert {request.truncation for request in script.requests} == {pb.TRUNCATION_END, pb.TRUNCATION_NONE}
+        assert {request.truncation for request in script.requests} == {
+            pb.TRUNCATION_END,
+            pb.TRUNCATION_NONE,
+        }
         assert all(len(request.items) == 1 for request in script.requests)
         assert await tei_at.many("Embed/EmbedStream", []) == []
 
@@ -153,27 +216,50 @@ async def test_large_messages_of_a_stream_pass_one_after_the_other() -> None:
     script = Script()
     async with serving(script) as tei_at:
         texts = ["x" * (3 << 20)] * 6
-        assert len(await tei_at.many("Embed/EmbedStream", [tei.EmbedRequest(inputs=text) for text in texts])) == 6
-        assert await code_of(tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="x" * MESSAGE_BYTES))) == CODE.RESOURCE_EXHAUSTED
+        assert (
+            len(
+                await tei_at.many(
+                    "Embed/EmbedStream", [tei.EmbedRequest(inputs=text) for text in texts]
+                )
+            )
+            == 6
+        )
+        assert (
+            await code_of(tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="x" * MESSAGE_BYTES)))
+            == CODE.RESOURCE_EXHAUSTED
+        )
 
 
 async def test_predictions() -> None:
     labels = [pb.LabelScore(label="good", score=0.75), pb.LabelScore(label="bad", score=0.25)]
     script = Script(
-        extract=lambda request: pb.ExtractResponse(results=[pb.Extraction(labels=labels)] * len(request.items)),
+        extract=lambda request: pb.ExtractResponse(
+            results=[pb.Extraction(labels=labels)] * len(request.items)
+        ),
         score=lambda request: scores(0.5),
     )
     async with serving(script) as tei_at:
         reply = await tei_at.one("Predict/Predict", tei.PredictRequest(inputs="a"))
-        assert [(one.label, one.score) for one in reply.predictions] == [("good", 0.75), ("bad", 0.25)]
+        assert [(one.label, one.score) for one in reply.predictions] == [
+            ("good", 0.75),
+            ("bad", 0.25),
+        ]
         assert script.requests[0].model == "org/classifier"
-        assert len(await tei_at.many("Predict/PredictStream", [tei.PredictRequest(inputs="a")] * 5)) == 5
+        assert (
+            len(await tei_at.many("Predict/PredictStream", [tei.PredictRequest(inputs="a")] * 5))
+            == 5
+        )
         reply = await tei_at.one("Predict/PredictPair", tei.PredictPairRequest(inputs=["q", "a"]))
         assert [(one.label, one.score) for one in reply.predictions] == [("LABEL_0", 0.5)]
         pairs = [tei.PredictPairRequest(inputs=["q", "a"]), tei.PredictPairRequest(inputs=["a"])]
-        assert [len(reply.predictions) for reply in await tei_at.many("Predict/PredictPairStream", pairs)] == [1, 2]
+        assert [
+            len(reply.predictions)
+            for reply in await tei_at.many("Predict/PredictPairStream", pairs)
+        ] == [1, 2]
         for request in (tei.PredictPairRequest(inputs=["a", "b", "c"]), tei.PredictPairRequest()):
-            assert await code_of(tei_at.one("Predict/PredictPair", request)) == CODE.INVALID_ARGUMENT
+            assert (
+                await code_of(tei_at.one("Predict/PredictPair", request)) == CODE.INVALID_ARGUMENT
+            )
         raw = tei.PredictRequest(inputs="a", raw_scores=True)
         assert await code_of(tei_at.one("Predict/Predict", raw)) == CODE.INVALID_ARGUMENT
 
@@ -181,13 +267,26 @@ async def test_predictions() -> None:
 async def test_ranks() -> None:
     script = Script(score=lambda request: scores(0.25, 0.5))
     async with serving(script) as tei_at:
-        reply = await tei_at.one("Rerank/Rerank", tei.RerankRequest(query="q", texts=["a", "b"], return_text=True))
-        assert [(rank.index, rank.text, rank.score) for rank in reply.ranks] == [(1, "b", 0.5), (0, "a", 0.25)]
+        reply = await tei_at.one(
+            "Rerank/Rerank", tei.RerankRequest(query="q", texts=["a", "b"], return_text=True)
+        )
+        assert [(rank.index, rank.text, rank.score) for rank in reply.ranks] == [
+            (1, "b", 0.5),
+            (0, "a", 0.25),
+        ]
         assert reply.metadata.compute_chars == 3
-        assert (script.requests[0].model, script.requests[0].scale) == ("org/ranker", pb.SCORE_SCALE_PROBABILITY)
-        parts = [tei.RerankStreamRequest(query="q", text=text, raw_scores=True) for text in ("a", "b")]
+        assert (script.requests[0].model, script.requests[0].scale) == (
+            "org/ranker",
+            pb.SCORE_SCALE_PROBABILITY,
+        )
+        parts = [
+            tei.RerankStreamRequest(query="q", text=text, raw_scores=True) for text in ("a", "b")
+        ]
         reply = await tei_at.all("Rerank/RerankStream", parts)
-        assert [(rank.index, rank.HasField("text")) for rank in reply.ranks] == [(1, False), (0, False)]
+        assert [(rank.index, rank.HasField("text")) for rank in reply.ranks] == [
+            (1, False),
+            (0, False),
+        ]
         assert script.requests[1].scale == pb.SCORE_SCALE_LOGIT
         assert await code_of(tei_at.all("Rerank/RerankStream", [])) == CODE.INVALID_ARGUMENT
         parts[1].query = "other"
@@ -195,14 +294,24 @@ async def test_ranks() -> None:
 
 
 async def test_info_of_the_aliases_model_and_of_the_addresses() -> None:
-    script = Script(models=[card(), card("org/ranker", tasks=[models_pb2.TASK_SCORE], revision="r1")])
+    script = Script(
+        models=[card(), card("org/ranker", tasks=[models_pb2.TASK_SCORE], revision="r1")]
+    )
     async with serving(script) as tei_at:
         reply = await tei_at.one("Info/Info", tei.InfoRequest())
-        assert (reply.model_id, reply.model_type, reply.max_input_length) == (MODEL, tei.MODEL_TYPE_EMBEDDING, 256)
+        assert (reply.model_id, reply.model_type, reply.max_input_length) == (
+            MODEL,
+            tei.MODEL_TYPE_EMBEDDING,
+            256,
+        )
         assert not reply.HasField("model_sha")
     async with serving(script, "org/ranker") as tei_at:
         reply = await tei_at.one("Info/Info", tei.InfoRequest())
-        assert (reply.model_id, reply.model_type, reply.model_sha) == ("org/ranker", tei.MODEL_TYPE_RERANKER, "r1")
+        assert (reply.model_id, reply.model_type, reply.model_sha) == (
+            "org/ranker",
+            tei.MODEL_TYPE_RERANKER,
+            "r1",
+        )
 
 
 @pytest.mark.parametrize(
@@ -221,12 +330,18 @@ async def test_errors_of_the_router(error: ShoalError, code: grpc.StatusCode) ->
 
     async with serving(Script(act=act)) as tei_at:
         assert await code_of(tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a"))) == code
-        assert await code_of(tei_at.many("Embed/EmbedStream", [tei.EmbedRequest(inputs="a")] * 3)) == code
+        assert (
+            await code_of(tei_at.many("Embed/EmbedStream", [tei.EmbedRequest(inputs="a")] * 3))
+            == code
+        )
 
 
 async def test_what_cannot_be_done_is_refused() -> None:
     async with serving(Script(), aliases=Watched.fixed(Names({}))) as tei_at:
-        assert await code_of(tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a"))) == CODE.INVALID_ARGUMENT
+        assert (
+            await code_of(tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a")))
+            == CODE.INVALID_ARGUMENT
+        )
     script = Script()
     async with serving(script) as tei_at:
         for request in (
@@ -238,26 +353,42 @@ async def test_what_cannot_be_done_is_refused() -> None:
         prompted = tei.EncodeRequest(inputs="a", prompt_name="query")
         assert await code_of(tei_at.one("Tokenize/Tokenize", prompted)) == CODE.INVALID_ARGUMENT
         for body in (b"\xff\xff", b"\x0a\x02\xff\xff"):
-            assert await code_of(tei_at.channel.unary_unary("/tei.v1.Embed/Embed", bytes)(body)) == CODE.INVALID_ARGUMENT
+            assert (
+                await code_of(tei_at.channel.unary_unary("/tei.v1.Embed/Embed", bytes)(body))
+                == CODE.INVALID_ARGUMENT
+            )
         for metadata, code in (
             ((("x-request-id", "a b"),), CODE.INVALID_ARGUMENT),
             ((("authorization", "Basic a"),), CODE.UNAUTHENTICATED),
         ):
-            assert await code_of(tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a"), metadata=metadata)) == code
+            assert (
+                await code_of(
+                    tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a"), metadata=metadata)
+                )
+                == code
+            )
         assert not script.requests
 
 
-async def test_the_credential_and_the_id_go_on_to_the_router() -> None:
+async def test_credential_and_the_id_go_on_to_the_router() -> None:
     script = Script()
     async with serving(script) as tei_at:
-        metadata = (("authorization", "Bearer token"), ("x-request-id", "id-1"), ("x-shoal-tenant", "acme"))
+        metadata = (
+            ("authorization", "Bearer token"),
+            ("x-request-id", "id-1"),
+            ("x-shoal-tenant", "acme"),
+        )
         await tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a"), metadata=metadata)
         seen = script.metadata[0]
-        assert (seen["authorization"], seen["x-request-id"], seen["x-shoal-tenant"]) == ("Bearer token", "id-1", "acme")
+        assert (seen["authorization"], seen["x-request-id"], seen["x-shoal-tenant"]) == (
+            "Bearer token",
+            "id-1",
+            "acme",
+        )
         assert script.seconds[0] < 25  # not the default of 60
 
 
-async def test_a_caller_is_identified_before_its_message_is_read() -> None:
+async def test_caller_is_identified_before_its_message_is_read() -> None:
     asked: list[Any] = []
 
     async def refuse(metadata: Any) -> str:
@@ -271,20 +402,24 @@ async def test_a_caller_is_identified_before_its_message_is_read() -> None:
         async with grpc.aio.insecure_channel(server.address) as channel:
             metadata = (("authorization", "Bearer token"),)
             for path in ("Embed/Embed", "Embed/EmbedStream", "Rerank/RerankStream"):
-                call: Any = channel.stream_stream(f"/tei.v1.{path}")(timeout=20, metadata=metadata)  # and sends nothing
+                call: Any = channel.stream_stream(f"/tei.v1.{path}")(
+                    timeout=20, metadata=metadata
+                )  # and sends nothing
                 assert await code_of(call.read()) == CODE.UNAUTHENTICATED
     finally:
         await server.stop(0)
-    assert [each["authorization"] for each in asked] == ["Bearer token"]  # and remembered for a second
+    assert [each["authorization"] for each in asked] == [
+        "Bearer token"
+    ]  # and remembered for a second
 
 
-async def test_a_call_that_ends_without_a_message_is_refused() -> None:
+async def test_call_that_ends_without_a_message_is_refused() -> None:
     async with serving(Script()) as tei_at:
         call: Any = tei_at.channel.stream_unary("/tei.v1.Embed/Embed")(iter(()), timeout=20)
         assert await code_of(call) == CODE.INVALID_ARGUMENT
 
 
-async def test_a_client_that_leaves_cancels_its_call() -> None:
+async def test_client_that_leaves_cancels_its_call() -> None:
     started = asyncio.Event()
 
     async def act() -> None:
@@ -308,7 +443,9 @@ async def test_reflection_and_health() -> None:
         ]
         listed, described = [reply async for reply in stub.ServerReflectionInfo(iter(asked))]
         assert {one.name for one in listed.list_services_response.service} >= SERVICES
-        file = descriptor_pb2.FileDescriptorProto.FromString(described.file_descriptor_response.file_descriptor_proto[0])
+        file = descriptor_pb2.FileDescriptorProto.FromString(
+            described.file_descriptor_response.file_descriptor_proto[0]
+        )
         assert (file.package, {service.name for service in file.service}) == (
             "tei.v1",
             {name.rpartition(".")[2] for name in SERVICES},
@@ -345,12 +482,14 @@ NUMBERS = {
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_on_the_wire(name: str) -> None:
-    found = sorted(tei.DESCRIPTOR.message_types_by_name[name].fields, key=lambda field: field.number)
+    found = sorted(
+        tei.DESCRIPTOR.message_types_by_name[name].fields, key=lambda field: field.number
+    )
     assert [field.number for field in found] == list(range(1, len(found) + 1))
     assert [field.name for field in found] == NUMBERS[name].split()
 
 
-async def test_a_port_for_each_model() -> None:
+async def test_port_for_each_model() -> None:
     ports = [free_port(), free_port()]
     doors = ((f"127.0.0.1:{ports[0]}", MODEL), (f"127.0.0.1:{ports[1]}", "rerank"))
     script = Script(models=[card()], score=lambda request: scores(0.25, 0.5))
@@ -365,7 +504,10 @@ async def test_a_port_for_each_model() -> None:
             assert (await one.get(path)).status == 200
         reply = await other.post("/rerank", {"query": "q", "texts": ["a", "b"], "raw_scores": True})
         assert [rank["index"] for rank in reply.json] == [1, 0]
-        assert (script.requests[-1].model, script.requests[-1].scale) == ("org/ranker", pb.SCORE_SCALE_LOGIT)
+        assert (script.requests[-1].model, script.requests[-1].scale) == (
+            "org/ranker",
+            pb.SCORE_SCALE_LOGIT,
+        )
         reply = await one.post("/tokenize", {"inputs": "a", "add_special_tokens": False})
         assert (reply.status, script.requests[-1].model) == (200, MODEL)
         assert reply.json == [[{"id": 97, "text": "a", "special": False, "start": 0, "stop": 1}]]
@@ -373,8 +515,13 @@ async def test_a_port_for_each_model() -> None:
 
 async def test_tokens_of_texts_and_texts_of_tokens() -> None:
     async with serving(Script()) as tei_at:
-        reply = await tei_at.one("Tokenize/Tokenize", tei.EncodeRequest(inputs="é!", add_special_tokens=True))
-        found = [(one.id, one.text, one.special, one.HasField("start"), one.start, one.stop) for one in reply.tokens]
+        reply = await tei_at.one(
+            "Tokenize/Tokenize", tei.EncodeRequest(inputs="é!", add_special_tokens=True)
+        )
+        found = [
+            (one.id, one.text, one.special, one.HasField("start"), one.start, one.stop)
+            for one in reply.tokens
+        ]
         assert found == [
             (1, "<s>", True, False, 0, 0),
             (0xE9, "é", False, True, 0, 2),
@@ -384,7 +531,9 @@ async def test_tokens_of_texts_and_texts_of_tokens() -> None:
         messages = [tei.EncodeRequest(inputs=text) for text in "abc"]
         replies = await tei_at.many("Tokenize/TokenizeStream", messages)
         assert [[one.id for one in reply.tokens] for reply in replies] == [[97], [98], [99]]
-        decoded = await tei_at.many("Tokenize/DecodeStream", [tei.DecodeRequest(ids=[1, 97]), tei.DecodeRequest(ids=[98])])
+        decoded = await tei_at.many(
+            "Tokenize/DecodeStream", [tei.DecodeRequest(ids=[1, 97]), tei.DecodeRequest(ids=[98])]
+        )
         assert [reply.text for reply in decoded] == ["a", "b"]
 
 
@@ -414,13 +563,28 @@ async def test_callers_certificates_name_their_tenant(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     router, gate = certificates.issue("router"), certificates.issue("client/*")
     script = Script()
-    upstream = {"SHOAL_ROUTERS_CA": certificates.ca, "SHOAL_ROUTERS_CERT": gate.certificate, "SHOAL_ROUTERS_KEY": gate.key}
-    own = {"SHOAL_TLS_CERT": router.certificate, "SHOAL_TLS_KEY": router.key, "SHOAL_TLS_CLIENT_CA": certificates.ca}
+    upstream = {
+        "SHOAL_ROUTERS_CA": certificates.ca,
+        "SHOAL_ROUTERS_CERT": gate.certificate,
+        "SHOAL_ROUTERS_KEY": gate.key,
+    }
+    own = {
+        "SHOAL_TLS_CERT": router.certificate,
+        "SHOAL_TLS_KEY": router.key,
+        "SHOAL_TLS_CLIENT_CA": certificates.ca,
+    }
     port = free_port()
-    async with routing(script, Security(cert=router.certificate, key=router.key, client_ca=certificates.ca)) as address:
+    async with routing(
+        script, Security(cert=router.certificate, key=router.key, client_ca=certificates.ca)
+    ) as address:
         environ = {name: str(value) for name, value in (upstream | own).items()}
-        addresses = {"SHOAL_HTTP_ADDRESS": "127.0.0.1:0", "SHOAL_TEI_GRPC_ADDRESSES": f"127.0.0.1:{port}={MODEL}"}
-        settings = Settings.from_env(environ | addresses | {"SHOAL_ROUTERS": f"localhost:{address.rpartition(':')[2]}"})
+        addresses = {
+            "SHOAL_HTTP_ADDRESS": "127.0.0.1:0",
+            "SHOAL_TEI_GRPC_ADDRESSES": f"127.0.0.1:{port}={MODEL}",
+        }
+        settings = Settings.from_env(
+            environ | addresses | {"SHOAL_ROUTERS": f"localhost:{address.rpartition(':')[2]}"}
+        )
         async with running(replace(settings, grace_seconds=0.1)):
             for name, code in (("client/search", None), ("worker", CODE.PERMISSION_DENIED)):
                 credentials = certificates.channel_credentials(certificates.issue(name))
@@ -430,7 +594,9 @@ async def test_callers_certificates_name_their_tenant(tmp_path: Path) -> None:
                         await call
                     else:
                         assert await code_of(call) == code
-            async with grpc.aio.secure_channel(f"localhost:{port}", certificates.channel_credentials()) as channel:
+            async with grpc.aio.secure_channel(
+                f"localhost:{port}", certificates.channel_credentials()
+            ) as channel:
                 call = Channel(channel).one("Embed/Embed", tei.EmbedRequest(inputs="a"))
                 assert await code_of(call) == CODE.UNAVAILABLE
     assert [call.tenant for call in script.calls] == ["search"]
@@ -448,5 +614,13 @@ async def test_beyond_this_machine_routers_must_know_who_calls(tmp_path: Path) -
             routers=(router,),
             grace_seconds=0.1,
         )
-        async with running(settings), grpc.aio.secure_channel(f"localhost:{port}", certificates.channel_credentials()) as channel:
-            assert await code_of(Channel(channel).one("Embed/Embed", tei.EmbedRequest(inputs="a"))) == CODE.UNAVAILABLE
+        async with (
+            running(settings),
+            grpc.aio.secure_channel(
+                f"localhost:{port}", certificates.channel_credentials()
+            ) as channel,
+        ):
+            assert (
+                await code_of(Channel(channel).one("Embed/Embed", tei.EmbedRequest(inputs="a")))
+                == CODE.UNAVAILABLE
+            )

@@ -29,9 +29,14 @@ async def test_tei_tokenizes_one_text_or_several_with_places_in_bytes() -> None:
     async with edge(script, aliases=Watched.fixed(NAMES)) as http:
         reply = await http.post(f"/tei/{MODEL}/tokenize", {"inputs": TEXT})
         assert (reply.status, reply.json) == (200, [TEI])
-        assert (reply.headers["x-compute-characters"], reply.headers["x-compute-tokens"]) == ("5", "7")
+        assert (reply.headers["x-compute-characters"], reply.headers["x-compute-tokens"]) == (
+            "5",
+            "7",
+        )
         assert script.requests[-1].model == MODEL
-        reply = await http.post("/tokenize", {"inputs": ["ab", TEXT], "add_special_tokens": False, "prompt_name": None})
+        reply = await http.post(
+            "/tokenize", {"inputs": ["ab", TEXT], "add_special_tokens": False, "prompt_name": None}
+        )
         assert reply.json[1] == TEI[1:-1]
         assert [token["text"] for token in reply.json[0]] == ["a", "b"]
         assert not script.requests[-1].return_tokens, "only special tokens have their names"
@@ -48,8 +53,14 @@ async def test_tei_decodes_one_list_of_ids_or_several() -> None:
     script = Script()
     async with edge(script, aliases=Watched.fixed(NAMES)) as http:
         reply = await http.post("/decode", {"ids": [1, 97, 98, 2]})
-        assert (reply.status, reply.json, script.requests[-1].skip_special_tokens) == (200, ["ab"], True)
-        reply = await http.post(f"/tei/{MODEL}/decode", {"ids": [[97], [0x1F44D]], "skip_special_tokens": False})
+        assert (reply.status, reply.json, script.requests[-1].skip_special_tokens) == (
+            200,
+            ["ab"],
+            True,
+        )
+        reply = await http.post(
+            f"/tei/{MODEL}/decode", {"ids": [[97], [0x1F44D]], "skip_special_tokens": False}
+        )
         assert (reply.json, script.requests[-1].skip_special_tokens) == (["a", "👍"], False)
 
 
@@ -57,10 +68,25 @@ async def test_vllm_tokenizes_a_prompt_on_the_same_path() -> None:
     script = Script()
     async with edge(script, aliases=Watched.fixed(NAMES)) as http:
         reply = await http.post("/tokenize", {"model": MODEL, "prompt": "ab"})
-        assert reply.json == {"count": 4, "max_model_len": 512, "tokens": [1, 97, 98, 2], "token_strs": None}
-        body = {"model": MODEL, "prompt": "ab", "add_special_tokens": False, "return_token_strs": True}
+        assert reply.json == {
+            "count": 4,
+            "max_model_len": 512,
+            "tokens": [1, 97, 98, 2],
+            "token_strs": None,
+        }
+        body = {
+            "model": MODEL,
+            "prompt": "ab",
+            "add_special_tokens": False,
+            "return_token_strs": True,
+        }
         reply = await http.post("/tokenize", body)
-        assert reply.json == {"count": 2, "max_model_len": 512, "tokens": [97, 98], "token_strs": ["_a", "_b"]}
+        assert reply.json == {
+            "count": 2,
+            "max_model_len": 512,
+            "tokens": [97, 98],
+            "token_strs": ["_a", "_b"],
+        }
         reply = await http.post("/tokenize", {"prompt": 'a text about "inputs"'})
         assert (reply.status, reply.json["count"]) == (200, 23)
         reply = await http.post("/detokenize", {"model": MODEL, "tokens": [1, 97, 98, 2]})
@@ -88,7 +114,9 @@ async def test_cohere_tokenizes_without_special_tokens() -> None:
         ("/decode", {"ids": [1] * 131_073}, "131,072"),
     ],
 )
-async def test_wrong_requests_of_tei_are_refused_in_its_form(path: str, body: dict[str, Any], told: str) -> None:
+async def test_wrong_requests_of_tei_are_refused_in_its_form(
+    path: str, body: dict[str, Any], told: str
+) -> None:
     async with edge(Script(), aliases=Watched.fixed(NAMES)) as http:
         reply = await http.post(path, body)
         assert (reply.status, reply.json["error_type"]) == (422, "Validation"), reply.json
@@ -105,7 +133,9 @@ async def test_wrong_requests_of_tei_are_refused_in_its_form(path: str, body: di
         ("/detokenize", {"model": MODEL}, "tokens"),
     ],
 )
-async def test_wrong_requests_of_vllm_are_refused_in_its_form(path: str, body: dict[str, Any], field: str) -> None:
+async def test_wrong_requests_of_vllm_are_refused_in_its_form(
+    path: str, body: dict[str, Any], field: str
+) -> None:
     async with edge(Script(), aliases=Watched.fixed(Names({}))) as http:
         reply = await http.post(path, body)
         assert 400 <= reply.status < 500

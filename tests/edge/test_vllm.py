@@ -1,4 +1,6 @@
-"""vLLM's /score, /classify and /pooling: bytes in, questions out, their answers as bytes. No sockets."""
+"""vLLM's /score, /classify and /pooling: bytes in, questions out, their answers as bytes. No
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +17,38 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import vllm
-from services.edge.messages.base import Answer, Problem, Question, Received
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Script, card, dense, edge, ragged, scores, sparse, vectors
 
-NAMES = Names({"embed": Target("org/embedder"), "rerank": Target("org/ranker"), "predict": Target("org/classifier")})
+NAMES = Names(
+    {
+        "embed": Target("org/embedder"),
+        "rerank": Target("org/ranker"),
+        "predict": Target("org/classifier"),
+    }
+)
 CARD = models_pb2.GetModelResponse(model=card(labels=["bad", "good", "odd"]))
 
 
-def ask(what: Callable[[Received], Question], **body: Any) -> Question:
-    return what(Received(json.dumps({"model": MODEL, **body}).encode(), NAMES, request_id="r", received_at=1_700_000_000))
+def ask(what: Callable[[Received], MeshCall], **body: Any) -> MeshCall:
+    return what(
+        Received(
+            json.dumps({"model": MODEL, **body}).encode(),
+            NAMES,
+            request_id="r",
+            received_at=1_700_000_000,
+        )
+    )
 
 
-def told(answer: Answer | Question) -> Any:
+def told(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
 
-def asked(answer: Answer | Question) -> Question:
-    assert isinstance(answer, Question)
+def asked(answer: Answer | MeshCall) -> MeshCall:
+    assert isinstance(answer, MeshCall)
     return answer
 
 
@@ -68,7 +83,10 @@ def test_one_text_against_several(sides: dict[str, Any]) -> None:
         "object": "list",
         "created": 1_700_000_000,
         "model": MODEL,
-        "data": [{"index": 0, "object": "score", "score": -0.25}, {"index": 1, "object": "score", "score": 0.5}],
+        "data": [
+            {"index": 0, "object": "score", "score": -0.25},
+            {"index": 1, "object": "score", "score": 0.5},
+        ],
         "usage": {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0},
     }
     msgspec.convert(answer, vllm.PairScores)
@@ -103,7 +121,11 @@ def test_logits_and_the_alias() -> None:
         (vllm.score, {"text_1": "q", "text_2": []}, "text_2"),
         (vllm.score, {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         (vllm.score, {"text_1": [str(n) for n in range(65)], "text_2": ["a"] * 65}, "text_1"),
-        (vllm.score, {"text_1": "q", "text_2": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        (
+            vllm.score,
+            {"text_1": "q", "text_2": "a", "truncate_prompt_tokens": 5},
+            "truncate_prompt_tokens",
+        ),
         (vllm.score, {"text_1": "q", "text_2": "a", "chat_template": "x"}, "chat_template"),
         (vllm.score, {"text_1": 1, "text_2": "a"}, "text_1"),
         (vllm.classify, {}, "input"),
@@ -119,8 +141,10 @@ def test_logits_and_the_alias() -> None:
         (vllm.pooling, {"input": "a", "task": "classify", "softmax": False}, "softmax"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received], Question], body: Any, field: str) -> None:
-    with pytest.raises(Problem) as caught:
+def test_what_cannot_be_done_is_refused_with_its_field(
+    what: Callable[[Received], MeshCall], body: Any, field: str
+) -> None:
+    with pytest.raises(HttpError) as caught:
         ask(what, **body)
     assert (caught.value.status, caught.value.field) == (400, field)
 
@@ -128,7 +152,11 @@ def test_what_cannot_be_done_is_refused_with_its_field(what: Callable[[Received]
 def test_probabilities_in_the_order_of_the_models_labels() -> None:
     question = ask(vllm.classify, input=["a", "b"])
     assert question.method is EXTRACT
-    next_one = asked(question.answer(extracted(found(good=0.5, bad=0.25, odd=0.125), found(bad=0.75, good=0.25, odd=0))))
+    next_one = asked(
+        question.answer(
+            extracted(found(good=0.5, bad=0.25, odd=0.125), found(bad=0.75, good=0.25, odd=0))
+        )
+    )
     assert next_one.method is GET_MODEL
     answer = told(next_one.answer(CARD))
     assert answer["data"] == [
@@ -147,7 +175,11 @@ def test_labels_of_the_request_are_the_order() -> None:
 
 
 def test_infinity_reads_labels_with_scores() -> None:
-    answer = told(ask(vllm.classify, input=["a"], raw_scores=False).answer(extracted(found(good=0.5, bad=0.25))))
+    answer = told(
+        ask(vllm.classify, input=["a"], raw_scores=False).answer(
+            extracted(found(good=0.5, bad=0.25))
+        )
+    )
     assert answer["object"] == "classify"
     assert answer["data"] == [[{"label": "good", "score": 0.5}, {"label": "bad", "score": 0.25}]]
     msgspec.convert(answer, vllm.InfinityClassified)
@@ -157,44 +189,74 @@ def test_pooling_gives_vectors() -> None:
     rows = vectors(2)
     question = ask(vllm.pooling, input=["a", "b"])
     assert question.method is ENCODE
-    answer = told(question.answer(pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=3))))
+    answer = told(
+        question.answer(pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=3)))
+    )
     assert np.array_equal(np.array([one["data"] for one in answer["data"]], np.float32), rows)
     assert [one["object"] for one in answer["data"]] == ["pooling"] * 2
     msgspec.convert(answer, vllm.Pooled)
-    encoded = told(ask(vllm.pooling, input="a", encoding_format="base64").answer(pb.EncodeResponse(dense=dense(rows[:1]))))
+    encoded = told(
+        ask(vllm.pooling, input="a", encoding_format="base64").answer(
+            pb.EncodeResponse(dense=dense(rows[:1]))
+        )
+    )
     assert base64.b64decode(encoded["data"][0]["data"]) == rows[0].tobytes()
 
 
 def test_pooling_options() -> None:
-    message: Any = ask(vllm.pooling, model=None, input="a", task="token_embed", dimensions=4, normalize=False, role="query").message
+    message: Any = ask(
+        vllm.pooling,
+        model=None,
+        input="a",
+        task="token_embed",
+        dimensions=4,
+        normalize=False,
+        role="query",
+    ).message
     assert list(message.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
-    assert (message.model, message.dimensions, message.normalize, message.role) == ("org/embedder", 4, False, pb.ROLE_QUERY)
+    assert (message.model, message.dimensions, message.normalize, message.role) == (
+        "org/embedder",
+        4,
+        False,
+        pb.ROLE_QUERY,
+    )
 
 
 def test_pooling_gives_vectors_of_tokens() -> None:
     rows = vectors(2), vectors(3)
-    answer = told(ask(vllm.pooling, input=["a", "b"]).answer(pb.EncodeResponse(multi_vector=ragged(*rows))))
+    answer = told(
+        ask(vllm.pooling, input=["a", "b"]).answer(pb.EncodeResponse(multi_vector=ragged(*rows)))
+    )
     assert [len(one["data"]) for one in answer["data"]] == [2, 3]
     assert np.array_equal(np.array(answer["data"][1]["data"], np.float32), rows[1])
-    with pytest.raises(Problem, match="sparse"):
+    with pytest.raises(HttpError, match="sparse"):
         ask(vllm.pooling, input="a").answer(pb.EncodeResponse(sparse=sparse({1: 0.5})))
 
 
 def test_pooling_gives_probabilities_of_a_classifier() -> None:
     question = ask(vllm.pooling, input="a")
-    second = question.otherwise(Problem("TASK_NOT_SUPPORTED", "no vectors"))
-    assert question.otherwise(Problem("INVALID_INPUT", "else")) is None
+    second = question.otherwise(HttpError("TASK_NOT_SUPPORTED", "no vectors"))
+    assert question.otherwise(HttpError("INVALID_INPUT", "else")) is None
     assert second is not None
     third = asked(second.answer(extracted(found(good=0.5, bad=0.25, odd=0.125))))
-    assert told(third.answer(CARD))["data"] == [{"index": 0, "object": "pooling", "data": [0.25, 0.5, 0.125]}]
-    assert ask(vllm.pooling, model=None, input="a", task="classify").message.model == "org/classifier"  # type: ignore[attr-defined]
+    assert told(third.answer(CARD))["data"] == [
+        {"index": 0, "object": "pooling", "data": [0.25, 0.5, 0.125]}
+    ]
+    assert (
+        ask(vllm.pooling, model=None, input="a", task="classify").message.model == "org/classifier"  # type: ignore[attr-defined]
+    )
 
 
 async def test_over_http() -> None:
-    script = Script(models=[card(labels=["bad", "good"])], extract=lambda request: extracted(found(good=0.5, bad=0.25)))
+    script = Script(
+        models=[card(labels=["bad", "good"])],
+        extract=lambda request: extracted(found(good=0.5, bad=0.25)),
+    )
     async with edge(script) as http:
         for path in ("/score", "/v1/score"):
-            reply = await http.post(path, {"model": MODEL, "text_1": "q", "text_2": ["a", "b"]}, x_request_id="id")
+            reply = await http.post(
+                path, {"model": MODEL, "text_1": "q", "text_2": ["a", "b"]}, x_request_id="id"
+            )
             assert (reply.status, reply.json["id"], len(reply.json["data"])) == (200, "score-id", 2)
         reply = await http.post("/classify", {"model": MODEL, "input": "a"})
         assert (reply.status, reply.json["data"][0]["probs"]) == (200, [0.25, 0.5])

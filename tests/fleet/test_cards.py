@@ -1,4 +1,6 @@
-"""One card of a model, whoever tells it: what workers measure is merged, and what a worker repeats changes nothing."""
+"""One card of a model, whoever tells it: what workers measure is merged, and what a worker repeats
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ def card(**measured: float | str) -> models_pb2.ModelCard:
 
 
 def resident(size: int, data_type: str, rate: float) -> worker_pb2.WorkerModel:
-    return holds(RESIDENT, bytes=size, card=card(bytes=size, data_type=data_type, tokens_per_byte=rate))
+    return holds(
+        RESIDENT, bytes=size, card=card(bytes=size, data_type=data_type, tokens_per_byte=rate)
+    )
 
 
 async def written(redis: Redis) -> bytes | None:
     return cast("bytes | None", await redis.hget("v1:{fleet}:cards", MODEL))
 
 
-async def test_a_cold_worker_does_not_take_away_what_a_holder_measured(fleet: Fleet, other: Fleet, redis: Redis) -> None:
+async def test_cold_worker_does_not_take_away_what_a_holder_measured(
+    fleet: Fleet, other: Fleet, redis: Redis
+) -> None:
     await fleet.report(heartbeat("holder", resident(90, "bfloat16", 0.25)))
     before = await written(redis)
     for _ in range(2):
@@ -38,7 +44,9 @@ async def test_a_cold_worker_does_not_take_away_what_a_holder_measured(fleet: Fl
     assert fleet.snapshot.card(MODEL) == (await other.refresh()).card(MODEL) == expected
 
 
-async def test_holders_that_differ_agree_on_one_card_whoever_speaks_last(fleet: Fleet, other: Fleet, redis: Redis) -> None:
+async def test_holders_that_differ_agree_on_one_card_whoever_speaks_last(
+    fleet: Fleet, other: Fleet, redis: Redis
+) -> None:
     beats = [
         heartbeat("gpu", resident(90, "bfloat16", 0.2)),
         heartbeat("cpu", resident(180, "float32", 0.3)),
@@ -61,7 +69,7 @@ async def test_what_was_measured_stays_when_nobody_holds_the_model_any_more(flee
     assert fleet.snapshot.card(MODEL) == card(bytes=90, data_type="bfloat16", tokens_per_byte=0.25)
 
 
-async def test_an_estimate_that_hardly_moves_is_not_written(fleet: Fleet, redis: Redis) -> None:
+async def test_estimate_that_hardly_moves_is_not_written(fleet: Fleet, redis: Redis) -> None:
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.25)))
     before = await written(redis)
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.26)))
@@ -70,9 +78,20 @@ async def test_an_estimate_that_hardly_moves_is_not_written(fleet: Fleet, redis:
     assert await written(redis) != before
 
 
-async def test_of_two_that_read_other_files_the_one_that_says_something_new_counts(fleet: Fleet) -> None:
-    old, new = holds(RESIDENT, card=card()), holds(RESIDENT, card=models_pb2.ModelCard(model=MODEL, dimensions=768))
-    for beat in (heartbeat("a", old), heartbeat("b", new), heartbeat("a", old), heartbeat("b", new), heartbeat("a", old)):
+async def test_of_two_that_read_other_files_the_one_that_says_something_new_counts(
+    fleet: Fleet,
+) -> None:
+    old, new = (
+        holds(RESIDENT, card=card()),
+        holds(RESIDENT, card=models_pb2.ModelCard(model=MODEL, dimensions=768)),
+    )
+    for beat in (
+        heartbeat("a", old),
+        heartbeat("b", new),
+        heartbeat("a", old),
+        heartbeat("b", new),
+        heartbeat("a", old),
+    ):
         await fleet.report(beat)
     assert fleet.snapshot.card(MODEL) == new.card
     await fleet.report(heartbeat("a", new, epoch="2"))

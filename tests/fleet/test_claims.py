@@ -32,13 +32,21 @@ def worker(
     seconds: float = 0,
     speed: float = 0,
 ) -> WorkerRecord:
-    held = {} if state is None else {MODEL: WorkerModelRecord(MODEL, state, 0, seconds, speed, 0, False)}
+    held = (
+        {}
+        if state is None
+        else {MODEL: WorkerModelRecord(MODEL, state, 0, seconds, speed, 0, False)}
+    )
     return WorkerRecord(worker_id, "1", pool, "cpu", 0, 0, 8192, draining, 0, held)
 
 
-def fleet(*workers: WorkerRecord, failures: dict[str, worker_pb2.Failure] | None = None, size: int = 0) -> FleetSnapshot:
+def fleet(
+    *workers: WorkerRecord, failures: dict[str, worker_pb2.Failure] | None = None, size: int = 0
+) -> FleetSnapshot:
     cards = {MODEL: models_pb2.ModelCard(model=MODEL, bytes=size)} if size else {}
-    return FleetSnapshot({one.worker_id: one for one in workers}, cards, {MODEL: failures} if failures else {}, 0)
+    return FleetSnapshot(
+        {one.worker_id: one for one in workers}, cards, {MODEL: failures} if failures else {}, 0
+    )
 
 
 def lane(queued: int, leased: int = 0) -> LaneGauges:
@@ -46,7 +54,9 @@ def lane(queued: int, leased: int = 0) -> LaneGauges:
 
 
 @pytest.mark.parametrize("state", [None, COLD, WARM])
-def test_work_for_a_model_that_no_one_serves_is_claimed(state: models_pb2.ModelState | None) -> None:
+def test_work_for_a_model_that_no_one_serves_is_claimed(
+    state: models_pb2.ModelState | None,
+) -> None:
     assert may_claim(lane(1), fleet(worker("w", state), worker("v", pool="gpu")), "w")
 
 
@@ -61,10 +71,18 @@ def test_work_for_a_model_that_no_one_serves_is_claimed(state: models_pb2.ModelS
         pytest.param(lane(10**9), fleet(worker("w", RESIDENT, speed=1)), id="already resident"),
         pytest.param(lane(1), fleet(worker("w"), failures={"w": BROKEN}), id="it failed before"),
         pytest.param(lane(1), fleet(worker("w"), worker("v", LOADING)), id="loading elsewhere"),
-        pytest.param(lane(1), fleet(worker("w"), worker("v", DOWNLOADING)), id="downloading elsewhere"),
+        pytest.param(
+            lane(1), fleet(worker("w"), worker("v", DOWNLOADING)), id="downloading elsewhere"
+        ),
         pytest.param(lane(1), fleet(worker("w", DOWNLOADING)), id="already downloading"),
-        pytest.param(lane(1000), fleet(worker("w"), worker("v", RESIDENT, speed=1000, seconds=2)), id="served soon enough"),
-        pytest.param(lane(10**9), fleet(worker("w"), worker("v", RESIDENT)), id="served at unknown speed"),
+        pytest.param(
+            lane(1000),
+            fleet(worker("w"), worker("v", RESIDENT, speed=1000, seconds=2)),
+            id="served soon enough",
+        ),
+        pytest.param(
+            lane(10**9), fleet(worker("w"), worker("v", RESIDENT)), id="served at unknown speed"
+        ),
     ],
 )
 def test_no_claim(gauges: LaneGauges, snapshot: FleetSnapshot) -> None:
@@ -79,40 +97,75 @@ def test_another_copy_is_claimed_once_the_wait_exceeds_a_load() -> None:
     assert not may_claim(lane(3000), fleet(worker("w"), served, worker("u", LOADING)), "w")
     assert may_claim(lane(4001), fleet(worker("w"), served, worker("u", LOADING)), "w")
     # A copy that will take no more work does not count.
-    assert may_claim(lane(1), fleet(worker("w"), worker("v", RESIDENT, draining=True, speed=1000)), "w")
+    assert may_claim(
+        lane(1), fleet(worker("w"), worker("v", RESIDENT, draining=True, speed=1000)), "w"
+    )
 
 
 def test_estimates() -> None:
     assert wait_seconds(lane(10), fleet(worker("w"))) is None
-    assert wait_seconds(lane(300, 100), fleet(worker("v", RESIDENT, speed=50), worker("u", RESIDENT, speed=150))) == 2
+    assert (
+        wait_seconds(
+            lane(300, 100), fleet(worker("v", RESIDENT, speed=50), worker("u", RESIDENT, speed=150))
+        )
+        == 2
+    )
     assert load_seconds(MODEL, fleet(worker("w"))) == 5
     assert load_seconds(MODEL, fleet(worker("w"), size=3 * 10**9)) == 4
-    assert load_seconds(MODEL, fleet(worker("w", COLD, seconds=7), worker("v", RESIDENT, seconds=9), size=1)) == 9
+    assert (
+        load_seconds(
+            MODEL, fleet(worker("w", COLD, seconds=7), worker("v", RESIDENT, seconds=9), size=1)
+        )
+        == 9
+    )
 
 
-def test_a_model_is_given_up_after_three_workers_or_all() -> None:
+def test_model_is_given_up_after_three_workers_or_all() -> None:
     workers = [worker(name) for name in "abcd"]
     assert fleet(*workers).verdict(MODEL, "cpu") is None
     assert fleet(*workers, failures={"a": BROKEN, "b": BROKEN}).verdict(MODEL, "cpu") is None
-    assert fleet(*workers, failures={"a": BROKEN, "b": NOT_FOUND, "c": NOT_FOUND}).verdict(MODEL, "cpu") == BROKEN
+    assert (
+        fleet(*workers, failures={"a": BROKEN, "b": NOT_FOUND, "c": NOT_FOUND}).verdict(
+            MODEL, "cpu"
+        )
+        == BROKEN
+    )
     assert fleet(workers[0], failures={"a": NOT_FOUND}).verdict(MODEL, "cpu") == NOT_FOUND
-    assert fleet(*workers, failures={"a": NOT_FOUND, "b": UNREACHABLE, "c": NOT_FOUND}).verdict(MODEL, "cpu") == UNREACHABLE
+    assert (
+        fleet(*workers, failures={"a": NOT_FOUND, "b": UNREACHABLE, "c": NOT_FOUND}).verdict(
+            MODEL, "cpu"
+        )
+        == UNREACHABLE
+    )
     assert fleet(*workers[:2], failures={"a": BROKEN, "b": BROKEN}).verdict(MODEL, "cpu") == BROKEN
 
 
 def test_failures_of_other_pools_and_of_the_dead_do_not_count() -> None:
-    assert fleet(worker("a"), worker("b", pool="gpu"), failures={"b": BROKEN, "gone": BROKEN}).verdict(MODEL, "cpu") is None
+    assert (
+        fleet(worker("a"), worker("b", pool="gpu"), failures={"b": BROKEN, "gone": BROKEN}).verdict(
+            MODEL, "cpu"
+        )
+        is None
+    )
     assert fleet(worker("b", pool="gpu"), failures={"b": BROKEN}).verdict(MODEL, "cpu") is None
 
 
 @pytest.mark.parametrize("state", [DOWNLOADING, LOADING, WARM, RESIDENT])
-def test_a_model_that_someone_holds_is_not_given_up(state: models_pb2.ModelState) -> None:
+def test_model_that_someone_holds_is_not_given_up(state: models_pb2.ModelState) -> None:
     failures = {"a": BROKEN, "b": BROKEN, "c": BROKEN}
-    assert fleet(*(worker(name, FAILED) for name in "abc"), worker("d", state), failures=failures).verdict(MODEL, "cpu") is None
+    assert (
+        fleet(
+            *(worker(name, FAILED) for name in "abc"), worker("d", state), failures=failures
+        ).verdict(MODEL, "cpu")
+        is None
+    )
 
 
-def test_a_model_on_someones_disk_is_not_unknown() -> None:
+def test_model_on_someones_disk_is_not_unknown() -> None:
     workers = [*(worker(name) for name in "abc"), worker("d", COLD)]
     assert fleet(*workers, failures=dict.fromkeys("abc", NOT_FOUND)).verdict(MODEL, "cpu") is None
     assert fleet(*workers, failures=dict.fromkeys("abc", BROKEN)).verdict(MODEL, "cpu") == BROKEN
-    assert fleet(*workers, failures=dict.fromkeys("abcd", NOT_FOUND)).verdict(MODEL, "cpu") == NOT_FOUND
+    assert (
+        fleet(*workers, failures=dict.fromkeys("abcd", NOT_FOUND)).verdict(MODEL, "cpu")
+        == NOT_FOUND
+    )

@@ -1,4 +1,6 @@
-"""Who leads, whose orders count, and that an order and a claim never load a model twice: through a real Redis."""
+"""Who leads, whose orders count, and that an order and a claim never load a model twice: through a
+real Redis.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.fleet import Fleet, LeaderRecord, LostLeadership
-from libs.queue import LaneKey, Lanes, WorkerBell
+from libs.queue import LaneKey, Lanes, WorkerWakeup
 from tests.fleet.test_registry import BROKEN, NOT_FOUND, heartbeat, holds
 
 LANE = LaneKey("cpu", "org/model")
@@ -23,7 +25,9 @@ async def lead(fleet: Fleet, name: str = "a", *, last_ms: int = 10_000) -> int:
 
 
 async def test_one_leads_at_a_time(fleet: Fleet, other: Fleet) -> None:
-    fences = await asyncio.gather(*(one.lead(f"s{number}") for number, one in enumerate([fleet, other] * 20)))
+    fences = await asyncio.gather(
+        *(one.lead(f"s{number}") for number, one in enumerate([fleet, other] * 20))
+    )
     (fence,) = {fence for fence in fences if fence is not None}
     assert fences.count(None) == 39
     first = f"s{fences.index(fence)}"
@@ -35,7 +39,7 @@ async def test_one_leads_at_a_time(fleet: Fleet, other: Fleet) -> None:
     assert (leader.scheduler_id, leader.fence, leader.plan) == (first, fence, 0)
 
 
-async def test_a_later_leader_has_a_higher_number(fleet: Fleet, other: Fleet, redis: Redis) -> None:
+async def test_later_leader_has_a_higher_number(fleet: Fleet, other: Fleet, redis: Redis) -> None:
     first = await lead(fleet, last_ms=1)
     while (second := await other.lead("b")) is None:
         pass
@@ -50,14 +54,14 @@ async def test_a_later_leader_has_a_higher_number(fleet: Fleet, other: Fleet, re
     assert await fleet.lead("a", second + 100) == second + 101
 
 
-async def test_a_lead_that_is_not_renewed_is_over(fleet: Fleet, other: Fleet) -> None:
+async def test_lead_that_is_not_renewed_is_over(fleet: Fleet, other: Fleet) -> None:
     await lead(fleet, last_ms=1)
     while (await other.refresh()).leader is not None:
         pass
     assert await other.lead("b") is not None
 
 
-async def test_an_order_of_a_former_leader_is_refused(fleet: Fleet, other: Fleet) -> None:
+async def test_order_of_a_former_leader_is_refused(fleet: Fleet, other: Fleet) -> None:
     old = await lead(fleet)
     await fleet.resign(old)
     new = await lead(other, "b")
@@ -70,7 +74,9 @@ async def test_an_order_of_a_former_leader_is_refused(fleet: Fleet, other: Fleet
     assert await fleet.claim(LANE, "v", 10_000)  # nor did the refused order take the claim
     assert await other.order("w", "1", LOAD, fence=new)
     assert len(await fleet.orders("w", "1", 0)) == 1
-    assert await fleet.order("w", "1", worker_pb2.Directive(evict_model="org/model"))  # an operator needs no lead
+    assert await fleet.order(
+        "w", "1", worker_pb2.Directive(evict_model="org/model")
+    )  # an operator needs no lead
 
 
 async def test_nobody_leads_without_the_lock(fleet: Fleet) -> None:
@@ -78,19 +84,23 @@ async def test_nobody_leads_without_the_lock(fleet: Fleet) -> None:
         await fleet.order("w", "1", LOAD, fence=1)
 
 
-async def test_an_order_and_a_claim_exclude_each_other(fleet: Fleet, other: Fleet) -> None:
+async def test_order_and_a_claim_exclude_each_other(fleet: Fleet, other: Fleet) -> None:
     fence = await lead(fleet)
     assert await other.claim(LANE, "v", 10_000)
     assert await fleet.order("w", "1", LOAD, fence=fence, lane=LANE) == 0
     assert await fleet.orders("w", "1", 0) == []
-    assert await fleet.order("v", "1", LOAD, fence=fence, lane=LANE)  # it loads the model already, or has lost it since
+    assert await fleet.order(
+        "v", "1", LOAD, fence=fence, lane=LANE
+    )  # it loads the model already, or has lost it since
     assert await other.release_claim(LANE, "v")
     assert await fleet.order("w", "1", LOAD, fence=fence, lane=LANE)
     assert not await other.claim(LANE, "v", 10_000)
     assert await other.release_claim(LANE, "w")  # the ordered worker failed
 
 
-async def test_a_further_copy_is_ordered_in_spite_of_a_claim_that_the_plan_knew_of(fleet: Fleet, other: Fleet) -> None:
+async def test_further_copy_is_ordered_in_spite_of_a_claim_that_the_plan_knew_of(
+    fleet: Fleet, other: Fleet
+) -> None:
     fence = await lead(fleet)
     assert await other.claim(LANE, "v", 10_000)
     assert await fleet.order("w", "1", LOAD, fence=fence, lane=LANE, known=["u"]) == 0
@@ -98,11 +108,11 @@ async def test_a_further_copy_is_ordered_in_spite_of_a_claim_that_the_plan_knew_
     assert not await other.claim(LANE, "x", 10_000)
 
 
-async def test_an_order_rings_for_its_worker(fleet: Fleet, redis: Redis) -> None:
+async def test_order_rings_for_its_worker(fleet: Fleet, redis: Redis) -> None:
     bells = Lanes(redis, router_id="r", dead_result=b"").bells()
     assert await anext(bells) is None
     await fleet.order("w", "1", worker_pb2.Directive(evict_model="org/model"))
-    assert await anext(bells) == WorkerBell("w")
+    assert await anext(bells) == WorkerWakeup("w")
     await bells.aclose()
 
 
@@ -115,7 +125,9 @@ async def test_notes_and_the_plan_are_told(fleet: Fleet, other: Fleet) -> None:
     assert await other.plan_notes("c", "b") == {"c": "held back"}
     leader = (await other.refresh()).leader
     assert leader == LeaderRecord("a", fence, plan, leader.plan_ms if leader else 0)
-    await fleet.note_plan(fence, plan + 1, {"d": "loads on v"}, desired={"cpu": 2, "l4-spot": 0}, anew=True)
+    await fleet.note_plan(
+        fence, plan + 1, {"d": "loads on v"}, desired={"cpu": 2, "l4-spot": 0}, anew=True
+    )
     assert await other.plan_notes() == {"d": "loads on v"}
     leader = (await other.refresh()).leader
     assert leader is not None
@@ -129,11 +141,13 @@ async def expiry_seconds(redis: Redis, model: str) -> float:
     return int(value.split(b" ")[0]) / 1000 - seconds
 
 
-async def test_a_model_that_fails_again_is_left_alone_for_longer(fleet: Fleet, redis: Redis) -> None:
+async def test_model_that_fails_again_is_left_alone_for_longer(fleet: Fleet, redis: Redis) -> None:
     for minutes in (15, 30, 60, 120, 240, 480, 480):
         await fleet.record_failure("org/model", "w", BROKEN)
         assert minutes * 60 - 10 < await expiry_seconds(redis, "org/model") <= minutes * 60 + 1
-    await fleet.report(heartbeat("w", holds(models_pb2.MODEL_STATE_RESIDENT)))  # success ends the series
+    await fleet.report(
+        heartbeat("w", holds(models_pb2.MODEL_STATE_RESIDENT))
+    )  # success ends the series
     await fleet.record_failure("org/model", "w", BROKEN)
     assert await expiry_seconds(redis, "org/model") <= 15 * 60 + 1
     for _ in range(3):

@@ -13,7 +13,11 @@ from libs.fleet import Fleet
 from libs.queue import LaneKey, connect
 
 LANE = LaneKey("cpu", "org/model")
-RESIDENT, LOADING, FAILED = models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_FAILED
+RESIDENT, LOADING, FAILED = (
+    models_pb2.MODEL_STATE_RESIDENT,
+    models_pb2.MODEL_STATE_LOADING,
+    models_pb2.MODEL_STATE_FAILED,
+)
 BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="no such tensor")
 NOT_FOUND = worker_pb2.Failure(reason="MODEL_NOT_FOUND", message="no such directory")
 
@@ -21,10 +25,14 @@ NOT_FOUND = worker_pb2.Failure(reason="MODEL_NOT_FOUND", message="no such direct
 def heartbeat(
     worker_id: str = "w", *models: worker_pb2.WorkerModel, epoch: str = "1", **fields: Any
 ) -> worker_pb2.HeartbeatRequest:
-    return worker_pb2.HeartbeatRequest(worker_id=worker_id, epoch=epoch, pool="cpu", models=models, **fields)
+    return worker_pb2.HeartbeatRequest(
+        worker_id=worker_id, epoch=epoch, pool="cpu", models=models, **fields
+    )
 
 
-def holds(state: models_pb2.ModelState, model: str = "org/model", **fields: Any) -> worker_pb2.WorkerModel:
+def holds(
+    state: models_pb2.ModelState, model: str = "org/model", **fields: Any
+) -> worker_pb2.WorkerModel:
     return worker_pb2.WorkerModel(model=model, state=state, **fields)
 
 
@@ -32,11 +40,21 @@ def failed(failure: worker_pb2.Failure) -> worker_pb2.WorkerModel:
     return holds(FAILED, failure=failure)
 
 
-async def test_a_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(fleet: Fleet, other: Fleet) -> None:
+async def test_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(
+    fleet: Fleet, other: Fleet
+) -> None:
     card = models_pb2.ModelCard(model="org/model", dimensions=384)
     beat = heartbeat(
         "w",
-        holds(RESIDENT, bytes=90, load_seconds=1.5, tokens_per_second=1e4, idle_seconds=2.0, pinned=True, card=card),
+        holds(
+            RESIDENT,
+            bytes=90,
+            load_seconds=1.5,
+            tokens_per_second=1e4,
+            idle_seconds=2.0,
+            pinned=True,
+            card=card,
+        ),
         device="cpu",
         memory_bytes=1000,
         used_bytes=90,
@@ -48,7 +66,13 @@ async def test_a_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(fl
     assert snapshot.workers == fleet.snapshot.workers
     assert snapshot.card("org/model") == fleet.snapshot.card("org/model") == card
     worker = snapshot.workers["w"]
-    assert (worker.pool, worker.device, worker.memory_bytes, worker.used_bytes, worker.batch_tokens) == (
+    assert (
+        worker.pool,
+        worker.device,
+        worker.memory_bytes,
+        worker.used_bytes,
+        worker.batch_tokens,
+    ) == (
         "cpu",
         "cpu",
         1000,
@@ -56,13 +80,22 @@ async def test_a_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(fl
         8192,
     )
     record = worker.models["org/model"]
-    assert (record.bytes, record.load_seconds, record.tokens_per_second, record.pinned) == (90, 1.5, 1e4, True)
+    assert (record.bytes, record.load_seconds, record.tokens_per_second, record.pinned) == (
+        90,
+        1.5,
+        1e4,
+        True,
+    )
     assert snapshot.resident_on("org/model") == [worker]
     assert snapshot.pools() == {"cpu"}
 
 
-async def test_what_is_told_while_the_registry_is_read_stays_known(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a refresh has read may be older: a router must not forget for a second what it was just told."""
+async def test_what_is_told_while_the_registry_is_read_stays_known(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a refresh has read may be older: a router must not forget for a second what it was just
+    told.
+    """
     card = models_pb2.ModelCard(model="org/model", dimensions=384)
     await fleet.report(heartbeat("stays"))
     await fleet.report(heartbeat("leaves"))
@@ -81,15 +114,19 @@ async def test_what_is_told_while_the_registry_is_read_stays_known(fleet: Fleet,
         assert set(snapshot.failures["org/model"]) == {"comes"}
 
 
-async def test_a_worker_that_leaves_is_forgotten_and_its_cards_are_not(fleet: Fleet, other: Fleet) -> None:
-    await fleet.report(heartbeat("w", holds(RESIDENT, card=models_pb2.ModelCard(model="org/model"))))
+async def test_worker_that_leaves_is_forgotten_and_its_cards_are_not(
+    fleet: Fleet, other: Fleet
+) -> None:
+    await fleet.report(
+        heartbeat("w", holds(RESIDENT, card=models_pb2.ModelCard(model="org/model")))
+    )
     await fleet.report(heartbeat("w", leaving=True))
     assert (fleet.snapshot.workers, (await other.refresh()).workers) == ({}, {})
     assert other.snapshot.card("org/model") is not None
     assert other.snapshot.card("org/other") is None
 
 
-async def test_a_silent_worker_is_not_alive(redis: Redis) -> None:
+async def test_silent_worker_is_not_alive(redis: Redis) -> None:
     fleet = Fleet(redis, ttl_ms=20)
     await fleet.report(heartbeat("w"))
     while (await fleet.refresh()).workers:
@@ -98,14 +135,16 @@ async def test_a_silent_worker_is_not_alive(redis: Redis) -> None:
         await fleet.refresh()
 
 
-async def test_a_failed_load_is_known_to_all(fleet: Fleet, other: Fleet) -> None:
+async def test_failed_load_is_known_to_all(fleet: Fleet, other: Fleet) -> None:
     await fleet.report(heartbeat("w", holds(LOADING)))
     await fleet.report(heartbeat("w", failed(BROKEN)))
     assert fleet.snapshot.failures == {"org/model": {"w": BROKEN}}
     assert (await other.refresh()).failures == {"org/model": {"w": BROKEN}}
 
 
-async def test_a_failure_is_noted_when_it_happens_and_not_again_at_every_heartbeat(fleet: Fleet, redis: Redis) -> None:
+async def test_failure_is_noted_when_it_happens_and_not_again_at_every_heartbeat(
+    fleet: Fleet, redis: Redis
+) -> None:
     await fleet.report(heartbeat("w", failed(BROKEN)))
     await redis.delete("v1:{fleet}:failures")  # as if its 15 minutes were over
     await fleet.refresh()
@@ -119,7 +158,10 @@ async def test_failures_last_for_minutes(fleet: Fleet, redis: Redis) -> None:
     await fleet.record_failure("org/absent", "w", NOT_FOUND)
     await fleet.record_failure("org/far", "w", worker_pb2.Failure(reason="NO_CAPACITY"))
     fields = cast(dict[bytes, bytes], await redis.hgetall("v1:{fleet}:failures"))
-    left = {field.split()[0]: int(value.split(b" ")[0]) / 1000 - seconds for field, value in fields.items()}
+    left = {
+        field.split()[0]: int(value.split(b" ")[0]) / 1000 - seconds
+        for field, value in fields.items()
+    }
     assert 14 * 60 < left[b"org/broken"] <= 15 * 60 + 30
     assert 50 < left[b"org/absent"] <= 60 + 30
     assert 50 < left[b"org/far"] <= 60 + 30
@@ -129,18 +171,30 @@ async def test_failures_last_for_minutes(fleet: Fleet, redis: Redis) -> None:
     assert await redis.hlen("v1:{fleet}:failures") == 1
 
 
-@pytest.mark.parametrize("again", [heartbeat("w", holds(RESIDENT)), heartbeat("w", epoch="2")], ids=["resident", "restarted"])
-async def test_a_worker_gets_another_chance(fleet: Fleet, other: Fleet, again: worker_pb2.HeartbeatRequest) -> None:
+@pytest.mark.parametrize(
+    "again",
+    [heartbeat("w", holds(RESIDENT)), heartbeat("w", epoch="2")],
+    ids=["resident", "restarted"],
+)
+async def test_worker_gets_another_chance(
+    fleet: Fleet, other: Fleet, again: worker_pb2.HeartbeatRequest
+) -> None:
     await fleet.report(heartbeat("w", failed(BROKEN)))
     await fleet.record_failure("org/model", "v", BROKEN)
     await fleet.report(again)
-    assert fleet.snapshot.failures["org/model"].keys() == (await other.refresh()).failures["org/model"].keys() == {"v"}
+    assert (
+        fleet.snapshot.failures["org/model"].keys()
+        == (await other.refresh()).failures["org/model"].keys()
+        == {"v"}
+    )
 
 
 async def test_one_worker_claims_a_lane(fleet: Fleet, other: Fleet, redis: Redis) -> None:
     assert await fleet.claim(LANE, "w", 10_000)
     assert not await other.claim(LANE, "v", 10_000)
-    assert await other.claim(LANE, "w", 10_000)  # it has evicted the model since, and may load it again
+    assert await other.claim(
+        LANE, "w", 10_000
+    )  # it has evicted the model since, and may load it again
     assert not await other.release_claim(LANE, "v")
     assert not await other.renew_claim(LANE, "v", 10_000)
     assert await other.renew_claim(LANE, "w", 100_000)
@@ -151,17 +205,25 @@ async def test_one_worker_claims_a_lane(fleet: Fleet, other: Fleet, redis: Redis
 
 
 async def test_orders_come_in_order_and_once_seen_not_again(fleet: Fleet, other: Fleet) -> None:
-    orders = [worker_pb2.Directive(load_model="a"), worker_pb2.Directive(evict_model="a"), worker_pb2.Directive(load_model="a")]
+    orders = [
+        worker_pb2.Directive(load_model="a"),
+        worker_pb2.Directive(evict_model="a"),
+        worker_pb2.Directive(load_model="a"),
+    ]
     numbers = [await fleet.order("w", "1", order) for order in orders]
     assert numbers == sorted(set(numbers))
     received = await other.orders("w", "1", 0)
     assert [one.seq for one in received] == numbers
-    assert [one.WhichOneof("order") for one in received] == ["load_model", "evict_model", "load_model"]
+    assert [one.WhichOneof("order") for one in received] == [
+        "load_model",
+        "evict_model",
+        "load_model",
+    ]
     assert [one.seq for one in await other.orders("w", "1", numbers[1])] == numbers[2:]
     assert await other.orders("w", "2", 0) == []
 
 
-async def test_a_dead_router_is_told_of_once(redis: Redis) -> None:
+async def test_dead_router_is_told_of_once(redis: Redis) -> None:
     fleet = Fleet(redis, ttl_ms=1)
     assert await fleet.beat("a") == []
     while not (silent := await fleet.beat("b")):
@@ -173,7 +235,13 @@ async def test_a_dead_router_is_told_of_once(redis: Redis) -> None:
 
 
 async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) -> None:
-    await fleet.report(heartbeat("w", failed(BROKEN), holds(RESIDENT, "org/other", card=models_pb2.ModelCard(model="org/other"))))
+    await fleet.report(
+        heartbeat(
+            "w",
+            failed(BROKEN),
+            holds(RESIDENT, "org/other", card=models_pb2.ModelCard(model="org/other")),
+        )
+    )
     await fleet.claim(LANE, "w", 10_000)
     await fleet.order("w", "1", worker_pb2.Directive(drain=True))
     await fleet.beat("a")
@@ -185,7 +253,7 @@ async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) ->
     assert [key for key in keys if await redis.pttl(key) < 0] == []
 
 
-async def test_a_redis_that_is_away_is_no_capacity() -> None:
+async def test_redis_that_is_away_is_no_capacity() -> None:
     redis = connect("unix:///nonexistent/redis.sock")
     fleet = Fleet(redis)
     for attempt in (

@@ -1,4 +1,6 @@
-"""`make fuzz`: tries generated inputs on everything that reads what others wrote, and says what broke. docs/fuzzing.md."""
+"""`make fuzz`: tries generated inputs on everything that reads what others wrote, and says what
+broke. docs/fuzzing.md.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def main() -> int:
     if arguments.replay:
         return _replay(targets[wanted[0]], arguments.replay)
     chosen = [targets[name] for name in wanted or targets]
-    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 32)
+    seed = (
+        arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 32)
+    )
     folder = (arguments.findings or FINDINGS / time.strftime("%Y%m%d-%H%M%S")).absolute()
     rows = _run(chosen, arguments.seconds, seed, folder, quiet=arguments.json)
     _tell_json(rows, seed) if arguments.json else _tell(rows, seed)
@@ -46,11 +50,25 @@ def main() -> int:
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=480.0, help="of the whole run; the time to open targets comes to it")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=480.0,
+        help="of the whole run; the time to open targets comes to it",
+    )
     parser.add_argument("--seed", type=int, help="the same seed makes the same inputs")
-    parser.add_argument("--target", action="append", help="only this one; may be given several times")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="try one input, of the target that its folder is named for")
-    parser.add_argument("--findings", type=Path, metavar="FOLDER", help="where inputs that found something go")
+    parser.add_argument(
+        "--target", action="append", help="only this one; may be given several times"
+    )
+    parser.add_argument(
+        "--replay",
+        type=Path,
+        metavar="FILE",
+        help="try one input, of the target that its folder is named for",
+    )
+    parser.add_argument(
+        "--findings", type=Path, metavar="FOLDER", help="where inputs that found something go"
+    )
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.add_argument("--list", action="store_true", help="the names of all targets")
     return parser
@@ -67,38 +85,82 @@ def _replay(target: Target, file: Path) -> int:
     return 0
 
 
-def _run(targets: list[Target], seconds: float, seed: int, folder: Path, *, quiet: bool) -> list[Row]:
-    columns = (TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=quiet or not sys.stderr.isatty(), auto_refresh=False) as progress:
+def _run(
+    targets: list[Target], seconds: float, seed: int, folder: Path, *, quiet: bool
+) -> list[Row]:
+    columns = (
+        TextColumn("{task.description:12}"),
+        BarColumn(),
+        TextColumn("{task.fields[told]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        disable=quiet or not sys.stderr.isatty(),
+        auto_refresh=False,
+    ) as progress:
         task = progress.add_task("", total=1.0, told="")
         inputs: dict[tuple[str, str], int] = {}
 
         def tell(row: Row, done: float) -> None:
             inputs[row.target, row.engine] = row.inputs
-            progress.update(task, completed=done, description=row.target, told=f"{sum(inputs.values()):,} inputs", refresh=True)
+            progress.update(
+                task,
+                completed=done,
+                description=row.target,
+                told=f"{sum(inputs.values()):,} inputs",
+                refresh=True,
+            )
 
         return run(targets, seconds, seed, folder, tell)
 
 
 def _tell(rows: list[Row], seed: int) -> None:
     table = Table(title=f"seed {seed}")
-    for name in ("target", "by", "inputs", "inputs/s", "crashes", "hangs", "INTERNAL", "wrong", "corpus"):
+    for name in (
+        "target",
+        "by",
+        "inputs",
+        "inputs/s",
+        "crashes",
+        "hangs",
+        "INTERNAL",
+        "wrong",
+        "corpus",
+    ):
         table.add_column(name, justify="left" if name in ("target", "by") else "right")
     for row in rows:
-        counts = (row.count("crash"), row.count("hang"), row.count("internal"), row.count("wrong"), row.corpus)
-        table.add_row(row.target, row.engine, f"{row.inputs:,}", f"{row.rate:,.0f}", *map(str, counts))
+        counts = (
+            row.count("crash"),
+            row.count("hang"),
+            row.count("internal"),
+            row.count("wrong"),
+            row.corpus,
+        )
+        table.add_row(
+            row.target, row.engine, f"{row.inputs:,}", f"{row.rate:,.0f}", *map(str, counts)
+        )
     table.add_section()
     findings = {finding.path: finding for row in rows for finding in row.findings}
     table.add_row("all", "", f"{sum(row.inputs for row in rows):,}", "", "", "", "", "", "")
     console = Console(width=120)
     console.print(table)
     for finding in findings.values():
-        console.print(f"{finding.kind}: {finding.target}: {finding.what}\n  {finding.path}", markup=False, soft_wrap=True)
+        console.print(
+            f"{finding.kind}: {finding.target}: {finding.what}\n  {finding.path}",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _tell_json(rows: list[Row], seed: int) -> None:
     told = [asdict(row) | {"rate": row.rate} for row in rows]
-    print(json.dumps({"seed": seed, "inputs": sum(row.inputs for row in rows), "targets": told}, indent=1))
+    print(
+        json.dumps(
+            {"seed": seed, "inputs": sum(row.inputs for row in rows), "targets": told}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

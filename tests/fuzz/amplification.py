@@ -1,10 +1,12 @@
-"""The memory and processor time that a request makes edge, router, worker and Redis spend, in proportion to its bytes.
+"""The memory and processor time that a request makes edge, router, worker and Redis spend, in
+proportion to its bytes.
 
-A mesh of separate processes with small checkpoints of every kind whose work or answers multiply. An input is one tenant's request
-by gRPC (`products.py`), or any number of connections to the edge, by HTTP or TEI's gRPC, with or without a credential
-(`http_products.py`). A good request of another tenant follows at once. Both are watched: as soon as a process has spent more than
-the input may cost it, the mesh is ended and the input is a finding, so that no machine runs out of memory over it. Memory that
-remains after all connections are closed counts, too.
+A mesh of separate processes with small checkpoints of every kind whose work or answers multiply. An
+input is one tenant's request by gRPC (`products.py`), or any number of connections to the edge, by
+HTTP or TEI's gRPC, with or without a credential (`http_products.py`). A good request of another
+tenant follows at once. Both are watched: as soon as a process has spent more than the input may
+cost it, the mesh is ended and the input is a finding, so that no machine runs out of memory over
+it. Memory that remains after all connections are closed counts, too.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ _TICK: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 class Budget:
     """What one request may cost a process: so much whatever it is, and so much for each byte of it.
 
-    `sequence_seconds`: for each sequence that it may put through the model; as long as its deadline lasts.
+    `sequence_seconds`: for each sequence that it may put through the model; as long as its deadline
+    lasts.
     """
 
     memory_bytes: int
@@ -73,11 +76,17 @@ BUDGETS: Final[Mapping[str, Budget]] = {
 }
 """By process. docs/fuzzing.md explains the numbers."""
 STRANGERS_BUDGET: Final = Budget(64 << 20, 0, 1.0, 0.5)
-"""The budget of an edge or router for input without a valid credential: no memory in proportion to its bytes."""
+"""The budget of an edge or router for input without a valid credential: no memory in proportion to
+its bytes.
+"""
 KEPT_BYTES: Final = 64 << 20
-"""Memory that an edge may keep, over its size when it was idle, once all connections of an input are closed."""
+"""Memory that an edge may keep, over its size when it was idle, once all connections of an input
+are closed.
+"""
 LIVEZ_SECONDS: Final = 1.0
-"""The longest time to an answer of /livez beside an input, on cores that sender, edge, router and worker share."""
+"""The longest time to an answer of /livez beside an input, on cores that sender, edge, router and
+worker share.
+"""
 TOKEN: Final = "a-valid-token-0123456789"
 
 
@@ -145,7 +154,10 @@ class Watch:
 
     def told(self) -> dict[str, tuple[float, float]]:
         """Memory in MiB and seconds of each, for those who set budgets."""
-        return {name: (round(spent.memory / (1 << 20), 1), round(spent.seconds, 2)) for name, spent in self._spent.items()}
+        return {
+            name: (round(spent.memory / (1 << 20), 1), round(spent.seconds, 2))
+            for name, spent in self._spent.items()
+        }
 
 
 def _budgets(recipe: Recipe | HttpRecipe) -> Mapping[str, Budget]:
@@ -199,9 +211,13 @@ class Caller:
         directory = self._root / str(self._starts)
         directory.mkdir()
         environment = {"SHOAL_HEARTBEAT_SECONDS": "0.5", "SHOAL_LOG_LEVEL": "WARNING"}
-        self._cluster = Cluster(directory, models=str(self._root / "models"), environment=environment).__enter__()
+        self._cluster = Cluster(
+            directory, models=str(self._root / "models"), environment=environment
+        ).__enter__()
         self._start_edge(self._cluster, directory)
-        self._channel = grpc.insecure_channel(self._cluster.addresses[0], [("grpc.max_receive_message_length", -1)])
+        self._channel = grpc.insecure_channel(
+            self._cluster.addresses[0], [("grpc.max_receive_message_length", -1)]
+        )
         for verb in products.VERBS:
             for adapter in (False, True):
                 forms, entities = 3 * (verb in ("encode", "generation")), 2 * (verb == "relations")
@@ -213,8 +229,12 @@ class Caller:
         return self._cluster
 
     def _start_edge(self, cluster: Cluster, directory: Path) -> None:
-        """Start an edge before a router that asks for tokens, beside the open one that gRPC inputs go to."""
-        (directory / "tokens.yaml").write_text(f"tokens:\n  - {{token: {TOKEN}, subject: fuzz, role: client, tenant: hostile}}\n")
+        """Start an edge before a router that asks for tokens, beside the open one that gRPC inputs
+        go to.
+        """
+        (directory / "tokens.yaml").write_text(
+            f"tokens:\n  - {{token: {TOKEN}, subject: fuzz, role: client, tenant: hostile}}\n"
+        )
         cluster.ports.append(lasting_port())
         cluster.routers.append(GUARDED)
         cluster.start(GUARDED, {"SHOAL_TOKENS": str(directory / "tokens.yaml")})
@@ -222,9 +242,15 @@ class Caller:
         cluster.edges.append("edge-0")
         cluster.edge_ports.append(lasting_port())
         doors = f"{self._tei_address}={tiny_kinds.FORMS}"
-        cluster.start("edge-0", {"SHOAL_ROUTERS": cluster.addresses[-1], "SHOAL_TEI_GRPC_ADDRESSES": doors})
+        cluster.start(
+            "edge-0", {"SHOAL_ROUTERS": cluster.addresses[-1], "SHOAL_TEI_GRPC_ADDRESSES": doors}
+        )
         warm = HttpRecipe(credential="valid")
-        wait_until(lambda: send(warm, cluster.http_addresses[0], self._tei_address, TOKEN) == [200], 60.0, "the edge to answer")
+        wait_until(
+            lambda: send(warm, cluster.http_addresses[0], self._tei_address, TOKEN) == [200],
+            60.0,
+            "the edge to answer",
+        )
         self._idle_bytes = resident_bytes(cluster.processes["edge-0"].pid)
 
     def _try_http(self, cluster: Cluster, recipe: HttpRecipe) -> None:
@@ -241,10 +267,14 @@ class Caller:
         if 500 in sent.result():
             raise Internal(f"{recipe.path} was answered with 500")
         if (code := good.code()) is not grpc.StatusCode.OK:
-            raise Broken(f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: {good.details()}")
+            raise Broken(
+                f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: {good.details()}"
+            )
         kept = resident_bytes(cluster.processes["edge-0"].pid) - self._idle_bytes
         if kept > KEPT_BYTES:
-            raise Broken(f"{recipe.verb}: the edge keeps {kept >> 20:,} MiB after its connections are closed")
+            raise Broken(
+                f"{recipe.verb}: the edge keeps {kept >> 20:,} MiB after its connections are closed"
+            )
 
     def _try(self, cluster: Cluster, recipe: Recipe) -> None:
         body = recipe.body()
@@ -255,19 +285,29 @@ class Caller:
         watch.wait(good)
         watch.calm()
         if (code := call.code()) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
-            raise Internal(f"{recipe.path} was answered with {code.name}: {(call.details() or '')[:200]}")
+            raise Internal(
+                f"{recipe.path} was answered with {code.name}: {(call.details() or '')[:200]}"
+            )
         if (code := good.code()) is not grpc.StatusCode.OK:
-            raise Broken(f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: {good.details()}")
+            raise Broken(
+                f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: {good.details()}"
+            )
         if not np.allclose(self._vectors(good), self._expected, atol=1e-4):
             raise Broken(f"{recipe.verb}: a good request of another tenant was answered wrongly")
 
     def _good(self) -> Any:
-        request = pb.EncodeRequest(model=tiny_kinds.FORMS, items=[pb.Item(text="a text"), pb.Item(text="text text e")])
-        return self._call("/shoal.v1.InferenceService/Encode", request.SerializeToString(), "good", _GOOD_SECONDS)
+        request = pb.EncodeRequest(
+            model=tiny_kinds.FORMS, items=[pb.Item(text="a text"), pb.Item(text="text text e")]
+        )
+        return self._call(
+            "/shoal.v1.InferenceService/Encode", request.SerializeToString(), "good", _GOOD_SECONDS
+        )
 
     def _call(self, path: str, body: bytes, tenant: str, seconds: float) -> Any:
         call = self._channel.unary_unary(path, bytes, bytes)
-        return call.future(body, timeout=seconds, metadata=(("x-shoal-tenant", tenant),), wait_for_ready=True)
+        return call.future(
+            body, timeout=seconds, metadata=(("x-shoal-tenant", tenant),), wait_for_ready=True
+        )
 
     @staticmethod
     def _vectors(call: Any) -> NDArray[np.float32]:
@@ -290,4 +330,6 @@ def make(random: Random, known: Sequence[bytes]) -> bytes:
     return (http_products if random.random() < 0.5 else products).make(random, known)
 
 
-TARGETS: Final = (Target("amplification", make, _open, share=6.0, memory_bytes=64 << 30, hang_seconds=120.0),)
+TARGETS: Final = (
+    Target("amplification", make, _open, share=6.0, memory_bytes=64 << 30, hang_seconds=120.0),
+)

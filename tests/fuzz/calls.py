@@ -1,5 +1,6 @@
-"""Every RPC of every service, over real gRPC, to a mesh that has one good worker: no call is answered with INTERNAL, none outlives
-its deadline, and what others ask is answered rightly all the while."""
+"""Every RPC of every service, over real gRPC, to a mesh that has one good worker: no call is
+answered with INTERNAL, none outlives its deadline, and what others ask is answered rightly all the
+while."""
 
 from __future__ import annotations
 
@@ -28,12 +29,24 @@ from tests.fuzz.target import Broken, Internal, Random, Target, Try
 
 _FILES: Final = (pb, models_pb2, mesh_pb2, worker_pb2, externalscaler_pb2)
 METHODS: Final[Sequence[MethodDescriptor]] = [
-    method for file in _FILES for service in file.DESCRIPTOR.services_by_name.values() for method in service.methods
+    method
+    for file in _FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
 ]
 _KINDS: Final = [message_factory.GetMessageClass(method.input_type) for method in METHODS]
 
-_FAULT: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.DATA_LOSS)
-_TOLD: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
+_FAULT: Final = (
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.DATA_LOSS,
+)
+_TOLD: Final = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
 """These come with details, or a client cannot tell what is wrong."""
 _SECONDS: Final = {
     "Pull": 0.2,
@@ -72,25 +85,42 @@ def _bases(kind: type[Message]) -> list[Message]:
     items = [pb.Item(text=text) for text in _TEXTS]
     query = pb.Item(text="text")
     lane = worker_pb2.Lane(pool="fuzz", model=MODEL)
-    model = worker_pb2.WorkerModel(model=MODEL, state=models_pb2.MODEL_STATE_RESIDENT, bytes=100, tokens_per_second=10.0)
-    reference = externalscaler_pb2.ScaledObjectRef(name="n", namespace="s", scalerMetadata={"pool": "cpu"})
+    model = worker_pb2.WorkerModel(
+        model=MODEL, state=models_pb2.MODEL_STATE_RESIDENT, bytes=100, tokens_per_second=10.0
+    )
+    reference = externalscaler_pb2.ScaledObjectRef(
+        name="n", namespace="s", scalerMetadata={"pool": "cpu"}
+    )
     known: list[Message] = [
         pb.EncodeRequest(model=MODEL, items=items),
         pb.ScoreRequest(model=MODEL, query=query, documents=items),
         pb.ExtractRequest(model=MODEL, items=items, classify=pb.ClassifyTask(labels=["a", "b"])),
-        pb.ExtractRequest(model=MODEL, items=items, text=pb.TextTask(turns=[pb.Turn(role=pb.Turn.ROLE_USER, text="a")])),
+        pb.ExtractRequest(
+            model=MODEL,
+            items=items,
+            text=pb.TextTask(turns=[pb.Turn(role=pb.Turn.ROLE_USER, text="a")]),
+        ),
         models_pb2.GetModelRequest(model=MODEL),
         models_pb2.LoadModelRequest(model=MODEL),
         models_pb2.EvictModelRequest(model=MODEL),
         models_pb2.PinModelRequest(model=MODEL, pinned=True),
         mesh_pb2.ExplainPlacementRequest(model=MODEL),
-        worker_pb2.PullRequest(worker_id="x1", epoch="e", pool="fuzz", lanes=[lane], budget_tokens=100, budget_jobs=1),
-        worker_pb2.CompleteRequest(
-            worker_id="x1", lane=lane, batch_id="b-1", jobs=[worker_pb2.CompletedJob(job_id="j-1", result=b"x")]
+        worker_pb2.PullRequest(
+            worker_id="x1", epoch="e", pool="fuzz", lanes=[lane], budget_tokens=100, budget_jobs=1
         ),
-        worker_pb2.HeartbeatRequest(worker_id="x1", epoch="e", pool="fuzz", memory_bytes=1 << 20, models=[model]),
+        worker_pb2.CompleteRequest(
+            worker_id="x1",
+            lane=lane,
+            batch_id="b-1",
+            jobs=[worker_pb2.CompletedJob(job_id="j-1", result=b"x")],
+        ),
+        worker_pb2.HeartbeatRequest(
+            worker_id="x1", epoch="e", pool="fuzz", memory_bytes=1 << 20, models=[model]
+        ),
         reference,
-        externalscaler_pb2.GetMetricsRequest(scaledObjectRef=reference, metricName="desired-workers"),
+        externalscaler_pb2.GetMetricsRequest(
+            scaledObjectRef=reference, metricName="desired-workers"
+        ),
     ]
     return [base for base in known if type(base) is kind]
 
@@ -109,8 +139,9 @@ def _make(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 def _tamed(number: int, data: bytes) -> bytes:
-    """A worker that lies about what it has harms what it lies about, as any worker of a pool may: this is about garbage. So none
-    bears the good worker's name, takes the good model's jobs, or tells of the good model's card or of workers in its pool."""
+    """A worker that lies about what it has harms what it lies about, as any worker of a pool may:
+    this is about garbage. So none bears the good worker's name, takes the good model's jobs, or
+    tells of the good model's card or of workers in its pool."""
     request = messages.parsed(_KINDS[number], data)
     if isinstance(request, worker_pb2.PullRequest):
         kept = [lane for lane in request.lanes if (lane.pool, lane.model) != ("cpu", MODEL)]
@@ -131,7 +162,9 @@ def _tamed(number: int, data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A call under way: an answer to come, or a stream of them, of which the first is enough. `until`: by then it must be over."""
+    """A call under way: an answer to come, or a stream of them, of which the first is enough.
+    `until`: by then it must be over.
+    """
 
     method: MethodDescriptor
     call: Any
@@ -146,7 +179,9 @@ class _Flight:
             else:
                 self.call.result(timeout=max(0.0, self.until - time.monotonic()))
         except grpc.FutureTimeoutError:
-            raise Broken(f"{self.method.name} has outlived its deadline by {_LATE_SECONDS:g} s", self.data) from None
+            raise Broken(
+                f"{self.method.name} has outlived its deadline by {_LATE_SECONDS:g} s", self.data
+            ) from None
         except grpc.RpcError as error:
             _judge(self.method, error, self.data)
 
@@ -157,7 +192,10 @@ class Caller:
     def __init__(self, mesh: Mesh) -> None:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self._mesh = mesh
-        self._channels = {address: grpc.insecure_channel(address, options) for address in (mesh.router, mesh.scheduler)}
+        self._channels = {
+            address: grpc.insecure_channel(address, options)
+            for address in (mesh.router, mesh.scheduler)
+        }
         self._expected = _vectors(mesh)
         # The state: calls under way, and how many there were.
         self._flying: deque[_Flight] = deque()
@@ -192,25 +230,38 @@ class Caller:
         metadata = _headers(header)
         flight: Any
         if method.server_streaming:
-            flight = channel.unary_stream(path, bytes, bytes)(body, timeout=seconds, metadata=metadata)
+            flight = channel.unary_stream(path, bytes, bytes)(
+                body, timeout=seconds, metadata=metadata
+            )
         else:
-            flight = channel.unary_unary(path, bytes, bytes).future(body, timeout=seconds, metadata=metadata)
-        self._flying.append(_Flight(method, flight, time.monotonic() + seconds + _LATE_SECONDS, data))
+            flight = channel.unary_unary(path, bytes, bytes).future(
+                body, timeout=seconds, metadata=metadata
+            )
+        self._flying.append(
+            _Flight(method, flight, time.monotonic() + seconds + _LATE_SECONDS, data)
+        )
 
     def check(self) -> None:
         """What a good client sees."""
         if self._mesh.ended.done():
             self._mesh.ended.result()
             raise Broken("the mesh has ended")
-        # In its pool: a worker that lies of having the model draws requests that name none to its own.
-        request = pb.EncodeRequest(model=MODEL, pool="cpu", items=[pb.Item(text=text) for text in _TEXTS])
+        # In its pool: a worker that lies of having the model draws requests that name none to its
+        # own.
+        request = pb.EncodeRequest(
+            model=MODEL, pool="cpu", items=[pb.Item(text=text) for text in _TEXTS]
+        )
         call = self._channels[self._mesh.router].unary_unary(
-            "/shoal.v1.InferenceService/Encode", pb.EncodeRequest.SerializeToString, pb.EncodeResponse.FromString
+            "/shoal.v1.InferenceService/Encode",
+            pb.EncodeRequest.SerializeToString,
+            pb.EncodeResponse.FromString,
         )
         try:
             answer = call(request, timeout=30.0)
         except grpc.RpcError as error:
-            raise Broken(f"a good request failed: {error.code().name}: {error.details()}") from error
+            raise Broken(
+                f"a good request failed: {error.code().name}: {error.details()}"
+            ) from error
         found = np.frombuffer(answer.dense.data, "<f4").reshape(tuple(answer.dense.shape))
         if found.shape != self._expected.shape or not np.allclose(found, self._expected, atol=1e-4):
             raise Broken(f"a good request was answered wrongly: {found.tolist()}")
@@ -234,13 +285,19 @@ def _headers(header: int) -> tuple[tuple[str, str], ...]:
 def _judge(method: MethodDescriptor, error: grpc.RpcError, data: bytes) -> None:
     code, details = error.code(), error.details() or ""
     if code in _FAULT:
-        raise Internal(f"{method.name} was answered with {code.name}: {details[:200]}", data) from error
+        raise Internal(
+            f"{method.name} was answered with {code.name}: {details[:200]}", data
+        ) from error
     if "metadata size" in details or "header" in details.lower():
-        raise Broken(f"{method.name}: the status does not fit into headers: {details[:200]}", data) from error
+        raise Broken(
+            f"{method.name}: the status does not fit into headers: {details[:200]}", data
+        ) from error
     trailing: Any = error.trailing_metadata()
     names = [name for name, _ in trailing or ()]
     if code in _TOLD and "grpc-status-details-bin" not in names:
-        raise Broken(f"{method.name}: {code.name} without details: {details[:200]}", data) from error
+        raise Broken(
+            f"{method.name}: {code.name} without details: {details[:200]}", data
+        ) from error
 
 
 @contextmanager
@@ -255,4 +312,6 @@ def _open() -> Iterator[Try]:
             caller.close()
 
 
-TARGETS: Final = (Target("calls", _make, _open, share=6.0, memory_bytes=4 << 30, hang_seconds=60.0),)
+TARGETS: Final = (
+    Target("calls", _make, _open, share=6.0, memory_bytes=4 << 30, hang_seconds=60.0),
+)

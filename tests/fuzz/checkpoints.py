@@ -1,6 +1,8 @@
-"""Checkpoints that somebody wrote to do harm: every file that a worker reads before it serves a model.
+"""Checkpoints that somebody wrote to do harm: every file that a worker reads before it serves a
+model.
 
-Whatever they hold, they are served or refused as broken, within the memory that a process of a target may take.
+Whatever they hold, they are served or refused as broken, within the memory that a process of a
+target may take.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ def _make_tensors(random: Random, known: Sequence[bytes]) -> bytes:
     end = 0
     for number in range(random.randrange(1, 5)):
         shape = [random.randrange(4) for _ in range(random.randrange(4))]
-        dtype, width = random.choice((("F32", 4), ("BF16", 2), ("I64", 8), ("U8", 1), ("F8_E4M3", 1), ("BOOL", 1)))
+        dtype, width = random.choice(
+            (("F32", 4), ("BF16", 2), ("I64", 8), ("U8", 1), ("F8_E4M3", 1), ("BOOL", 1))
+        )
         size = width
         for axis in shape:
             size *= axis
@@ -120,7 +124,9 @@ def _tensors() -> Iterator[Try]:
             with suppress(ModelBroken):
                 for entry in tensor_entries(directory, "model.safetensors").values():
                     if not 0 <= entry.begin <= entry.end <= len(data):
-                        raise Broken(f"a tensor lies at {entry.begin}..{entry.end} of {len(data)} bytes")
+                        raise Broken(
+                            f"a tensor lies at {entry.begin}..{entry.end} of {len(data)} bytes"
+                        )
                 disk.weight_bytes(directory, 4)
                 tensors = TensorFile.open(directory)
                 for name in tensors.names():
@@ -136,7 +142,10 @@ def _tensors() -> Iterator[Try]:
 def _make_index(random: Random, known: Sequence[bytes]) -> bytes:
     if known and random.random() < 0.3:
         return mutate.mutated(random, random.choice(known), _WORDS, known)
-    index = {"metadata": {"total_size": 8}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    index = {
+        "metadata": {"total_size": 8},
+        "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"},
+    }
     return _dumped(random, mutate.changed(random, index, _PATHS))
 
 
@@ -150,14 +159,18 @@ _PATHS: Final = (
 
 @contextmanager
 def _indexes() -> Iterator[Try]:
-    """Beside two shards lie a link to one, a link out, a loop, a pipe and a folder, all by names that an index may use."""
+    """Beside two shards lie a link to one, a link out, a loop, a pipe and a folder, all by names
+    that an index may use.
+    """
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
         outside, directory = Path(folder) / "secret.safetensors", Path(folder) / "model"
         directory.mkdir()
         one = {name: value[:1] for name, value in list(tiny.weights().items())[:1]}
         outside.write_bytes(save({"secret": next(iter(one.values()))}))
         for number, name in enumerate("ab", 1):
-            (directory / f"model-{number}.safetensors").write_bytes(save({name: next(iter(one.values()))}))
+            (directory / f"model-{number}.safetensors").write_bytes(
+                save({name: next(iter(one.values()))})
+            )
         (directory / "link.safetensors").symlink_to("model-1.safetensors")
         (directory / "out.safetensors").symlink_to(outside)
         (directory / "loop.safetensors").symlink_to("loop.safetensors")
@@ -178,12 +191,17 @@ def _indexes() -> Iterator[Try]:
 
 
 class Directory:
-    """A checkpoint in which an input replaces files, and which is then as before. An input is a JSON object by path: what a file
-    holds, or a text for what is no JSON, or `$link`, `$pipe` or `$gone`."""
+    """A checkpoint in which an input replaces files, and which is then as before. An input is a
+    JSON object by path: what a file holds, or a text for what is no JSON, or `$link`, `$pipe` or
+    `$gone`."""
 
     def __init__(self, path: Path) -> None:
         self.path = tiny.write(path)
-        self._files = {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        self._files = {
+            str(file.relative_to(path)): file.read_bytes()
+            for file in path.rglob("*")
+            if file.is_file()
+        }
 
     @contextmanager
     def changed(self, data: bytes) -> Iterator[None]:
@@ -209,7 +227,9 @@ class Directory:
         elif isinstance(content, dict) and "$pipe" in content:
             os.mkfifo(file)
         elif not (isinstance(content, dict) and "$gone" in content):
-            file.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else _json(content))
+            file.write_bytes(
+                content.encode("utf-8", "replace") if isinstance(content, str) else _json(content)
+            )
 
     def _restore(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
@@ -250,10 +270,19 @@ def _make_directory(random: Random, known: Sequence[bytes]) -> bytes:
     files: dict[str, object] = tiny.files()
     extra: dict[str, object] = {
         "chat_template.jinja": "{{ query }} and {{ document }}",
-        "router_config.json": {"types": {"0": "x.Transformer"}, "structure": {"query": ["0"], "document": ["0"]}, "parameters": {}},
+        "router_config.json": {
+            "types": {"0": "x.Transformer"},
+            "structure": {"query": ["0"], "document": ["0"]},
+            "parameters": {},
+        },
         "artifact.metadata": {"query_maxlen": 8, "doc_maxlen": 16, "attend_to_mask_tokens": False},
         "idf.json": {"a": 1.0, "text": 2.5},
-        "gliner_config.json": {"encoder_config": dict(tiny.CONFIG), "hidden_size": 8, "span_mode": "markerV0", "max_width": 4},
+        "gliner_config.json": {
+            "encoder_config": dict(tiny.CONFIG),
+            "hidden_size": 8,
+            "span_mode": "markerV0",
+            "max_width": 4,
+        },
         "special_tokens_map.json": {"unk_token": "[UNK]", "mask_token": {"content": "[MASK]"}},
         "model.safetensors.index.json": {"weight_map": {"a": "model.safetensors"}},
     }
@@ -264,7 +293,13 @@ def _make_directory(random: Random, known: Sequence[bytes]) -> bytes:
         way = random.random()
         if way < 0.04:
             found[name] = random.choice(
-                ({"$link": "/etc/passwd"}, {"$link": "tokenizer.json"}, {"$pipe": 1}, {"$gone": 1}, {"$link": name})
+                (
+                    {"$link": "/etc/passwd"},
+                    {"$link": "tokenizer.json"},
+                    {"$pipe": 1},
+                    {"$gone": 1},
+                    {"$link": name},
+                )
             )
         elif way < 0.12:
             found[name] = _dumped(random, before).decode("utf-8", "replace")
@@ -326,7 +361,9 @@ def _try_model(directory: Path) -> None:
 
 
 # Small ones, as transformers and the hub's own code write them.
-_FAMILIES: Final[Sequence[dict[str, object]]] = list(json.loads(Path(__file__).with_name("families.json").read_bytes()).values())
+_FAMILIES: Final[Sequence[dict[str, object]]] = list(
+    json.loads(Path(__file__).with_name("families.json").read_bytes()).values()
+)
 
 
 def _make_encoder(random: Random, known: Sequence[bytes]) -> bytes:
@@ -344,7 +381,10 @@ def _try_encoder(data: bytes) -> None:
         if isinstance(value, dict):
             encoder, _ = empty_encoder(Config(value))
             names_of(value)
-            if sum(parameter.numel() for parameter in encoder.parameters()) < 1_000_000 and len(encoder.stack) < 8:
+            if (
+                sum(parameter.numel() for parameter in encoder.parameters()) < 1_000_000
+                and len(encoder.stack) < 8
+            ):
                 encoder.to_empty(device="cpu")
                 for module in encoder.modules():
                     prepare = getattr(module, "prepare", None)
@@ -363,18 +403,40 @@ def _models() -> list[dict[str, object]]:
         "byte_fallback": False,
         "vocab": [["[UNK]", 0.0], ["▁a", -1.0], ["t", -2.0], ["e", -2.5]],
     }
-    pairs = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "Ġ": 3}, "merges": [["a", "b"]], "unk_token": "a", "dropout": None}
+    pairs = {
+        "type": "BPE",
+        "vocab": {"a": 0, "b": 1, "ab": 2, "Ġ": 3},
+        "merges": [["a", "b"]],
+        "unk_token": "a",
+        "dropout": None,
+    }
     words = {"type": "WordLevel", "vocab": {"a": 0, "text": 1}, "unk_token": "a"}
     space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     return [
         base,
-        base | {"model": unigram, "pre_tokenizer": space, "normalizer": {"type": "Prepend", "prepend": "▁"}},
+        base
+        | {
+            "model": unigram,
+            "pre_tokenizer": space,
+            "normalizer": {"type": "Prepend", "prepend": "▁"},
+        },
         base
         | {
             "model": pairs,
-            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "pre_tokenizer": {
+                "type": "ByteLevel",
+                "add_prefix_space": True,
+                "trim_offsets": True,
+                "use_regex": True,
+            },
         },
-        base | {"model": words, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "added_tokens": []},
+        base
+        | {
+            "model": words,
+            "pre_tokenizer": {"type": "Whitespace"},
+            "post_processor": None,
+            "added_tokens": [],
+        },
     ]
 
 
@@ -399,7 +461,8 @@ _PARTS: Final[Sequence[object]] = (
     {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}], "pair": [], "special_tokens": {}},
     {"Sequence": {"id": "A", "type_id": 4 * 10**9}}, {"SpecialToken": {"id": "[CLS]", "type_id": 7}}, {"Regex": "(\\s*\\w+)*"},
     {"Regex": "\\"}, {"String": "a"},
-    # What multiplies: ids of a special token, a text several times, growth in steps, long names, many parts.
+    # What multiplies: ids of a special token, a text several times, growth in steps, long names,
+    # many parts.
     {"id": "[SEP]", "ids": [3] * 20_000, "tokens": ["[SEP]"] * 20_000}, [{"SpecialToken": {"id": "[SEP]", "type_id": 0}}] * 5000,
     [{"Sequence": {"id": "A", "type_id": 0}}] * 5000, {"Regex": "\\s+$"}, {"Regex": "(?:a|a)*b"}, {"Regex": ""}, "x" * 100_000,
     [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}] * 20, [{"type": "ByteLevel"}] * 20,
@@ -411,7 +474,16 @@ _PARTS: Final[Sequence[object]] = (
     "direction": "Right", "pad_id": 0},
     4294967295, -1, 0, 10**12, 0.5, float("nan"), "", "a", "\ud800", None, True, [], {},
 )  # fmt: skip
-_TEXTS: Final = ["a text", "a" * 64 + "!", "", " \n\t", "\U0001f480é\u0300 \u200b ﷺ", "x " * 40, "[CLS] [MASK]", "\0"]
+_TEXTS: Final = [
+    "a text",
+    "a" * 64 + "!",
+    "",
+    " \n\t",
+    "\U0001f480é\u0300 \u200b ﷺ",
+    "x " * 40,
+    "[CLS] [MASK]",
+    "\0",
+]
 
 
 def _make_tokenizer(random: Random, known: Sequence[bytes]) -> bytes:
@@ -458,8 +530,8 @@ def _tokenise(text: TextProcessor) -> None:
 
 
 def _refuse_many(text: TextProcessor, one: str) -> None:
-    inside = bounds.MOST_GROWTH * _UNICODE * (len(one) + bounds.MOST_PUT_BEFORE)
-    if (tokens := text.prompt_tokens(one)) > inside + bounds.MOST_SPECIAL:
+    inside = bounds.MAX_GROWTH * _UNICODE * (len(one) + bounds.MAX_PUT_BEFORE)
+    if (tokens := text.prompt_tokens(one)) > inside + bounds.MAX_SPECIAL:
         raise Broken(f"a text of {len(one)} characters became {tokens:,} tokens")
 
 
@@ -504,8 +576,21 @@ def _try_template(data: bytes) -> None:
         text = rendered_text(found)
         if "root:" in text or "environ(" in text:
             raise Broken("a template has read what it was not given")
-    card = Card("org/name", "r", "llama", "writer", ("text",), (), 64, template=data.decode("utf-8", "replace"))
-    said = [Message("user", "a", "1"), Message("assistant", "<think>b</think> c", "2"), Message("user", "d", "3")]
+    card = Card(
+        "org/name",
+        "r",
+        "llama",
+        "writer",
+        ("text",),
+        (),
+        64,
+        template=data.decode("utf-8", "replace"),
+    )
+    said = [
+        Message("user", "a", "1"),
+        Message("assistant", "<think>b</think> c", "2"),
+        Message("user", "d", "3"),
+    ]
     with suppress(ModelBroken, InvalidInput), tempfile.TemporaryDirectory(dir=_memory()) as folder:
         chat = ChatTemplate(card, Path(folder))
         chat.prompt(said)
@@ -520,7 +605,10 @@ def _make_adapter(random: Random, known: Sequence[bytes]) -> bytes:
         return mutate.mutated(random, random.choice(known), _WORDS, known)
     made: object = dict(tiny.ADAPTER)
     if random.random() < 0.5:
-        made = {**tiny.ADAPTER, random.choice(("rank_pattern", "alpha_pattern")): {_pattern(random): 2}}
+        made = {
+            **tiny.ADAPTER,
+            random.choice(("rank_pattern", "alpha_pattern")): {_pattern(random): 2},
+        }
     for _ in range(random.choice((0, 1, 2))):
         made = mutate.changed(random, made, _ADAPTER_WORDS)
     return _dumped(random, made)
@@ -528,7 +616,10 @@ def _make_adapter(random: Random, known: Sequence[bytes]) -> bytes:
 
 def _pattern(random: Random) -> str:
     """Of a few pieces, each of them often: what takes for ever is the same thing over and over."""
-    pieces = [random.choice(_PATTERN_PIECES) * random.choice((1, 1, 2, 20, 40, 90)) for _ in range(random.randrange(1, 5))]
+    pieces = [
+        random.choice(_PATTERN_PIECES) * random.choice((1, 1, 2, 20, 40, 90))
+        for _ in range(random.randrange(1, 5))
+    ]
     return "".join(pieces)
 
 
@@ -554,7 +645,11 @@ def _adapters() -> Iterator[Try]:
             (directory / "adapter_config.json").write_bytes(data)
             with suppress(ModelBroken):
                 adapter = read_adapter(directory)
-                for module in ("base_model.model.encoder.layer.0.attention.self.query", "a" * 300, "x.y.z"):
+                for module in (
+                    "base_model.model.encoder.layer.0.attention.self.query",
+                    "a" * 300,
+                    "x.y.z",
+                ):
                     adapter.is_target(module)
                     adapter.scale_of(module)
 
@@ -594,8 +689,15 @@ def _try_settings(data: bytes) -> None:
     with suppress(ModelBroken):
         given = parse_json(data, "settings.json")
         parts = given if isinstance(given, dict) else {}
-        generation, images = (part if isinstance(part, dict) else {} for part in map(parts.get, ("generation", "images")))
-        _try_images(ImageProcessing.of(Config(images, file="preprocessor_config.json"), "CLIPImageProcessor"))
+        generation, images = (
+            part if isinstance(part, dict) else {}
+            for part in map(parts.get, ("generation", "images"))
+        )
+        _try_images(
+            ImageProcessing.of(
+                Config(images, file="preprocessor_config.json"), "CLIPImageProcessor"
+            )
+        )
         settings = settings_of(Config(generation))
         settings.check_vocabulary(_VOCABULARY)
         _try_writing(settings)
@@ -603,7 +705,9 @@ def _try_settings(data: bytes) -> None:
 
 def _try_images(processing: ImageProcessing) -> None:
     pixels = torch.arange(256, dtype=torch.float32)[:, None] * processing.scale
-    if not bool(((pixels - torch.tensor(processing.mean)) / torch.tensor(processing.std)).isfinite().all()):
+    if not bool(
+        ((pixels - torch.tensor(processing.mean)) / torch.tensor(processing.std)).isfinite().all()
+    ):
         raise Broken("pixels that are not finite")
 
 
@@ -625,7 +729,13 @@ TARGETS: Final = (
     Target("tensors", _make_tensors, _tensors, guided=True, share=2.0),
     Target("indexes", _make_index, _indexes, share=0.5),
     Target("directories", _make_directory, lambda: _in_directory(_try_card)),
-    Target("models", _make_directory, lambda: _in_directory(_try_model), share=0.7, memory_bytes=2 << 30),
+    Target(
+        "models",
+        _make_directory,
+        lambda: _in_directory(_try_model),
+        share=0.7,
+        memory_bytes=2 << 30,
+    ),
     Target("encoders", _make_encoder, plain(_try_encoder), memory_bytes=2 << 30),
     Target("tokenizers", _make_tokenizer, _tokenizers, memory_bytes=2 << 30),
     Target("templates", _make_template, plain(_try_template), share=0.5, hang_seconds=60.0),

@@ -1,4 +1,6 @@
-"""Conversions of files as the child of libs/conversion does them: what a try is, and what counts as a finding."""
+"""Conversions of files as the child of libs/conversion does them: what a try is, and what counts as
+a finding.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +71,13 @@ def opened(conversions: Sequence[Convert], sound: bytes, check: Check) -> Iterat
 
 
 def check_tensors(output: Path, most: int) -> None:
-    """Raise Broken unless the output is a safetensors file with tensors, of at most so many bytes."""
+    """Raise Broken unless the output is a safetensors file with tensors, of at most so many
+    bytes.
+    """
     if output.stat().st_size > most:
-        raise Broken(f"the output has {output.stat().st_size:,} bytes; at most {most:,} are in proportion to the input")
+        raise Broken(
+            f"the output has {output.stat().st_size:,} bytes; at most {most:,} are in proportion to the input"
+        )
     if not load_file(output):
         raise Broken("a file without tensors was written")
 

@@ -1,4 +1,6 @@
-"""What turns bytes of others into values, in this process: requests, jobs, answers, heartbeats, and the files of operators."""
+"""What turns bytes of others into values, in this process: requests, jobs, answers, heartbeats, and
+the files of operators.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from services.router.admission.routing.routes import Routes, Wanted, choose_lane
 from services.router.admission.tenants import parse_tenants
 from services.router.admission.validation import answers, reports, requests, tokens
 from services.router.lanes import codec
-from services.router.lanes.codec import Stamp
+from services.router.lanes.codec import JobHeader
 from services.router.state.view import known_models
 from services.scheduler.demand import Demand
 from services.scheduler.planning import placement
@@ -64,14 +66,27 @@ CARDS: Final = (
         max_tokens=16,
         tokens_per_byte=0.25,
     ),
-    models_pb2.ModelCard(model="org/name", tasks=[models_pb2.TASK_STRUCTURE], max_tokens=64, tokens_per_byte=0.25),
     models_pb2.ModelCard(
-        model="org/name", tasks=[models_pb2.TASK_ENTITIES, models_pb2.TASK_RELATIONS], labels=["PER", "ORG"], given_entities=True
+        model="org/name", tasks=[models_pb2.TASK_STRUCTURE], max_tokens=64, tokens_per_byte=0.25
+    ),
+    models_pb2.ModelCard(
+        model="org/name",
+        tasks=[models_pb2.TASK_ENTITIES, models_pb2.TASK_RELATIONS],
+        labels=["PER", "ORG"],
+        given_entities=True,
     ),
 )
 
-Request = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest | pb.TokenizeRequest | pb.DetokenizeRequest
-_VERBS: Final[Sequence[tuple[type[Request], Callable[[Any, models_pb2.ModelCard | None], requests.Sizes]]]] = (
+Request = (
+    pb.EncodeRequest
+    | pb.ScoreRequest
+    | pb.ExtractRequest
+    | pb.TokenizeRequest
+    | pb.DetokenizeRequest
+)
+_VERBS: Final[
+    Sequence[tuple[type[Request], Callable[[Any, models_pb2.ModelCard | None], requests.Sizes]]]
+] = (
     (pb.EncodeRequest, requests.check_encode),
     (pb.ScoreRequest, requests.check_score),
     (pb.ExtractRequest, requests.check_extract),
@@ -81,10 +96,16 @@ _VERBS: Final[Sequence[tuple[type[Request], Callable[[Any, models_pb2.ModelCard 
 _ITEMS: Final = [pb.Item(text="a text"), pb.Item(text="another")]
 GOOD: Final[Mapping[type[Message], Message]] = {
     pb.EncodeRequest: pb.EncodeRequest(model="org/name", items=_ITEMS),
-    pb.ScoreRequest: pb.ScoreRequest(model="org/name", query=pb.Item(text="a query"), documents=_ITEMS),
-    pb.ExtractRequest: pb.ExtractRequest(model="org/name", items=_ITEMS, classify=pb.ClassifyTask(labels=["good", "bad"])),
+    pb.ScoreRequest: pb.ScoreRequest(
+        model="org/name", query=pb.Item(text="a query"), documents=_ITEMS
+    ),
+    pb.ExtractRequest: pb.ExtractRequest(
+        model="org/name", items=_ITEMS, classify=pb.ClassifyTask(labels=["good", "bad"])
+    ),
     pb.TokenizeRequest: pb.TokenizeRequest(model="org/name", texts=["a text", "another"]),
-    pb.DetokenizeRequest: pb.DetokenizeRequest(model="org/name", sequences=[pb.TokenIds(ids=[1, 2, 3])]),
+    pb.DetokenizeRequest: pb.DetokenizeRequest(
+        model="org/name", sequences=[pb.TokenIds(ids=[1, 2, 3])]
+    ),
 }
 
 
@@ -132,7 +153,7 @@ def _check_jobs(request: Request, sizes: requests.Sizes, card: models_pb2.ModelC
         raise Broken("the jobs of a request are not its items, each once")
     names = [f"job-{part.first}" for part in parts]
     make: Callable[..., list[bytes]] = codec.job_payloads
-    for payload in make(request, parts, names, Stamp("r", 1, 0)):
+    for payload in make(request, parts, names, JobHeader("r", 1, 0)):
         _try_job(payload)
 
 
@@ -161,7 +182,9 @@ def _make_fields(random: Random, known: Sequence[bytes]) -> bytes:
     way = random.random()
     if way < 0.3 and known:
         return mutate.mutated(random, random.choice(known), others=known)
-    return bytes([number]) + (_FIELDS[number].make(random) if way < 0.6 else random.randbytes(random.randrange(40)))
+    return bytes([number]) + (
+        _FIELDS[number].make(random) if way < 0.6 else random.randbytes(random.randrange(40))
+    )
 
 
 def _try_fields(data: bytes) -> None:
@@ -185,7 +208,9 @@ _JOBS: Final = messages.Maker(
     WORDS,
     *(
         worker_pb2.Job(job_id="j", **{name: GOOD[kind]})  # type: ignore[arg-type]
-        for name, (kind, _) in zip(("encode", "score", "extract", "tokenize", "detokenize"), _VERBS, strict=True)
+        for name, (kind, _) in zip(
+            ("encode", "score", "extract", "tokenize", "detokenize"), _VERBS, strict=True
+        )
     ),
 )
 
@@ -212,7 +237,12 @@ def _try_job(data: bytes) -> None:
 
 def _tensor(random: Random) -> tensor_pb2.Tensor:
     rows, width = random.choice((0, 1, 2, 3)), random.choice((1, 2, 8, 12))
-    kinds = [tensor_pb2.DATA_TYPE_FLOAT32, tensor_pb2.DATA_TYPE_FLOAT16, tensor_pb2.DATA_TYPE_BFLOAT16, tensor_pb2.DATA_TYPE_INT8]
+    kinds = [
+        tensor_pb2.DATA_TYPE_FLOAT32,
+        tensor_pb2.DATA_TYPE_FLOAT16,
+        tensor_pb2.DATA_TYPE_BFLOAT16,
+        tensor_pb2.DATA_TYPE_INT8,
+    ]
     kind, size = random.choice(list(zip(kinds, (4, 2, 2, 1), strict=True)))
     shape = [rows, width] if random.random() < 0.8 else [rows]
     data = random.randbytes(rows * size * (width if len(shape) == 2 else 1))
@@ -229,16 +259,28 @@ def _answer(random: Random, kind: type[Message]) -> Message:
             made.dense.CopyFrom(_tensor(random))
         if random.random() < 0.4:
             values = _tensor(random)
-            made.multi_vector.CopyFrom(tensor_pb2.Ragged(values=values, offsets=[0, values.shape[0]]))
+            made.multi_vector.CopyFrom(
+                tensor_pb2.Ragged(values=values, offsets=[0, values.shape[0]])
+            )
         if random.random() < 0.4:
             rows = random.randrange(4)
-            values = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[rows], data=random.randbytes(4 * rows))
+            values = tensor_pb2.Tensor(
+                data_type=tensor_pb2.DATA_TYPE_FLOAT32,
+                shape=[rows],
+                data=random.randbytes(4 * rows),
+            )
             indices = np.arange(rows, dtype="<u4").tobytes()
-            made.sparse.CopyFrom(tensor_pb2.SparseMatrix(columns=9, offsets=[0, rows], indices=indices, values=values))
+            made.sparse.CopyFrom(
+                tensor_pb2.SparseMatrix(
+                    columns=9, offsets=[0, rows], indices=indices, values=values
+                )
+            )
         return made
     if kind is pb.ScoreResponse:
         rows = random.randrange(4)
-        scores = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[rows], data=random.randbytes(4 * rows))
+        scores = tensor_pb2.Tensor(
+            data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[rows], data=random.randbytes(4 * rows)
+        )
         return pb.ScoreResponse(scores=scores, ranking=range(rows))
     return messages.message(random, kind, WORDS)
 
@@ -247,7 +289,9 @@ _ANSWERS: Final[Sequence[type[Message]]] = (pb.EncodeResponse, pb.ScoreResponse,
 _OUTCOMES: Final = ("encode", "score", "extract")
 
 
-_RESULTS: Final = messages.Maker(worker_pb2.JobResult, WORDS, worker_pb2.JobResult(failure=worker_pb2.Failure(reason="X")))
+_RESULTS: Final = messages.Maker(
+    worker_pb2.JobResult, WORDS, worker_pb2.JobResult(failure=worker_pb2.Failure(reason="X"))
+)
 
 
 def _make_results(random: Random, known: Sequence[bytes]) -> bytes:
@@ -336,9 +380,17 @@ def _make_answer(random: Random, known: Sequence[bytes]) -> bytes:
 def _status(random: Random) -> bytes:
     """A google.rpc.Status with details as ours, and then not quite."""
     status = status_pb2.Status(code=3, message=mutate.text(random))
-    parts: list[type[Message]] = [error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo]
+    parts: list[type[Message]] = [
+        error_details_pb2.ErrorInfo,
+        error_details_pb2.BadRequest,
+        error_details_pb2.RetryInfo,
+    ]
     for kind in parts:
-        made = messages.message(random, kind, {"domain": ["shoal"], "reason": ["QUEUE_FULL"], "field": ["items[3].text"]})
+        made = messages.message(
+            random,
+            kind,
+            {"domain": ["shoal"], "reason": ["QUEUE_FULL"], "field": ["items[3].text"]},
+        )
         status.details.add().Pack(made)
         if random.random() < 0.2:
             status.details[-1].value = random.randbytes(5)
@@ -389,14 +441,23 @@ def _walk(found: object) -> None:
 
 
 def _heartbeats(worker_id: str) -> Iterator[worker_pb2.HeartbeatRequest]:
-    for state in (models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_COLD, models_pb2.MODEL_STATE_WARM):
-        made = worker_pb2.HeartbeatRequest(worker_id=worker_id, pool="cpu", memory_bytes=1 << 30, batch_tokens=2048)
+    for state in (
+        models_pb2.MODEL_STATE_RESIDENT,
+        models_pb2.MODEL_STATE_COLD,
+        models_pb2.MODEL_STATE_WARM,
+    ):
+        made = worker_pb2.HeartbeatRequest(
+            worker_id=worker_id, pool="cpu", memory_bytes=1 << 30, batch_tokens=2048
+        )
         model = made.models.add(model="org/name", state=state, bytes=1000, tokens_per_second=100.0)
         model.card.CopyFrom(CARDS[1] or models_pb2.ModelCard())
         yield made
 
 
-_HEARTBEATS: Final = [messages.Maker(worker_pb2.HeartbeatRequest, WORDS, *_heartbeats(f"w{number}")) for number in range(3)]
+_HEARTBEATS: Final = [
+    messages.Maker(worker_pb2.HeartbeatRequest, WORDS, *_heartbeats(f"w{number}"))
+    for number in range(3)
+]
 
 
 def _make_heartbeats(random: Random, known: Sequence[bytes]) -> bytes:
@@ -410,7 +471,11 @@ def _make_heartbeats(random: Random, known: Sequence[bytes]) -> bytes:
 
 _GAUGES: Final = {
     lane: LaneGauges(lane, 3, 5000, 100, 10, 5, 1, 0, 1, 20_000)
-    for lane in (LaneKey("cpu", "org/name"), LaneKey("l4-spot", "a/b"), LaneKey("cpu", "tiny/fuzz", "org/adapter"))
+    for lane in (
+        LaneKey("cpu", "org/name"),
+        LaneKey("l4-spot", "a/b"),
+        LaneKey("cpu", "tiny/fuzz", "org/adapter"),
+    )
 }
 
 
@@ -440,7 +505,9 @@ def _decide(fleet: FleetSnapshot) -> None:
     """As routers and schedulers do. None of it may fail, or one worker would stop the mesh."""
     busy = busy_shares(fleet, _GAUGES.values())
     for lane in _GAUGES:
-        choose_lane(Wanted(lane.model, lane.adapter), Routes(), fleet, {("cpu", lane.model): 5000}, 10.0)
+        choose_lane(
+            Wanted(lane.model, lane.adapter), Routes(), fleet, {("cpu", lane.model): 5000}, 10.0
+        )
         failure = why_broken(lane, fleet)
         if failure is not None:
             codec.failed(codec.from_failure(failure))
@@ -516,14 +583,16 @@ _CSV: Final = (
 )
 
 
-_MOST_TEXT: Final = 4000
+_MAX_TEXT: Final = 4000
 """PyYAML takes seconds for some kilobytes of brackets; these files are the operator's own."""
 
 
-def _text_file(bases: Sequence[bytes], words: Sequence[bytes]) -> Callable[[Random, Sequence[bytes]], bytes]:
+def _text_file(
+    bases: Sequence[bytes], words: Sequence[bytes]
+) -> Callable[[Random, Sequence[bytes]], bytes]:
     def make(random: Random, known: Sequence[bytes]) -> bytes:
         chosen = random.choice(known) if known and random.random() < 0.1 else random.choice(bases)
-        return mutate.mutated(random, chosen, words, bases)[:_MOST_TEXT]
+        return mutate.mutated(random, chosen, words, bases)[:_MAX_TEXT]
 
     return make
 
@@ -531,7 +600,9 @@ def _text_file(bases: Sequence[bytes], words: Sequence[bytes]) -> Callable[[Rand
 @contextmanager
 def _reading(read: Callable[[Path], object], name: str) -> Iterator[Try]:
     """Each input as a file of that name in memory."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    ) as folder:
         path = Path(folder) / name
 
         def attempt(data: bytes) -> None:
@@ -557,9 +628,32 @@ TARGETS: Final = (
     Target("results", _make_results, plain(_try_results), guided=True, share=3.0),
     Target("answers", _make_answer, plain(_try_answer), guided=True, share=3.0),
     Target("heartbeats", _make_heartbeats, plain(_try_heartbeats)),
-    Target("cards", _text_file(_CARDS, _YAML), lambda: _reading(lambda path: entries(path.parent), "a.yaml"), share=0.5),
-    Target("pools", _text_file(_POOLS, _YAML), lambda: _reading(read_pools, "pools.yaml"), share=0.5),
-    Target("tokens", _text_file(_TOKENS, _YAML), lambda: _reading(read_tokens, "tokens.yaml"), share=0.5),
-    Target("tenants", _text_file(_TENANTS, _YAML), lambda: _reading(_tenants, "tenants.yaml"), share=0.5),
-    Target("traces", _text_file(_TRACE, _CSV), lambda: _reading(read_trace, "trace.csv"), guided=True, share=2.0),
+    Target(
+        "cards",
+        _text_file(_CARDS, _YAML),
+        lambda: _reading(lambda path: entries(path.parent), "a.yaml"),
+        share=0.5,
+    ),
+    Target(
+        "pools", _text_file(_POOLS, _YAML), lambda: _reading(read_pools, "pools.yaml"), share=0.5
+    ),
+    Target(
+        "tokens",
+        _text_file(_TOKENS, _YAML),
+        lambda: _reading(read_tokens, "tokens.yaml"),
+        share=0.5,
+    ),
+    Target(
+        "tenants",
+        _text_file(_TENANTS, _YAML),
+        lambda: _reading(_tenants, "tenants.yaml"),
+        share=0.5,
+    ),
+    Target(
+        "traces",
+        _text_file(_TRACE, _CSV),
+        lambda: _reading(read_trace, "trace.csv"),
+        guided=True,
+        share=2.0,
+    ),
 )

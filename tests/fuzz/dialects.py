@@ -1,7 +1,8 @@
-"""Bodies of HTTP requests through every dialect of the edge, and what a router answers, made into what the client reads.
+"""Bodies of HTTP requests through every dialect of the edge, and what a router answers, made into
+what the client reads.
 
-Bodies are made by the types of the table of routes, so that a new dialect is tried as soon as it is in the table. No router, no
-sockets: dialects are pure.
+Bodies are made by the types of the table of routes, so that a new dialect is tried as soon as it is
+in the table. No router, no sockets: dialects are pure.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from msgspec import inspect
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
-from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream
+from services.edge.messages.base import Answer, HttpError, MeshCall, Received, Route, Stream
 from services.edge.messages.names import Names
 from services.edge.messages.names import Target as Alias
 from services.edge.routes import Table
@@ -35,9 +36,20 @@ WORDS: Final[Sequence[object]] = (
     "dense", "sparse", "multivector", "float16", "search_query", "\ud800", ["a", "b"], [["a", "b"]], {"text": "a"},
     {"image": "data:image/png;base64,AAAA"}, "https://a/b.png", [1, 2], [[1, 2]], 10**400, -1, 0,
 )  # fmt: skip
-_TASKS: Final = [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE, models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY]
-MOST_STEPS: Final = 5
-_PIECES: Final = {"model": MODEL, "encoding_format": "base64", "truncate": True, "source_sentence": "a", "role": "query"}
+_TASKS: Final = [
+    models_pb2.TASK_ENCODE,
+    models_pb2.TASK_SCORE,
+    models_pb2.TASK_ENTITIES,
+    models_pb2.TASK_CLASSIFY,
+]
+MAX_STEPS: Final = 5
+_PIECES: Final = {
+    "model": MODEL,
+    "encoding_format": "base64",
+    "truncate": True,
+    "source_sentence": "a",
+    "role": "query",
+}
 """Values of fields by which a made-up body gets further."""
 
 
@@ -54,9 +66,15 @@ def _example(random: Random, kind: Any, name: str = "", depth: int = 4) -> objec
             types = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
             return _example(random, random.choice(types or list(kind.types)), name, depth)
         case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
-            return [_example(random, kind.item_type, name, depth - 1) for _ in range(random.choice((1, 1, 2, 3)))]
+            return [
+                _example(random, kind.item_type, name, depth - 1)
+                for _ in range(random.choice((1, 1, 2, 3)))
+            ]
         case inspect.DictType():
-            return {mutate.text(random): _example(random, kind.value_type, name, depth - 1) for _ in range(random.randrange(3))}
+            return {
+                mutate.text(random): _example(random, kind.value_type, name, depth - 1)
+                for _ in range(random.randrange(3))
+            }
         case inspect.LiteralType():
             return random.choice(list(kind.values))
         case inspect.StrType():
@@ -109,8 +127,8 @@ def _try(data: bytes) -> None:
     random = chance.Random(data)
     dialect = route.dialect
     try:
-        step: Question | Stream | Answer = route.ask(received)
-        for _ in range(MOST_STEPS):
+        step: MeshCall | Stream | Answer = route.ask(received)
+        for _ in range(MAX_STEPS):
             if isinstance(step, Stream):
                 _try_stream(step, random)
                 return
@@ -121,7 +139,11 @@ def _try(data: bytes) -> None:
                 dialect = step.dialect
             step.message.SerializeToString()
             if random.random() < 0.1:
-                problem = Problem("MODEL_NOT_FOUND", step.renamed("items[0].text is wrong"), field=step.renamed("items[0].text"))
+                problem = HttpError(
+                    "MODEL_NOT_FOUND",
+                    step.renamed("items[0].text is wrong"),
+                    field=step.renamed("items[0].text"),
+                )
                 otherwise = step.otherwise(problem)
                 if otherwise is None:
                     raise problem
@@ -134,13 +156,15 @@ def _try(data: bytes) -> None:
                 if is_right:
                     raise
                 return  # a router's fault, which the edge tells as INTERNAL
-        raise Broken(f"{route.path}: more than {MOST_STEPS} questions")
-    except Problem as problem:
+        raise Broken(f"{route.path}: more than {MAX_STEPS} questions")
+    except HttpError as problem:
         _check_problem(route, (problem.dialect or dialect).error(problem), problem)
 
 
 def _try_stream(stream: Stream, random: Random) -> None:
-    """Texts that come in pieces, and from the beginning again; an answer of another text, or of none, may follow."""
+    """Texts that come in pieces, and from the beginning again; an answer of another text, or of
+    none, may follow.
+    """
     stream.message.SerializeToString()
     texts = ["", "a", " shoal", " of fish", "\n\n", "data: é"]
     told = b""
@@ -150,17 +174,21 @@ def _try_stream(stream: Stream, random: Random) -> None:
             told += stream.tell(pb.ExtractStreamResponse(deltas=[one]))
         results = [_extraction(random) for _ in range(random.random() < 0.9)]
         told += stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
-    except Problem as problem:
+    except HttpError as problem:
         told += stream.fail(problem)
     except IndexError:
-        told += stream.fail(Problem("INTERNAL", "a router's fault"))
-    pieces = told.decode().split("\n\n") if stream.media_type.startswith(b"text/event-stream") else told.decode().splitlines()
+        told += stream.fail(HttpError("INTERNAL", "a router's fault"))
+    pieces = (
+        told.decode().split("\n\n")
+        if stream.media_type.startswith(b"text/event-stream")
+        else told.decode().splitlines()
+    )
     for piece in filter(None, pieces):
         if piece != "data: [DONE]":
             json.loads(piece.removeprefix("data: "))
 
 
-def _reply(random: Random, question: Question, *, is_right: bool) -> Message:
+def _reply(random: Random, question: MeshCall, *, is_right: bool) -> Message:
     """What a router answers; `is_right`: of the shape that was asked for."""
     kind = question.method.parse(b"")
     message: Any = question.message
@@ -170,24 +198,41 @@ def _reply(random: Random, question: Question, *, is_right: bool) -> Message:
     if isinstance(kind, pb.ScoreResponse):
         count = len(message.documents) if is_right else random.randrange(4)
         scores = np.linspace(-1, 1, count, dtype="<f4")
-        ranking = list(range(count))[: message.top_n or count] if is_right else [random.randrange(5) for _ in range(3)]
-        return pb.ScoreResponse(scores=_tensor(scores), ranking=ranking, usage=pb.Usage(input_tokens=3))
+        ranking = (
+            list(range(count))[: message.top_n or count]
+            if is_right
+            else [random.randrange(5) for _ in range(3)]
+        )
+        return pb.ScoreResponse(
+            scores=_tensor(scores), ranking=ranking, usage=pb.Usage(input_tokens=3)
+        )
     if isinstance(kind, pb.ExtractResponse):
         return pb.ExtractResponse(
-            results=[_extraction(random) for _ in (message.items if is_right else range(random.randrange(3)))]
+            results=[
+                _extraction(random)
+                for _ in (message.items if is_right else range(random.randrange(3)))
+            ]
         )
     if isinstance(kind, pb.TokenizeResponse):
-        return tokenized(message if is_right else pb.TokenizeRequest(texts=["text"] * random.randrange(3)))
+        return tokenized(
+            message if is_right else pb.TokenizeRequest(texts=["text"] * random.randrange(3))
+        )
     if isinstance(kind, pb.DetokenizeResponse):
-        return pb.DetokenizeResponse(texts=["text"] * (len(message.sequences) if is_right else random.randrange(3)))
+        return pb.DetokenizeResponse(
+            texts=["text"] * (len(message.sequences) if is_right else random.randrange(3))
+        )
     if isinstance(kind, models_pb2.ListModelsResponse):
-        return models_pb2.ListModelsResponse(models=[_model(random) for _ in range(random.randrange(3))])
+        return models_pb2.ListModelsResponse(
+            models=[_model(random) for _ in range(random.randrange(3))]
+        )
     if isinstance(kind, models_pb2.GetModelResponse):
         return models_pb2.GetModelResponse(model=_model(random))
     return type(kind)()
 
 
-def _tensor(rows: Any, kind: tensor_pb2.DataType = tensor_pb2.DATA_TYPE_FLOAT32) -> tensor_pb2.Tensor:
+def _tensor(
+    rows: Any, kind: tensor_pb2.DataType = tensor_pb2.DATA_TYPE_FLOAT32
+) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(data_type=kind, shape=rows.shape, data=rows.tobytes())
 
 
@@ -197,23 +242,37 @@ def _encoded(random: Random, count: int, message: pb.EncodeRequest) -> pb.Encode
     numbers = np.random.default_rng(random.randrange(9))
     if pb.REPRESENTATION_DENSE in wanted or random.random() < 0.1:
         if message.data_type == tensor_pb2.DATA_TYPE_INT8:
-            made.dense.CopyFrom(_tensor(numbers.integers(-9, 9, (count, 8)).astype("i1"), message.data_type))
+            made.dense.CopyFrom(
+                _tensor(numbers.integers(-9, 9, (count, 8)).astype("i1"), message.data_type)
+            )
             made.dense.scale = np.ones(count, "<f4").tobytes()
         elif message.data_type == tensor_pb2.DATA_TYPE_BINARY:
             packed = numbers.integers(0, 256, (count, 1)).astype("u1")
-            made.dense.CopyFrom(tensor_pb2.Tensor(data_type=message.data_type, shape=[count, 8], data=packed.tobytes()))
+            made.dense.CopyFrom(
+                tensor_pb2.Tensor(
+                    data_type=message.data_type, shape=[count, 8], data=packed.tobytes()
+                )
+            )
         elif message.data_type == tensor_pb2.DATA_TYPE_FLOAT16:
-            made.dense.CopyFrom(_tensor(numbers.standard_normal((count, 8)).astype("<f2"), message.data_type))
+            made.dense.CopyFrom(
+                _tensor(numbers.standard_normal((count, 8)).astype("<f2"), message.data_type)
+            )
         else:
             made.dense.CopyFrom(_tensor(numbers.standard_normal((count, 8)).astype("<f4")))
     if pb.REPRESENTATION_MULTI_VECTOR in wanted:
         values = _tensor(numbers.standard_normal((2 * count, 4)).astype("<f4"))
-        made.multi_vector.CopyFrom(tensor_pb2.Ragged(values=values, offsets=list(range(0, 2 * count + 1, 2))))
+        made.multi_vector.CopyFrom(
+            tensor_pb2.Ragged(values=values, offsets=list(range(0, 2 * count + 1, 2)))
+        )
     if pb.REPRESENTATION_SPARSE in wanted:
         indices = np.tile(np.array([1, 5], "<u4"), count)
         values = _tensor(np.ones(2 * count, "<f4"))
         offsets = list(range(0, 2 * count + 1, 2))
-        made.sparse.CopyFrom(tensor_pb2.SparseMatrix(columns=9, offsets=offsets, indices=indices.tobytes(), values=values))
+        made.sparse.CopyFrom(
+            tensor_pb2.SparseMatrix(
+                columns=9, offsets=offsets, indices=indices.tobytes(), values=values
+            )
+        )
     return made
 
 
@@ -225,8 +284,14 @@ def _extraction(random: Random) -> pb.Extraction:
 
 def _model(random: Random) -> models_pb2.Model:
     tasks = random.sample(_TASKS, random.randrange(4))
-    card = models_pb2.ModelCard(model=MODEL, tasks=tasks, dimensions=8, max_tokens=random.choice((0, 256)), revision="r")
-    return models_pb2.Model(model=MODEL, state=models_pb2.MODEL_STATE_RESIDENT, card=card if random.random() < 0.9 else None)
+    card = models_pb2.ModelCard(
+        model=MODEL, tasks=tasks, dimensions=8, max_tokens=random.choice((0, 256)), revision="r"
+    )
+    return models_pb2.Model(
+        model=MODEL,
+        state=models_pb2.MODEL_STATE_RESIDENT,
+        card=card if random.random() < 0.9 else None,
+    )
 
 
 def _check_answer(answer: Answer) -> None:
@@ -235,8 +300,10 @@ def _check_answer(answer: Answer) -> None:
     _check_body(answer)
 
 
-def _check_problem(route: Route, answer: Answer, problem: Problem) -> None:
-    if not 400 <= answer.status < 500 and problem.reason != "INTERNAL":  # which is told of replies that cannot be read
+def _check_problem(route: Route, answer: Answer, problem: HttpError) -> None:
+    if (
+        not 400 <= answer.status < 500 and problem.reason != "INTERNAL"
+    ):  # which is told of replies that cannot be read
         raise Broken(f"{route.path}: {problem.reason} became {answer.status}: {problem.message}")
     _check_body(answer)
 

@@ -29,8 +29,17 @@ _WORDS: Final = (
 
 @cache
 def _known() -> tuple[bytes, ...]:
-    small = [data for data in (*pdfs.hostile().values(), *pdfs.strange().values()) if len(data) < 64 << 10]
-    return (_GOOD, pdfs.document(["first", "", "third (page)"]), pdfs.document(["", ""], (50, 80)), *small)
+    small = [
+        data
+        for data in (*pdfs.hostile().values(), *pdfs.strange().values())
+        if len(data) < 64 << 10
+    ]
+    return (
+        _GOOD,
+        pdfs.document(["first", "", "third (page)"]),
+        pdfs.document(["", ""], (50, 80)),
+        *small,
+    )
 
 
 def _make(random: Random, known: Sequence[bytes]) -> bytes:

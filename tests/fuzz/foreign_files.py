@@ -1,4 +1,6 @@
-"""GGUF and ONNX files: good ones, changed, through the conversions of `shoal models convert` as the child does them."""
+"""GGUF and ONNX files: good ones, changed, through the conversions of `shoal models convert` as the
+child does them.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,12 @@ def _gguf(path: Path, architecture: str, tokenizer: str, kind: Type) -> bytes:
     for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_unk_token_id):
         add(1)
     random = np.random.default_rng(0)
-    for name, rows in (("token_embd", len(_TOKENS)), ("blk.0.attn_q", 32), ("blk.0.attn_k", 16), ("blk.0.ffn_down", 2)):
+    for name, rows in (
+        ("token_embd", len(_TOKENS)),
+        ("blk.0.attn_q", 32),
+        ("blk.0.attn_k", 16),
+        ("blk.0.ffn_down", 2),
+    ):
         data = random.standard_normal((rows, 32)).astype(np.float32)
         writer.add_tensor(f"{name}.weight", gguf.quantize(data, kind), raw_dtype=kind)
     writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
@@ -71,18 +78,27 @@ def _onnx(path: Path) -> list[bytes]:
         "onnx::MatMul_7",
     )
     product = helper.make_node("MatMul", ["x", base], ["out"], name="/bert/dense/MatMul")
-    plain = {"bert.dense.bias": np.ones(4, np.float32), base: weight, "half.weight": weight.astype(np.float16)}
+    plain = {
+        "bert.dense.bias": np.ones(4, np.float32),
+        base: weight,
+        "half.weight": weight.astype(np.float16),
+    }
     steps = np.linspace(0.5, 1.5, 4, dtype=np.float32)
     names = [f"{base}_quantized", f"{base}_scale", f"{base}_zero_point"]
     quantised = [
         helper.make_node("DequantizeLinear", names, ["w"], axis=1),
         helper.make_node("MatMul", ["x", "w"], ["y"], name="/a/b/MatMul"),
     ]
-    dynamic = helper.make_node("MatMulInteger", ["x", names[0], "z", names[2]], ["out"], name="/lin/MatMul_quant")
+    dynamic = helper.make_node(
+        "MatMulInteger", ["x", names[0], "z", names[2]], ["out"], name="/lin/MatMul_quant"
+    )
     made: list[tuple[dict[str, Any], list[Any]]] = [
         (plain, [product]),
         (dict(zip(names, (integers, steps, np.arange(4, dtype=np.int8)), strict=True)), quantised),
-        (dict(zip(names, (integers.view(np.uint8), np.float32(0.25), np.uint8(5)), strict=True)), [dynamic]),
+        (
+            dict(zip(names, (integers.view(np.uint8), np.float32(0.25), np.uint8(5)), strict=True)),
+            [dynamic],
+        ),
     ]
     found = []
     for initializers, nodes in made:
@@ -119,7 +135,9 @@ def _open_gguf() -> Iterator[Try]:
     def check(data: bytes, output: Path) -> None:
         conversions.check_tensors(output, EXPANSION["gguf"] * len(data) + _SLACK)
 
-    with conversions.opened([gguf_tensors.convert, gguf_settings.convert], _GGUF[0], check) as attempt:
+    with conversions.opened(
+        [gguf_tensors.convert, gguf_settings.convert], _GGUF[0], check
+    ) as attempt:
         yield attempt
 
 
@@ -132,4 +150,7 @@ def _open_onnx() -> Iterator[Try]:
         yield attempt
 
 
-TARGETS: Final = (Target("gguf_files", _make_gguf, _open_gguf), Target("onnx_files", _make_onnx, _open_onnx))
+TARGETS: Final = (
+    Target("gguf_files", _make_gguf, _open_gguf),
+    Target("onnx_files", _make_onnx, _open_onnx),
+)

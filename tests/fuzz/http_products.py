@@ -1,7 +1,9 @@
-"""HTTP and TEI gRPC requests that are larger than they look: a recipe of a few numbers, and the bytes that it stands for.
+"""HTTP and TEI gRPC requests that are larger than they look: a recipe of a few numbers, and the
+bytes that it stands for.
 
-A recipe covers what multiplies at the edge: values in a body, compression, header and trailer lines, connections, and messages of
-TEI's gRPC port. An input is the recipe as JSON, like those of `products.py`.
+A recipe covers what multiplies at the edge: values in a body, compression, header and trailer
+lines, connections, and messages of TEI's gRPC port. An input is the recipe as JSON, like those of
+`products.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ MAX_CONNECTIONS: Final = 200
 Credential = Literal["none", "wrong", "valid"]
 Encoding = Literal["identity", "gzip", "deflate"]
 Ending = Literal["answered", "unfinished", "closed"]
-"""What the client does with its connections: read the answer, send all but the last byte, or send all and close."""
+"""What the client does with its connections: read the answer, send all but the last byte, or send
+all and close.
+"""
 
 HTTP_PATHS: Final[Mapping[str, str]] = {
     "/v1/embeddings": "input",
@@ -47,7 +51,12 @@ HTTP_PATHS: Final[Mapping[str, str]] = {
     "/livez": "",
 }
 """Paths, and the field of their body that is a list."""
-TEI_PATHS: Final = ("/tei.v1.Embed/Embed", "/tei.v1.Rerank/Rerank", "/tei.v1.Info/Info", "/grpc.health.v1.Health/Check")
+TEI_PATHS: Final = (
+    "/tei.v1.Embed/Embed",
+    "/tei.v1.Rerank/Rerank",
+    "/tei.v1.Info/Info",
+    "/grpc.health.v1.Health/Check",
+)
 
 SHAPES: Final[Mapping[str, tuple[bytes, bytes]]] = {
     "texts": (b'"a",', b'"a"'),
@@ -68,15 +77,11 @@ class HttpRecipe:
     """One input: `connections` times the same request.
 
     Args:
-        path: a key of HTTP_PATHS or one of TEI_PATHS.
-        shape: a key of SHAPES.
-        body: bytes of the body before compression.
-        encoding: its content coding.
-        credential: what the request says of its caller.
-        headers: additional header lines; header_bytes: bytes of each.
-        trailers: trailer lines after a chunked body of 8 bytes each; 0 sends the body by its length.
-        connections: connections that are opened one after the other.
-        ending: what becomes of them.
+        path: a key of HTTP_PATHS or one of TEI_PATHS. shape: a key of SHAPES. body: bytes of the
+        body before compression. encoding: its content coding. credential: what the request says of
+        its caller. headers: additional header lines; header_bytes: bytes of each. trailers: trailer
+        lines after a chunked body of 8 bytes each; 0 sends the body by its length. connections:
+        connections that are opened one after the other. ending: what becomes of them.
     """
 
     path: str = "/v1/embeddings"
@@ -117,26 +122,44 @@ class HttpRecipe:
         return _content(self.path, self.shape, self.body, self.encoding)
 
     def to_json(self) -> bytes:
-        """Only what differs from the defaults, and the path, which marks it as a request of this kind."""
+        """Only what differs from the defaults, and the path, which marks it as a request of this
+        kind.
+        """
         own = asdict(self)
         return json.dumps(
-            {one.name: own[one.name] for one in fields(self) if one.name == "path" or own[one.name] != one.default}
+            {
+                one.name: own[one.name]
+                for one in fields(self)
+                if one.name == "path" or own[one.name] != one.default
+            }
         ).encode()
 
     def request(self, token: str) -> bytes:
         """The bytes of one connection; `token` is the valid one."""
-        content, kind = self.content(), "application/msgpack" if self.shape.startswith("msgpack") else "application/json"
+        content, kind = (
+            self.content(),
+            "application/msgpack" if self.shape.startswith("msgpack") else "application/json",
+        )
         lines = [f"POST {self.path} HTTP/1.1", "host: 127.0.0.1", f"content-type: {kind}"]
         if self.encoding != "identity":
             lines.append(f"content-encoding: {self.encoding}")
         if self.credential != "none":
-            lines.append(f"authorization: Bearer {token if self.credential == 'valid' else 'nobody-issued-this'}")
+            lines.append(
+                f"authorization: Bearer {token if self.credential == 'valid' else 'nobody-issued-this'}"
+            )
         lines += [f"x-{number}: {'v' * self.header_bytes}" for number in range(self.headers)]
-        lines.append("transfer-encoding: chunked" if self.trailers else f"content-length: {len(content)}")
+        lines.append(
+            "transfer-encoding: chunked" if self.trailers else f"content-length: {len(content)}"
+        )
         head = "\r\n".join(lines).encode() + b"\r\n\r\n"
         if not self.trailers:
             return head + content
-        return head + b"%x\r\n%b\r\n0\r\n" % (len(content), content) + b"t: 12345\r\n" * self.trailers + b"\r\n"
+        return (
+            head
+            + b"%x\r\n%b\r\n0\r\n" % (len(content), content)
+            + b"t: 12345\r\n" * self.trailers
+            + b"\r\n"
+        )
 
 
 @lru_cache(maxsize=1)
@@ -146,11 +169,31 @@ def _content(path: str, shape: str, size: int, encoding: Encoding) -> bytes:
     name = HTTP_PATHS.get(path, "inputs")
     if shape.startswith("msgpack"):
         count_bytes = (times + 1).to_bytes(4, "big")
-        plain = b"\x82\xa5model" + _msgpack(tiny_kinds.FORMS) + _msgpack(name) + b"\xdd" + count_bytes + piece * times + last
+        plain = (
+            b"\x82\xa5model"
+            + _msgpack(tiny_kinds.FORMS)
+            + _msgpack(name)
+            + b"\xdd"
+            + count_bytes
+            + piece * times
+            + last
+        )
     else:
-        begin, end = (b'"', b'"') if shape == "long text" else (b"", b"") if shape == "depth" else (b"[", b"]")
+        begin, end = (
+            (b'"', b'"')
+            if shape == "long text"
+            else (b"", b"")
+            if shape == "depth"
+            else (b"[", b"]")
+        )
         inner = piece * times + last * (max(1, times) if shape == "depth" else 1)
-        plain = b'{"model":"%b","%b":%b%b%b}' % (tiny_kinds.FORMS.encode(), name.encode(), begin, inner, end)
+        plain = b'{"model":"%b","%b":%b%b%b}' % (
+            tiny_kinds.FORMS.encode(),
+            name.encode(),
+            begin,
+            inner,
+            end,
+        )
     if encoding == "gzip":
         return gzip.compress(plain, 6, mtime=0)
     return zlib.compress(plain) if encoding == "deflate" else plain
@@ -161,17 +204,35 @@ def _msgpack(text: str) -> bytes:
 
 
 def read(data: bytes) -> HttpRecipe | None:
-    """The recipe of an input; None for another kind of input, or one beyond the bounds of this module."""
+    """The recipe of an input; None for another kind of input, or one beyond the bounds of this
+    module.
+    """
     try:
         recipe = HttpRecipe(**json.loads(data))
-        numbers = (recipe.body, recipe.headers, recipe.header_bytes, recipe.trailers, recipe.connections)
+        numbers = (
+            recipe.body,
+            recipe.headers,
+            recipe.header_bytes,
+            recipe.trailers,
+            recipe.connections,
+        )
         if not all(type(number) is int and number >= 0 for number in numbers):
             return None
-        wire = recipe.connections * (recipe.headers * (recipe.header_bytes + 8) + 10 * recipe.trailers)
+        wire = recipe.connections * (
+            recipe.headers * (recipe.header_bytes + 8) + 10 * recipe.trailers
+        )
         is_known = (recipe.path in HTTP_PATHS or recipe.is_grpc) and recipe.shape in SHAPES
-        words = ((recipe.encoding, Encoding), (recipe.credential, Credential), (recipe.ending, Ending))
+        words = (
+            (recipe.encoding, Encoding),
+            (recipe.credential, Credential),
+            (recipe.ending, Ending),
+        )
         is_known = is_known and all(word in get_args(known) for word, known in words)
-        within = recipe.body <= MAX_BODY_BYTES and 1 <= recipe.connections <= MAX_CONNECTIONS and wire <= MAX_WIRE_BYTES
+        within = (
+            recipe.body <= MAX_BODY_BYTES
+            and 1 <= recipe.connections <= MAX_CONNECTIONS
+            and wire <= MAX_WIRE_BYTES
+        )
         if not (is_known and within and "path" in json.loads(data)):
             return None
         return recipe if recipe.connections * len(recipe.content()) <= MAX_WIRE_BYTES else None
@@ -181,7 +242,14 @@ def read(data: bytes) -> HttpRecipe | None:
 
 def make(random: Random, known: Sequence[bytes]) -> bytes:
     """A recipe in which one or two quantities are large, or a known one with two values changed."""
-    old = next((found for data in random.sample(list(known), min(3, len(known))) if (found := read(data)) is not None), None)
+    old = next(
+        (
+            found
+            for data in random.sample(list(known), min(3, len(known)))
+            if (found := read(data)) is not None
+        ),
+        None,
+    )
     while True:
         drawn = asdict(_drawn(random))
         if old is not None and random.random() < 0.3:

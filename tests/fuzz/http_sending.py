@@ -1,4 +1,6 @@
-"""Sends the recipes of `http_products.py` to an edge, and watches how long the edge takes to say that it lives."""
+"""Sends the recipes of `http_products.py` to an edge, and watches how long the edge takes to say
+that it lives.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,14 @@ _LIVEZ: Final = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
 
 def send(recipe: HttpRecipe, address: str, tei_address: str, token: str) -> list[int]:
-    """Send all connections of a recipe, and return the HTTP or gRPC statuses that were received (0: none)."""
-    one = (lambda: _call(recipe, tei_address, token)) if recipe.is_grpc else (lambda: _post(recipe, address, token))
+    """Send all connections of a recipe, and return the HTTP or gRPC statuses that were received (0:
+    none).
+    """
+    one = (
+        (lambda: _call(recipe, tei_address, token))
+        if recipe.is_grpc
+        else (lambda: _post(recipe, address, token))
+    )
     with ThreadPoolExecutor(_SENDERS) as senders:
         return list(senders.map(lambda _: one(), range(recipe.connections)))
 
@@ -30,7 +38,10 @@ def send(recipe: HttpRecipe, address: str, tei_address: str, token: str) -> list
 def _post(recipe: HttpRecipe, address: str, token: str) -> int:
     host, _, port = address.rpartition(":")
     data = recipe.request(token)
-    with suppress(OSError), socket.create_connection((host, int(port)), timeout=_SOCKET_SECONDS) as connection:
+    with (
+        suppress(OSError),
+        socket.create_connection((host, int(port)), timeout=_SOCKET_SECONDS) as connection,
+    ):
         with suppress(OSError):  # an edge that refuses closes before it has read everything
             connection.sendall(data[:-1] if recipe.ending == "unfinished" else data)
         if recipe.ending != "closed":
@@ -42,23 +53,30 @@ def _post(recipe: HttpRecipe, address: str, token: str) -> int:
 
 def _call(recipe: HttpRecipe, address: str, token: str) -> int:
     metadata = (
-        () if recipe.credential == "none" else (("authorization", f"Bearer {token if recipe.credential == 'valid' else 'no'}"),)
+        ()
+        if recipe.credential == "none"
+        else (("authorization", f"Bearer {token if recipe.credential == 'valid' else 'no'}"),)
     )
     limits = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(address, limits) as channel:
-        call = channel.unary_unary(recipe.path, bytes, bytes).future(recipe.content(), timeout=_SOCKET_SECONDS, metadata=metadata)
+        call = channel.unary_unary(recipe.path, bytes, bytes).future(
+            recipe.content(), timeout=_SOCKET_SECONDS, metadata=metadata
+        )
         if recipe.ending == "closed":
             call.cancel()
         return int(call.code().value[0])
 
 
 class Liveness:
-    """Asks an edge for `/livez` again and again; `worst_seconds` is the longest time to an answer within the context."""
+    """Asks an edge for `/livez` again and again; `worst_seconds` is the longest time to an answer
+    within the context.
+    """
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._place = host, int(port)
-        # The state: whether to go on, the longest wait so far, and when the current one began (0: none is open).
+        # The state: whether to go on, the longest wait so far, and when the current one began (0:
+        # none is open).
         self._ends = threading.Event()
         self._worst = 0.0
         self._begun = 0.0
@@ -73,12 +91,20 @@ class Liveness:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._ends.set()
         self._thread.join(2 * _SOCKET_SECONDS)
 
     def _run(self) -> None:
-        with suppress(OSError), socket.create_connection(self._place, timeout=10 * _SOCKET_SECONDS) as connection:
+        with (
+            suppress(OSError),
+            socket.create_connection(self._place, timeout=10 * _SOCKET_SECONDS) as connection,
+        ):
             while not self._ends.wait(_PROBE_SECONDS):
                 self._begun = time.monotonic()
                 connection.sendall(_LIVEZ)

@@ -1,4 +1,6 @@
-"""Files that say they are images: every format with its fields lying, through decoding and a model's preparation."""
+"""Files that say they are images: every format with its fields lying, through decoding and a
+model's preparation.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ from tests.fuzz.target import Broken, Random, Target, plain
 
 _LIMITS: Final = Limits(bytes=1 << 20, pixels=1 << 20)
 _FIELD: Final = "items[0].image"
-# Of as many pixels as the limits allow: in 16 bits or with alpha, composited, turned, resized, and what libraries need themselves.
-_MOST_MEMORY: Final = 256 << 20
+# Of as many pixels as the limits allow: in 16 bits or with alpha, composited, turned, resized, and
+# what libraries need themselves.
+_MAX_MEMORY: Final = 256 << 20
 
 _MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F", "I")
 _WIDE: Final = ("I;16", "F", "I")
@@ -55,8 +58,16 @@ def _good() -> tuple[bytes, ...]:
                 exif = Image.Exif()
                 exif[ExifTags.Base.Orientation] = 1 + len(found) % 8
                 out = BytesIO()
-                picture = noise if mode == "RGBA" else noise.convert("L").convert(mode) if mode in _WIDE else noise.convert(mode)
-                options = {"save_all": True, "append_images": [noise]} if number == 2 else {"exif": exif}
+                picture = (
+                    noise
+                    if mode == "RGBA"
+                    else noise.convert("L").convert(mode)
+                    if mode in _WIDE
+                    else noise.convert(mode)
+                )
+                options = (
+                    {"save_all": True, "append_images": [noise]} if number == 2 else {"exif": exif}
+                )
                 try:
                     picture.save(out, kind, **options)
                 except (OSError, ValueError, KeyError, TypeError):
@@ -67,11 +78,33 @@ def _good() -> tuple[bytes, ...]:
 
 def _png(random: Random) -> bytes:
     """Whole chunks with sums that are right, whatever their fields say."""
-    width, height, body = (random.choice((1, 2, 9, 300, 4000, mutate.edge(random))) % (1 << 32) for _ in range(3))
-    header = struct.pack(">IIBBBBB", width, height, random.choice((1, 2, 4, 8, 16, 3)), *(random.choice(row) for row in _PNG_BYTES))
+    width, height, body = (
+        random.choice((1, 2, 9, 300, 4000, mutate.edge(random))) % (1 << 32) for _ in range(3)
+    )
+    header = struct.pack(
+        ">IIBBBBB",
+        width,
+        height,
+        random.choice((1, 2, 4, 8, 16, 3)),
+        *(random.choice(row) for row in _PNG_BYTES),
+    )
     chunks = [(b"IHDR", header)]
     for _ in range(random.randrange(4)):
-        name = random.choice((b"PLTE", b"tRNS", b"gAMA", b"acTL", b"fcTL", b"fdAT", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"IDAT"))
+        name = random.choice(
+            (
+                b"PLTE",
+                b"tRNS",
+                b"gAMA",
+                b"acTL",
+                b"fcTL",
+                b"fdAT",
+                b"zTXt",
+                b"iTXt",
+                b"iCCP",
+                b"eXIf",
+                b"IDAT",
+            )
+        )
         data = random.randbytes(random.choice((0, 1, 4, 8, 26, 768)))
         if name in (b"zTXt", b"iCCP"):
             data = b"name\0\0" + zlib.compress(bytes(random.choice((10, 1 << 10, 1 << 22))), 9)
@@ -79,7 +112,8 @@ def _png(random: Random) -> bytes:
     chunks.append((b"IDAT", zlib.compress(bytes(min(body, 1 << 22)), 9)))
     chunks.append((b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
     )
 
 
@@ -87,40 +121,127 @@ _PNG_BYTES: Final = ((0, 2, 3, 4, 6, 1), (0, 0, 0, 1), (0, 0, 0, 1), (0, 0, 1, 2
 
 
 def _bmp(random: Random) -> bytes:
-    width, height = (random.choice((1, 3, 40, -40, 70_000, mutate.edge(random, signed=True))) for _ in range(2))
-    bits, compression = random.choice((1, 4, 8, 16, 24, 32, 0, 7)), random.choice((0, 1, 2, 3, 6, 9))
+    width, height = (
+        random.choice((1, 3, 40, -40, 70_000, mutate.edge(random, signed=True))) for _ in range(2)
+    )
+    bits, compression = (
+        random.choice((1, 4, 8, 16, 24, 32, 0, 7)),
+        random.choice((0, 1, 2, 3, 6, 9)),
+    )
     numbers = [number % (1 << 32) for number in (width, height)]
-    tail = struct.pack("<IIiiII", random.choice((0, 100)), 0, 0, 0, mutate.edge(random) % (1 << 32), 0)
-    head = struct.pack("<IIIHHI", random.choice((40, 40, 12, 64, 124, 3)), *numbers, 1, bits, compression) + tail
+    tail = struct.pack(
+        "<IIiiII", random.choice((0, 100)), 0, 0, 0, mutate.edge(random) % (1 << 32), 0
+    )
+    head = (
+        struct.pack(
+            "<IIIHHI", random.choice((40, 40, 12, 64, 124, 3)), *numbers, 1, bits, compression
+        )
+        + tail
+    )
     offset = random.choice((54, 14, 0, 1 << 31))
-    return b"BM" + struct.pack("<IHHI", 0, 0, 0, offset) + head + random.randbytes(random.randrange(2000))
+    return (
+        b"BM"
+        + struct.pack("<IHHI", 0, 0, 0, offset)
+        + head
+        + random.randbytes(random.randrange(2000))
+    )
 
 
 def _gif(random: Random) -> bytes:
     sides = [random.choice((0, 1, 20, 65_535, random.randrange(1 << 16))) for _ in range(6)]
-    screen = b"GIF89a" + struct.pack("<HHBBB", *sides[:2], random.choice((0, 0x80, 0x87, 0xF7)), 0, 0)
-    place = struct.pack(
-        "<HHHHB", *(random.choice((0, sides[2])), random.choice((0, sides[3]))), *sides[4:], random.choice((0, 0x40, 0x87))
+    screen = b"GIF89a" + struct.pack(
+        "<HHBBB", *sides[:2], random.choice((0, 0x80, 0x87, 0xF7)), 0, 0
     )
-    blocks = b"".join(bytes([len(one)]) + one for one in (random.randbytes(random.randrange(1, 255)) for _ in range(3)))
-    return screen + random.randbytes(random.choice((0, 6, 768))) + b"," + place + bytes([random.randrange(13)]) + blocks + b"\0;"
+    place = struct.pack(
+        "<HHHHB",
+        *(random.choice((0, sides[2])), random.choice((0, sides[3]))),
+        *sides[4:],
+        random.choice((0, 0x40, 0x87)),
+    )
+    blocks = b"".join(
+        bytes([len(one)]) + one
+        for one in (random.randbytes(random.randrange(1, 255)) for _ in range(3))
+    )
+    return (
+        screen
+        + random.randbytes(random.choice((0, 6, 768)))
+        + b","
+        + place
+        + bytes([random.randrange(13)])
+        + blocks
+        + b"\0;"
+    )
 
 
 def _tiff(random: Random) -> bytes:
     """A directory of tags whose counts, types and offsets are of no file."""
     order = random.choice("<>")
     tags = []
-    for tag in (256, 257, 258, 259, 262, 273, 277, 278, 279, 274, 317, 320, 322, 323, 324, 325, 338, 339, 347, 34675, 700):
+    for tag in (
+        256,
+        257,
+        258,
+        259,
+        262,
+        273,
+        277,
+        278,
+        279,
+        274,
+        317,
+        320,
+        322,
+        323,
+        324,
+        325,
+        338,
+        339,
+        347,
+        34675,
+        700,
+    ):
         if random.random() < 0.75:
             kind, count = (
                 random.choice((1, 3, 4, 4, 5, 7, 12, 13, 99)),
                 random.choice((1, 1, 3, 4, mutate.edge(random) % (1 << 32))),
             )
-            value = random.choice((0, 1, 2, 5, 6, 7, 8, 9, 16, 32, 100, 32773, 34712, 50001, mutate.edge(random) % (1 << 32)))
-            tags.append(struct.pack(f"{order}HHII", random.choice((tag, tag, tag, random.randrange(1 << 16))), kind, count, value))
+            value = random.choice(
+                (
+                    0,
+                    1,
+                    2,
+                    5,
+                    6,
+                    7,
+                    8,
+                    9,
+                    16,
+                    32,
+                    100,
+                    32773,
+                    34712,
+                    50001,
+                    mutate.edge(random) % (1 << 32),
+                )
+            )
+            tags.append(
+                struct.pack(
+                    f"{order}HHII",
+                    random.choice((tag, tag, tag, random.randrange(1 << 16))),
+                    kind,
+                    count,
+                    value,
+                )
+            )
     head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8)
     after = struct.pack(f"{order}I", random.choice((0, 8, mutate.edge(random) % (1 << 32))))
-    return head + struct.pack(f"{order}H", len(tags)) + b"".join(tags) + after + random.randbytes(random.randrange(1000))
+    return (
+        head
+        + struct.pack(f"{order}H", len(tags))
+        + b"".join(tags)
+        + after
+        + random.randbytes(random.randrange(1000))
+    )
 
 
 _LIARS: Final[Sequence[Callable[[Random], bytes]]] = (_png, _bmp, _gif, _tiff)
@@ -146,13 +267,23 @@ _INPUTS: Final = (
         PatchSpec(8, 14, (2, 2), resampled=True, registers=4),
         "BitImageProcessor",
     ),
-    _input({"max_num_patches": 64}, PatchSpec(8, 16, (4, 4), class_token=False, resampled=True), "Siglip2ImageProcessor"),
-    _input({"do_resize": False, "do_center_crop": False}, PatchSpec(8, 14, (2, 2), resampled=True), "BitImageProcessor"),
+    _input(
+        {"max_num_patches": 64},
+        PatchSpec(8, 16, (4, 4), class_token=False, resampled=True),
+        "Siglip2ImageProcessor",
+    ),
+    _input(
+        {"do_resize": False, "do_center_crop": False},
+        PatchSpec(8, 14, (2, 2), resampled=True),
+        "BitImageProcessor",
+    ),
 )
 
 
 def _try(data: bytes) -> None:
-    """InvalidInput, or what agrees: the size from the header, the pixels, and tokens that are priced as they turn out."""
+    """InvalidInput, or what agrees: the size from the header, the pixels, and tokens that are
+    priced as they turn out.
+    """
     before = _peak()
     with warnings.catch_warnings():
         # Pillow warns of damaged metadata that it skips; of bombs as the worker sees them.
@@ -160,7 +291,7 @@ def _try(data: bytes) -> None:
         found = _decoded(data)
         for model in _INPUTS:
             _prepared(model, data, found)
-    if (grown := _peak() - before) > _MOST_MEMORY:
+    if (grown := _peak() - before) > _MAX_MEMORY:
         raise Broken(f"memory grew by {grown >> 20} MiB for a file of {len(data)} bytes")
 
 

@@ -1,4 +1,6 @@
-"""A whole mesh within this process, for targets that call it: real Redis, router, scheduler, and a worker with one tiny model."""
+"""A whole mesh within this process, for targets that call it: real Redis, router, scheduler, and a
+worker with one tiny model.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ WORKER: Final = "w-good"
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Where its servers listen, and where its model lies. `ended` is done if one of its parts has died."""
+    """Where its servers listen, and where its model lies. `ended` is done if one of its parts has
+    died.
+    """
 
     router: str
     scheduler: str
@@ -59,7 +63,9 @@ def serving(*, has_worker: bool = True) -> Iterator[Mesh]:
                     if not future.done():
                         future.set_exception(error)
 
-        sys.setswitchinterval(0.0005)  # the caller and the mesh take turns, thousands of times a second
+        sys.setswitchinterval(
+            0.0005
+        )  # the caller and the mesh take turns, thousands of times a second
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         router, scheduler = ready.result(60)
@@ -70,7 +76,13 @@ def serving(*, has_worker: bool = True) -> Iterator[Mesh]:
             thread.join(30)
 
 
-async def _serve(redis_url: str, shelf: Path, ready: Future[tuple[str, str]], stop: asyncio.Event, has_worker: bool) -> None:
+async def _serve(
+    redis_url: str,
+    shelf: Path,
+    ready: Future[tuple[str, str]],
+    stop: asyncio.Event,
+    has_worker: bool,
+) -> None:
     async with AsyncExitStack() as stack:
         # Leases are short, so that what a faulty worker takes is soon given to another.
         router = await stack.enter_async_context(
@@ -86,7 +98,9 @@ async def _serve(redis_url: str, shelf: Path, ready: Future[tuple[str, str]], st
                 )
             )
         )
-        settings = SchedulerSettings(scheduler_id="fuzz", address="127.0.0.1:0", redis_url=redis_url, grace_seconds=0.0)
+        settings = SchedulerSettings(
+            scheduler_id="fuzz", address="127.0.0.1:0", redis_url=redis_url, grace_seconds=0.0
+        )
         scheduler = (await stack.enter_async_context(scheduler_app.running(settings))).grpc
         worker_stop = asyncio.Event()
         tasks = await stack.enter_async_context(asyncio.TaskGroup())

@@ -1,4 +1,6 @@
-"""Protobuf messages from chance, made by their descriptors: every field, every edge of its type, and what no generator writes."""
+"""Protobuf messages from chance, made by their descriptors: every field, every edge of its type,
+and what no generator writes.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,18 @@ from tests.fuzz.target import Random
 Words = Mapping[str, Sequence[Any]]
 """By a field's name: values that mean something there."""
 
-_SIGNED: Final = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SINT64)
-_WIDE: Final = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_SINT64, FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
+_SIGNED: Final = (
+    FieldDescriptor.TYPE_INT32,
+    FieldDescriptor.TYPE_INT64,
+    FieldDescriptor.TYPE_SINT32,
+    FieldDescriptor.TYPE_SINT64,
+)
+_WIDE: Final = (
+    FieldDescriptor.TYPE_INT64,
+    FieldDescriptor.TYPE_SINT64,
+    FieldDescriptor.TYPE_UINT64,
+    FieldDescriptor.TYPE_FIXED64,
+)
 
 
 def message(random: Random, kind: type[Message], words: Words, depth: int = 4) -> Message:
@@ -33,8 +45,8 @@ def fill(random: Random, made: Message, words: Words, depth: int) -> None:
 
 
 class Maker:
-    """Messages of one kind on the wire. Few are made anew, most are one that was made before with a field or some bytes changed:
-    that is twenty times as fast, and goes further with each change."""
+    """Messages of one kind on the wire. Few are made anew, most are one that was made before with a
+    field or some bytes changed: that is twenty times as fast, and goes further with each change."""
 
     def __init__(self, kind: type[Message], words: Words, *bases: Message) -> None:
         self._kind, self._words, self._bases = kind, words, bases
@@ -45,7 +57,9 @@ class Maker:
         way = random.random()
         if way < 0.04 or not self._pool:
             return self._keep(random, message(random, self._kind, self._words)).SerializeToString()
-        chosen = random.choice(self._pool if random.random() < 0.6 or not self._bases else self._bases)
+        chosen = random.choice(
+            self._pool if random.random() < 0.6 or not self._bases else self._bases
+        )
         if way < 0.55:
             made = self._kind()
             made.CopyFrom(chosen)
@@ -56,11 +70,11 @@ class Maker:
         return mutate.mutated(random, chosen.SerializeToString(), _WIRE)
 
     def _keep(self, random: Random, made: Message) -> Message:
-        if made.ByteSize() <= _MOST_KEPT:
-            if len(self._pool) < _MOST_POOL:
+        if made.ByteSize() <= _MAX_KEPT:
+            if len(self._pool) < _MAX_POOL:
                 self._pool.append(made)
             else:
-                self._pool[random.randrange(_MOST_POOL)] = made
+                self._pool[random.randrange(_MAX_POOL)] = made
         return made
 
 
@@ -71,8 +85,8 @@ def parsed(kind: type[Message], data: bytes) -> Message | None:
         return None
 
 
-_MOST_POOL: Final = 256
-_MOST_KEPT: Final = 4096
+_MAX_POOL: Final = 256
+_MAX_KEPT: Final = 4096
 _WIRE: Final = (
     b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\x80" * 10 + b"\x01", b"\xff" * 9 + b"\x01", b"\x0b",
     b"\x0c",
@@ -119,7 +133,11 @@ def _set(random: Random, made: Message, field: FieldDescriptor, words: Words, de
 def _count(random: Random, field: FieldDescriptor) -> int:
     if random.random() < 0.995:
         return random.choice((0, 1, 1, 1, 2, 3, 8))
-    return random.choice((129, 257, 1000)) if field.message_type is not None else random.choice((257, 10_001))
+    return (
+        random.choice((129, 257, 1000))
+        if field.message_type is not None
+        else random.choice((257, 10_001))
+    )
 
 
 def _fill_map(random: Random, values: Any, entry: Descriptor, words: Words, depth: int) -> None:

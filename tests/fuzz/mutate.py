@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.fuzz.target import Random
 
-MOST_BYTES: Final = 1 << 16
+MAX_BYTES: Final = 1 << 16
 
 _EDGES: Final = (0, 1, 2, 7, 8, 15, 16, 31, 32, 63, 64, 100, 127, 128, 255, 256, 511, 512, 1000, 1024, 4095, 4096, 9_999, 10_000,
     10_001, 32_767, 32_768, 65_535, 65_536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 53) + 1, (1 << 63) - 1,
@@ -49,16 +49,27 @@ def text(random: Random, most: int = 40) -> str:
 
 
 def _code_point(random: Random) -> int:
-    point = random.choice((random.randrange(128), random.randrange(0x800), random.randrange(0x10000), random.randrange(0x110000)))
+    point = random.choice(
+        (
+            random.randrange(128),
+            random.randrange(0x800),
+            random.randrange(0x10000),
+            random.randrange(0x110000),
+        )
+    )
     return point if not 0xD800 <= point < 0xE000 else 0x20
 
 
-def mutated(random: Random, data: bytes, words: Sequence[bytes] = (), others: Sequence[bytes] = ()) -> bytes:
-    """The same with a few changes. `words`: that mean something in the format; `others`: inputs to take pieces of."""
+def mutated(
+    random: Random, data: bytes, words: Sequence[bytes] = (), others: Sequence[bytes] = ()
+) -> bytes:
+    """The same with a few changes. `words`: that mean something in the format; `others`: inputs to
+    take pieces of.
+    """
     found = bytearray(data)
     for _ in range(1 << random.randrange(4)):
         random.choice(_CHANGES)(random, found, words, others)
-    del found[MOST_BYTES:]
+    del found[MAX_BYTES:]
     return bytes(found)
 
 
@@ -78,14 +89,22 @@ def _flip(random: Random, data: bytearray, words: Sequence[bytes], others: Seque
 
 def _set(random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]) -> None:
     if data:
-        data[random.randrange(len(data))] = random.choice((0, 1, 0x7F, 0x80, 0xFF, 0x20, random.randrange(256)))
+        data[random.randrange(len(data))] = random.choice(
+            (0, 1, 0x7F, 0x80, 0xFF, 0x20, random.randrange(256))
+        )
 
 
-def _number(random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]) -> None:
+def _number(
+    random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]
+) -> None:
     """Little-endian, big-endian or in digits."""
     value, width = edge(random), random.choice((2, 4, 8))
     form = random.randrange(3)
-    piece = str(value).encode() if form == 0 else (value % (1 << 8 * width)).to_bytes(width, "little" if form == 1 else "big")
+    piece = (
+        str(value).encode()
+        if form == 0
+        else (value % (1 << 8 * width)).to_bytes(width, "little" if form == 1 else "big")
+    )
     place = _place(random, data)
     data[place : place + random.choice((0, len(piece)))] = piece
 
@@ -95,17 +114,23 @@ def _cut(random: Random, data: bytearray, words: Sequence[bytes], others: Sequen
     del data[begin:end]
 
 
-def _truncate(random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]) -> None:
+def _truncate(
+    random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]
+) -> None:
     del data[_place(random, data) :]
 
 
-def _repeat(random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]) -> None:
+def _repeat(
+    random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]
+) -> None:
     begin, end = _piece(random, data)
     place = _place(random, data)
     data[place:place] = data[begin:end] * (1 << random.randrange(6))
 
 
-def _insert(random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]) -> None:
+def _insert(
+    random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]
+) -> None:
     place = _place(random, data)
     data[place:place] = random.randbytes(1 + random.randrange(8))
 
@@ -116,7 +141,9 @@ def _word(random: Random, data: bytearray, words: Sequence[bytes], others: Seque
     data[place : place + random.choice((0, len(word)))] = word
 
 
-def _splice(random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]) -> None:
+def _splice(
+    random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]
+) -> None:
     if others:
         other = random.choice(others)
         begin, end = _piece(random, other)
@@ -135,7 +162,11 @@ def value(random: Random, depth: int = 3) -> object:
     if kind == 0:
         return random.choice((None, True, False))
     if kind in (1, 2):
-        return edge(random, signed=True) if random.random() < 0.9 else 10 ** random.choice((30, 39, 40, 400))
+        return (
+            edge(random, signed=True)
+            if random.random() < 0.9
+            else 10 ** random.choice((30, 39, 40, 400))
+        )
     if kind == 3:
         return floating(random)
     if kind in (4, 5):
@@ -147,7 +178,9 @@ def value(random: Random, depth: int = 3) -> object:
 
 
 def changed(random: Random, given: object, words: Sequence[object] = ()) -> object:
-    """A JSON value with one thing in it changed, left out, doubled or nested deep. `words`: values that mean something there."""
+    """A JSON value with one thing in it changed, left out, doubled or nested deep. `words`: values
+    that mean something there.
+    """
     if isinstance(given, dict) and given and random.random() < 0.9:
         key = random.choice(list(given))
         return _changed_object(random, given, key, words)
@@ -161,7 +194,9 @@ def changed(random: Random, given: object, words: Sequence[object] = ()) -> obje
     return value(random)
 
 
-def _changed_object(random: Random, given: dict[str, object], key: str, words: Sequence[object]) -> object:
+def _changed_object(
+    random: Random, given: dict[str, object], key: str, words: Sequence[object]
+) -> object:
     kind = random.random()
     if kind < 0.1:
         return {name: one for name, one in given.items() if name != key}

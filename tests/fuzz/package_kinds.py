@@ -1,4 +1,5 @@
-"""Small checkpoints of the kinds whose answers multiply, made by the packages that define them: relations, structures, generation.
+"""Small checkpoints of the kinds whose answers multiply, made by the packages that define them:
+relations, structures, generation.
 
 Their packages take seconds to import, so they are apart from `tiny_kinds.py`.
 """
@@ -23,10 +24,15 @@ def write_package_kinds(root: Path) -> None:
     """Write `<root>/tiny/<kind>` for GLiREL, GLiNER2 and a random chat model."""
     with tempfile.TemporaryDirectory() as folder:
         relations = glirel_models.make_reference(Path(folder) / "relations", {})
-        structures = gliner2_models.make_reference(Path(folder) / "structures", {"counting_layer": "count_lstm", "max_width": 5})
+        structures = gliner2_models.make_reference(
+            Path(folder) / "structures", {"counting_layer": "count_lstm", "max_width": 5}
+        )
         shutil.copytree(relations.directory, root / RELATIONS)
         shutil.copytree(structures.directory, root / STRUCTURES)
     served.write("qwen3", root / GENERATION)
-    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+    for name, key in (
+        ("config.json", "max_position_embeddings"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
         path = root / GENERATION / name
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: POSITIONS}))

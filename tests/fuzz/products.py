@@ -1,7 +1,9 @@
-"""Requests that are larger than they look: a recipe of a few numbers, and the request of up to megabytes that it stands for.
+"""Requests that are larger than they look: a recipe of a few numbers, and the request of up to
+megabytes that it stands for.
 
-What multiplies is what is tried most: an instruction, a query or a hypothesis with each item, labels with each item, forms with
-each token. An input is the recipe as JSON, so that a corpus of whole megabytes is small and can be read.
+What multiplies is what is tried most: an instruction, a query or a hypothesis with each item,
+labels with each item, forms with each token. An input is the recipe as JSON, so that a corpus of
+whole megabytes is small and can be read.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from shoal.v1 import inference_pb2 as pb
 from tests.fuzz import tiny_kinds
 from tests.fuzz.target import Random
 
-MOST_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 """Of each repeated or single text of a request; about, since a letter may have four bytes."""
-MOST_ITEMS: Final = 20_000
-MOST_LABELS: Final = 300
+MAX_ITEMS: Final = 20_000
+MAX_LABELS: Final = 300
 DEADLINES: Final = (2.0, 2.0, 2.0, 0.5, 0.05)
 
 LETTERS: Final[Mapping[str, str]] = {
@@ -37,10 +39,21 @@ LETTERS: Final[Mapping[str, str]] = {
     "quotes": "``",  # replaced by the tokenizer
     "unknown": "\u6771 ",
 }
-VERBS: Final = ("encode", "search", "pairs", "hypotheses", "prompts", "labels", "relations", "structures", "generation")
+VERBS: Final = (
+    "encode",
+    "search",
+    "pairs",
+    "hypotheses",
+    "prompts",
+    "labels",
+    "relations",
+    "structures",
+    "generation",
+)
 _LABELLED: Final = ("hypotheses", "prompts", "labels", "relations", "structures")
 
-# What the contract allows of a shared text, by verb, and of a label and an instruction: most of what is beyond is soon refused.
+# What the contract allows of a shared text, by verb, and of a label and an instruction: most of
+# what is beyond is soon refused.
 _SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000, "prompts": 1_000, "labels": 0,
            "relations": 0, "structures": 0, "generation": 16_000}  # fmt: skip
 _LABEL: Final = 1_000
@@ -55,13 +68,13 @@ Text = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A request: `items` times `text`; `shared` is the instruction, query or hypothesis, `instruction` the one beside a query.
+    """A request: `items` times `text`; `shared` is the instruction, query or hypothesis,
+    `instruction` the one beside a query.
 
     Args:
-        entities: entities given with each item, for `relations`.
-        empty: items without content.
-        unknown: a field that the contract lacks, as nested groups: their depth, and bytes in the innermost.
-        deadline: the caller's, in seconds.
+        entities: entities given with each item, for `relations`. empty: items without content.
+        unknown: a field that the contract lacks, as nested groups: their depth, and bytes in the
+        innermost. deadline: the caller's, in seconds.
     """
 
     verb: str = "encode"
@@ -86,8 +99,12 @@ class Recipe:
 
     @property
     def sequences(self) -> int:
-        """The most passes through the model, which a legal request pays for: one for each token that is generated."""
-        each = {"hypotheses": self.labels, "prompts": self.labels, "generation": self.forms}.get(self.verb, 1)
+        """The most passes through the model, which a legal request pays for: one for each token
+        that is generated.
+        """
+        each = {"hypotheses": self.labels, "prompts": self.labels, "generation": self.forms}.get(
+            self.verb, 1
+        )
         return self.items * max(1, each)
 
     def body(self) -> bytes:
@@ -96,7 +113,10 @@ class Recipe:
 
     def _request(self) -> Message:
         text = _text(self.text, self.items)
-        given = [pb.Entity(start=2 * place, end=2 * place + 1, label="a") for place in range(self.entities)]
+        given = [
+            pb.Entity(start=2 * place, end=2 * place + 1, label="a")
+            for place in range(self.entities)
+        ]
         items = [pb.Item(text=text, entities=given)] * self.items + [pb.Item()] * self.empty
         shared, instruction = _text(self.shared), _text(self.instruction)
         labels = [f"{number} {_text(self.label, self.labels)}" for number in range(self.labels)]
@@ -108,40 +128,75 @@ class Recipe:
             )  # fmt: skip
         if self.verb in ("search", "pairs"):
             model = tiny_kinds.FORMS if self.verb == "search" else tiny_kinds.PAIRS
-            return pb.ScoreRequest(model=model, query=pb.Item(text=shared), documents=items, instruction=instruction)
+            return pb.ScoreRequest(
+                model=model, query=pb.Item(text=shared), documents=items, instruction=instruction
+            )
         if self.verb == "labels":
-            return pb.ExtractRequest(model=tiny_kinds.LABELS, items=items, entities=pb.EntitiesTask(labels=labels))
+            return pb.ExtractRequest(
+                model=tiny_kinds.LABELS, items=items, entities=pb.EntitiesTask(labels=labels)
+            )
         if self.verb == "relations":
-            return pb.ExtractRequest(model=RELATIONS, items=items, relations=pb.RelationsTask(labels=labels, threshold=0.0))
+            return pb.ExtractRequest(
+                model=RELATIONS,
+                items=items,
+                relations=pb.RelationsTask(labels=labels, threshold=0.0),
+            )
         if self.verb == "structures":
             fields = [pb.SchemaField(name=label[:250]) for label in labels]
-            structures = [pb.SchemaStructure(name=str(number), fields=fields[number::16]) for number in range(min(16, len(fields)))]
+            structures = [
+                pb.SchemaStructure(name=str(number), fields=fields[number::16])
+                for number in range(min(16, len(fields)))
+            ]
             return pb.ExtractRequest(
-                model=STRUCTURES, items=items, structure=pb.StructureTask(structures=structures, threshold=0.0)
+                model=STRUCTURES,
+                items=items,
+                structure=pb.StructureTask(structures=structures, threshold=0.0),
             )
         if self.verb == "generation":
             return pb.ExtractRequest(
-                model=GENERATION, items=items, text=pb.TextTask(instruction=shared, max_tokens=max(1, self.forms))
+                model=GENERATION,
+                items=items,
+                text=pb.TextTask(instruction=shared, max_tokens=max(1, self.forms)),
             )
         model = tiny_kinds.HYPOTHESES if self.verb == "hypotheses" else tiny_kinds.FORMS
         hypothesis = shared and f"{{}} {shared}"
-        return pb.ExtractRequest(model=model, items=items, classify=pb.ClassifyTask(labels=labels, hypothesis=hypothesis))
+        return pb.ExtractRequest(
+            model=model, items=items, classify=pb.ClassifyTask(labels=labels, hypothesis=hypothesis)
+        )
 
     def to_json(self) -> bytes:
         """Only what is not the default."""
         own = asdict(self)
-        return json.dumps({one.name: own[one.name] for one in fields(self) if own[one.name] != one.default}).encode()
+        return json.dumps(
+            {one.name: own[one.name] for one in fields(self) if own[one.name] != one.default}
+        ).encode()
 
 
 def read(data: bytes) -> Recipe | None:
-    """None for what is no recipe, or one of more than MOST_BYTES in any of its texts."""
+    """None for what is no recipe, or one of more than MAX_BYTES in any of its texts."""
     try:
         told = json.loads(data).items()
-        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in told
+        }
         recipe = Recipe(**values)
-        counts = (recipe.items, recipe.empty, recipe.labels, recipe.forms, recipe.items * recipe.entities, *recipe.unknown)
-        sizes = [_bytes(text) for text in (recipe.text, recipe.shared, recipe.instruction, recipe.label)]
-        within = 0 < recipe.deadline <= 10 and max(counts) <= 1 << 20 and max(sizes) <= MOST_BYTES and min(*counts, *sizes) >= 0
+        counts = (
+            recipe.items,
+            recipe.empty,
+            recipe.labels,
+            recipe.forms,
+            recipe.items * recipe.entities,
+            *recipe.unknown,
+        )
+        sizes = [
+            _bytes(text) for text in (recipe.text, recipe.shared, recipe.instruction, recipe.label)
+        ]
+        within = (
+            0 < recipe.deadline <= 10
+            and max(counts) <= 1 << 20
+            and max(sizes) <= MAX_BYTES
+            and min(*counts, *sizes) >= 0
+        )
     except (ValueError, TypeError, AttributeError, KeyError):
         return None
     typed = all(type(getattr(recipe, one.name)) is type(one.default) for one in fields(recipe))
@@ -154,26 +209,34 @@ def make(random: Random, known: Sequence[bytes]) -> bytes:
     drawn = asdict(_drawn(random))
     if old is None:
         return Recipe(**drawn).to_json()
-    return Recipe(**(asdict(old) | {name: drawn[name] for name in random.sample(sorted(drawn), 2)})).to_json()
+    return Recipe(
+        **(asdict(old) | {name: drawn[name] for name in random.sample(sorted(drawn), 2)})
+    ).to_json()
 
 
 def _drawn(random: Random) -> Recipe:
     verb = random.choice(VERBS)
     labelled = verb in _LABELLED
     odd, legal = random.random() < 0.1, random.random() < 0.6
-    shared, label, instruction = (_SHARED[verb], _LABEL, _INSTRUCTION) if legal else (MOST_BYTES,) * 3
+    shared, label, instruction = (
+        (_SHARED[verb], _LABEL, _INSTRUCTION) if legal else (MAX_BYTES,) * 3
+    )
     return Recipe(
         verb=verb,
-        items=count(random, MOST_ITEMS),
-        text=_letters(random, 1, MOST_BYTES),
+        items=count(random, MAX_ITEMS),
+        text=_letters(random, 1, MAX_BYTES),
         shared=_letters(random, 0, shared) if random.random() < 0.8 else ("words", 20),
         instruction=_letters(random, 0, instruction) if random.random() < 0.3 else ("words", 0),
-        labels=count(random, MOST_LABELS) if labelled else 0,
+        labels=count(random, MAX_LABELS) if labelled else 0,
         label=_letters(random, 1, label) if labelled else ("words", 5),
-        forms=count(random, 2000) if verb == "generation" or (verb == "encode" and random.random() < 0.3) else 0,
+        forms=count(random, 2000)
+        if verb == "generation" or (verb == "encode" and random.random() < 0.3)
+        else 0,
         entities=count(random, 400) if verb == "relations" else 0,
         empty=count(random, 1 << 20) if odd else 0,
-        unknown=(count(random, 50_000), count(random, MOST_BYTES >> 2)) if random.random() < 0.1 else (0, 0),
+        unknown=(count(random, 50_000), count(random, MAX_BYTES >> 2))
+        if random.random() < 0.1
+        else (0, 0),
         adapter=verb == "encode" and random.random() < 0.2,
         deadline=random.choice(DEADLINES),
     )
@@ -189,8 +252,8 @@ def _letters(random: Random, least: int, most: int) -> Text:
 
 
 def _text(text: Text, times: int = 1) -> str:
-    """So that so many of them have no more than MOST_BYTES."""
-    letters, size = LETTERS[text[0]], min(_bytes(text), MOST_BYTES // max(1, times))
+    """So that so many of them have no more than MAX_BYTES."""
+    letters, size = LETTERS[text[0]], min(_bytes(text), MAX_BYTES // max(1, times))
     return letters * max(-(-size // len(letters.encode())), min(1, _bytes(text)))
 
 
@@ -202,11 +265,20 @@ def _bytes(text: Text) -> int:
 
 
 def _unknown(depth: int, size: int) -> bytes:
-    """Field 100, which nobody knows: groups within groups, and bytes in the innermost. Nothing for neither."""
+    """Field 100, which nobody knows: groups within groups, and bytes in the innermost. Nothing for
+    neither.
+    """
     if not depth and not size:
         return b""
     length, inner = size, b""
     while length > 0x7F:
         inner += bytes([length & 0x7F | 0x80])
         length >>= 7
-    return b"\xa3\x06" * depth + b"\xa2\x06" + inner + bytes([length]) + bytes(size) + b"\xa4\x06" * depth
+    return (
+        b"\xa3\x06" * depth
+        + b"\xa2\x06"
+        + inner
+        + bytes([length])
+        + bytes(size)
+        + b"\xa4\x06" * depth
+    )

@@ -1,7 +1,8 @@
-"""One run: each target in processes of its own, watched from outside: a crash or a hang costs a process and names its input.
+"""One run: each target in processes of its own, watched from outside: a crash or a hang costs a
+process and names its input.
 
-The process writes each input to a page of memory that it shares with its watcher, then tries it. The watcher sees the count rise,
-the process end, or neither.
+The process writes each input to a page of memory that it shares with its watcher, then tries it.
+The watcher sees the count rise, the process end, or neither.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from tests.fuzz.mutate import MOST_BYTES
+from tests.fuzz.mutate import MAX_BYTES
 from tests.fuzz.target import Broken, Internal, Target, Try, targets_of
 
 ROOT: Final = Path(__file__).parents[2]
@@ -36,12 +37,12 @@ FINDINGS: Final = ROOT / ".cache/fuzz/findings"
 Kind = Literal["crash", "hang", "internal", "wrong"]
 Engine = Literal["chance", "coverage"]
 
-_PAGE: Final = 4 * MOST_BYTES
+_PAGE: Final = 4 * MAX_BYTES
 _HEAD: Final = struct.Struct("<QQ")
 _LOOK_SECONDS: Final = 0.1
 _OPEN_SECONDS: Final = 120.0
-_MOST_FINDINGS: Final = 25
-_MOST_STARTS: Final = 20
+_MAX_FINDINGS: Final = 25
+_MAX_STARTS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,9 @@ class Row:
 
 
 class Page:
-    """A count of inputs that were begun, and the last of them; shared by a process and its watcher."""
+    """A count of inputs that were begun, and the last of them; shared by a process and its
+    watcher.
+    """
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -102,9 +105,17 @@ Progress = Callable[[Row, float], None]
 
 
 def run(
-    targets: Sequence[Target], seconds: float, seed: int, findings: Path, progress: Progress, *, fork: bool = True
+    targets: Sequence[Target],
+    seconds: float,
+    seed: int,
+    findings: Path,
+    progress: Progress,
+    *,
+    fork: bool = True,
 ) -> list[Row]:
-    """Tries all targets for so long in all. `fork`: this process has one thread, and has imported what the targets need."""
+    """Tries all targets for so long in all. `fork`: this process has one thread, and has imported
+    what the targets need.
+    """
     plan = [(target, engine) for target in targets for engine in _engines(target)]
     shares = sum(_share(target, engine) for target, engine in plan)
     rows: list[Row] = []
@@ -123,8 +134,12 @@ def run(
 
 
 def _share(target: Target, engine: Engine) -> float:
-    """Coverage goes deeper, and is slower: a third of a target's time is for it where it can be had."""
-    return target.share * (1.0 if len(_engines(target)) == 1 else 2 / 3 if engine == "chance" else 1 / 3)
+    """Coverage goes deeper, and is slower: a third of a target's time is for it where it can be
+    had.
+    """
+    return target.share * (
+        1.0 if len(_engines(target)) == 1 else 2 / 3 if engine == "chance" else 1 / 3
+    )
 
 
 def _engines(target: Target) -> Sequence[Engine]:
@@ -140,14 +155,22 @@ def has_atheris() -> bool:
 class _Slice:
     """The time of one target with one engine."""
 
-    def __init__(self, target: Target, engine: Engine, seconds: float, seed: int, findings: Path, fork: bool) -> None:
+    def __init__(
+        self, target: Target, engine: Engine, seconds: float, seed: int, findings: Path, fork: bool
+    ) -> None:
         self._fork = fork and engine == "chance"
-        self._target, self._engine, self._seconds, self._seed, self._folder = target, engine, seconds, seed, findings
+        self._target, self._engine, self._seconds, self._seed, self._folder = (
+            target,
+            engine,
+            seconds,
+            seed,
+            findings,
+        )
         self._row = Row(target.name, engine, corpus=len(corpus(target.name)))
 
     def run(self, tell: Callable[[Row], None]) -> Row:
         left, starts = self._seconds, 0
-        while left > 0.2 and starts < _MOST_STARTS and self._row.count("crash", "hang") < 5:
+        while left > 0.2 and starts < _MAX_STARTS and self._row.count("crash", "hang") < 5:
             left -= self._start(left, starts, tell)
             starts += 1
         self._row.findings = list(_read(self._folder, self._target.name)) or self._row.findings
@@ -161,7 +184,9 @@ class _Slice:
         page = Page(place)
         arguments = (self._engine, str(seconds), f"{self._seed}.{number}", str(self._folder))
         before = self._row.inputs
-        process = _forked(self._target, *arguments) if self._fork else _spawned(self._target, *arguments)
+        process = (
+            _forked(self._target, *arguments) if self._fork else _spawned(self._target, *arguments)
+        )
         try:
             return self._watch(process, page, before, tell)
         finally:
@@ -169,7 +194,9 @@ class _Slice:
             self._row.inputs = before + page.count
             place.unlink()
 
-    def _watch(self, process: Process, page: Page, before: int, tell: Callable[[Row], None]) -> float:
+    def _watch(
+        self, process: Process, page: Page, before: int, tell: Callable[[Row], None]
+    ) -> float:
         launched = moved = time.monotonic()
         begun, seen, worked = 0.0, 0, self._row.seconds
         while (code := process.poll()) is None:
@@ -177,7 +204,10 @@ class _Slice:
             now, count = time.monotonic(), page.count
             if count != seen:
                 begun, moved, seen = begun or now - _LOOK_SECONDS, now, count
-            self._row.inputs, self._row.seconds = before + count, worked + (now - begun if begun else 0.0)
+            self._row.inputs, self._row.seconds = (
+                before + count,
+                worked + (now - begun if begun else 0.0),
+            )
             tell(self._row)
             if now - moved > (self._target.hang_seconds if seen else _OPEN_SECONDS):
                 process.kill()
@@ -185,7 +215,9 @@ class _Slice:
                 return now - (begun or launched)
         if code:
             name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            self._found("crash", f"the process ended with {name}; see {self._target.name}.log", page.input)
+            self._found(
+                "crash", f"the process ended with {name}; see {self._target.name}.log", page.input
+            )
         return time.monotonic() - (begun or launched)
 
     def _found(self, kind: Kind, what: str, data: bytes) -> None:
@@ -215,7 +247,9 @@ class Process:
 
 
 def _forked(target: Target, engine: str, seconds: str, seed: str, folder: str) -> Process:
-    """Of this process, which has imported all targets: that takes no time. It has one thread, so that a fork of it is whole."""
+    """Of this process, which has imported all targets: that takes no time. It has one thread, so
+    that a fork of it is whole.
+    """
     pid = os.fork()
     if pid:
         return Process(pid)
@@ -237,15 +271,31 @@ def _forked(target: Target, engine: str, seconds: str, seed: str, folder: str) -
 def _spawned(target: Target, engine: str, seconds: str, seed: str, folder: str) -> Process:
     """Anew: coverage is told by code that is changed when it is imported."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}"}
-    command = [sys.executable, "-m", "tests.fuzz.run", f"{target.module}:{target.name}", engine, seconds, seed, folder]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.run",
+        f"{target.module}:{target.name}",
+        engine,
+        seconds,
+        seed,
+        folder,
+    ]
     with open(f"{folder}/{target.name}.log", "ab") as log:
         streams = [(os.POSIX_SPAWN_DUP2, log.fileno(), number) for number in (1, 2)]
-        return Process(os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsid=True))
+        return Process(
+            os.posix_spawn(sys.executable, command, environment, file_actions=streams, setsid=True)
+        )
 
 
 def corpus(target: str) -> list[bytes]:
     """Committed, and kept from earlier runs here."""
-    return [path.read_bytes() for folder in (CORPUS, KEPT) for path in sorted((folder / target).glob("*")) if path.is_file()]
+    return [
+        path.read_bytes()
+        for folder in (CORPUS, KEPT)
+        for path in sorted((folder / target).glob("*"))
+        if path.is_file()
+    ]
 
 
 def save(folder: Path, target: str, kind: Kind, what: str, data: bytes, told: str) -> Finding:
@@ -284,20 +334,32 @@ class Tries:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             what = signature(error)
-            if what not in self._seen and len(self._seen) < _MOST_FINDINGS:
+            if what not in self._seen and len(self._seen) < _MAX_FINDINGS:
                 self._seen.add(what)
                 kind: Kind = "internal" if isinstance(error, Internal) else "wrong"
                 own = error.data if isinstance(error, Broken) and error.data is not None else data
-                save(self._folder, self._target.name, kind, what, own, traceback.format_exc()[-8000:])
+                save(
+                    self._folder, self._target.name, kind, what, own, traceback.format_exc()[-8000:]
+                )
 
 
 def signature(error: BaseException) -> str:
     """What was raised, and the last place of ours that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename.startswith(str(ROOT)) and ".venv" not in frame.filename]
+    ours = [
+        frame
+        for frame in frames
+        if frame.filename.startswith(str(ROOT)) and ".venv" not in frame.filename
+    ]
     product = [frame for frame in ours if "/tests/" not in frame.filename] or ours
-    place = f"{Path(product[-1].filename).relative_to(ROOT)}:{product[-1].lineno}" if product else "?"
-    told = re.sub(r"\d+|'[^']*'", "#", str(error).partition("\n")[0])[:120] if isinstance(error, Broken) else ""
+    place = (
+        f"{Path(product[-1].filename).relative_to(ROOT)}:{product[-1].lineno}" if product else "?"
+    )
+    told = (
+        re.sub(r"\d+|'[^']*'", "#", str(error).partition("\n")[0])[:120]
+        if isinstance(error, Broken)
+        else ""
+    )
     return f"{type(error).__name__} at {place} {told}".strip()
 
 
@@ -324,13 +386,19 @@ def by_coverage(target: Target, tries: Tries, seconds: float, seed: str) -> None
     (CORPUS / target.name).mkdir(parents=True, exist_ok=True)
     limits = [
         f"-max_total_time={max(1, int(seconds))}",
-        f"-max_len={MOST_BYTES}",
+        f"-max_len={MAX_BYTES}",
         "-rss_limit_mb=0",
         "-timeout=3600",
         "-verbosity=0",
     ]
     number = int(hashlib.sha256(seed.encode()).hexdigest()[:7], 16)
-    arguments = ["fuzz", *limits, f"-seed={number}", str(KEPT / target.name), str(CORPUS / target.name)]
+    arguments = [
+        "fuzz",
+        *limits,
+        f"-seed={number}",
+        str(KEPT / target.name),
+        str(CORPUS / target.name),
+    ]
     atheris.Setup(arguments, tries.one, custom_mutator=change)
     atheris.Fuzz()
 

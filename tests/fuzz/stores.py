@@ -1,4 +1,6 @@
-"""What a hub or an object store lists of a model: names that become paths on this machine's disk."""
+"""What a hub or an object store lists of a model: names that become paths on this machine's
+disk.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ _NAMES: Final = (
     "labels_tokenizer/tokenizer.json",
 )  # fmt: skip
 _MODULES: Final[Sequence[object]] = (
-    [{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}],
+    [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "x.Pooling"},
+    ],
     [{"path": "1_Router", "type": "x.Router"}],
     {"types": {"0": "x"}, "structure": {}},
 )
@@ -66,14 +71,19 @@ class Listed:
 
 
 def _make(random: Random, known: Sequence[bytes]) -> bytes:
-    names = [mutate.text(random) if random.random() < 0.2 else random.choice(_NAMES) for _ in range(random.randrange(12))]
+    names = [
+        mutate.text(random) if random.random() < 0.2 else random.choice(_NAMES)
+        for _ in range(random.randrange(12))
+    ]
     files = [
         [name, mutate.edge(random, signed=True) if random.random() < 0.1 else 100]
         for name in ["config.json", "model.safetensors", *names]
     ]
     modules = mutate.changed(random, random.choice(_MODULES), _WORDS)
     try:
-        return json.dumps({"files": files, "modules": modules, "model": mutate.text(random)}).encode()
+        return json.dumps(
+            {"files": files, "modules": modules, "model": mutate.text(random)}
+        ).encode()
     except (RecursionError, ValueError):
         return b"{}"
 
@@ -95,7 +105,13 @@ def _try(data: bytes) -> None:
 def _check(chosen: Sequence[RemoteFile]) -> None:
     for file in chosen:
         path = PurePosixPath(file.path)
-        if path.is_absolute() or ".." in path.parts or "\0" in file.path or str(path) != file.path or path.name.startswith("."):
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or "\0" in file.path
+            or str(path) != file.path
+            or path.name.startswith(".")
+        ):
             raise Broken(f"a file would be written to {file.path!r}")
         if file.size < 0:
             raise Broken(f"{file.path!r} would have {file.size} bytes")

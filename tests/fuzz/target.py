@@ -14,17 +14,21 @@ Make: TypeAlias = Callable[[Random, Sequence[bytes]], bytes]
 """An input from chance and what the corpus holds, which may be nothing."""
 
 Try: TypeAlias = Callable[[bytes], object]
-"""Returns for an input that was taken, or refused as it should be. Whatever it raises is a finding."""
+"""Returns for an input that was taken, or refused as it should be. Whatever it raises is a
+finding.
+"""
 
 HANG_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`name`: also its folder of the corpus. `open`: what the tries of one process share, such as a running mesh.
+    """`name`: also its folder of the corpus. `open`: what the tries of one process share, such as a
+    running mesh.
 
-    `guided`: Python code alone, so that coverage can guide atheris to new inputs. `share`: of the time of a run, beside others.
-    `memory_bytes`: what a process of it may take beyond what it has when it is open.
+    `guided`: Python code alone, so that coverage can guide atheris to new inputs. `share`: of the
+    time of a run, beside others. `memory_bytes`: what a process of it may take beyond what it has
+    when it is open.
     """
 
     name: str
@@ -47,7 +51,9 @@ def plain(attempt: Try) -> Callable[[], AbstractContextManager[Try]]:
 
 
 class Broken(AssertionError):
-    """A target's own judgement: the input was taken, and what came of it is wrong. `data`: the input, if it is not the last one."""
+    """A target's own judgement: the input was taken, and what came of it is wrong. `data`: the
+    input, if it is not the last one.
+    """
 
     def __init__(self, told: str, data: bytes | None = None) -> None:
         super().__init__(told)
@@ -59,7 +65,9 @@ class Internal(Broken):
 
 
 def all_targets(names: Collection[str] = ()) -> Mapping[str, Target]:
-    """By name; no more than are needed to have those of `names`, since importing all of them takes a while."""
+    """By name; no more than are needed to have those of `names`, since importing all of them takes
+    a while.
+    """
     found: dict[str, Target] = {}
     for module in (
         "stores",

@@ -1,4 +1,6 @@
-"""The oracle of `amplification`: recipes are requests of bounded size, and what a process takes is counted against its budget."""
+"""The oracle of `amplification`: recipes are requests of bounded size, and what a process takes is
+counted against its budget.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ from tests.fuzz.products import Recipe
 from tests.fuzz.target import Broken
 
 MIB = 1 << 20
-SPENDER = "import sys, time\nprint(flush=True)\nsys.stdin.readline()\nheld = bytearray(b'x') * (64 << 20)\n" + (
-    "while time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.readline()\n"
+SPENDER = (
+    "import sys, time\nprint(flush=True)\nsys.stdin.readline()\nheld = bytearray(b'x') * (64 << 20)\n"
+    + ("while time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.readline()\n")
 )
 
 
@@ -37,7 +40,10 @@ def test_recipes_are_read_as_they_were_written_and_stay_small() -> None:
         known.append(data)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"verb": "gone"}', b'{"items": 1e99}', b'{"shared": ["words", 99999999]}'])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{", b'{"verb": "gone"}', b'{"items": 1e99}', b'{"shared": ["words", 99999999]}'],
+)
 def test_what_is_no_recipe_is_no_request(data: bytes) -> None:
     assert products.read(data) is None
 
@@ -50,20 +56,32 @@ def test_http_recipes_are_read_as_they_were_written_and_stay_within_their_bounds
         assert recipe is not None
         assert recipe.to_json() == data
         assert products.read(data) is None, "an input is of one kind"
-        assert recipe.connections * len(recipe.request("token")) <= 2 * http_products.MAX_WIRE_BYTES + MIB
+        assert (
+            recipe.connections * len(recipe.request("token"))
+            <= 2 * http_products.MAX_WIRE_BYTES + MIB
+        )
         known.append(data)
 
 
-def test_an_http_recipe_is_a_request_of_its_size() -> None:
-    recipe = HttpRecipe("/v1/embeddings", body=4000, encoding="gzip", credential="valid", headers=3, header_bytes=10)
+def test_http_recipe_is_a_request_of_its_size() -> None:
+    recipe = HttpRecipe(
+        "/v1/embeddings", body=4000, encoding="gzip", credential="valid", headers=3, header_bytes=10
+    )
     head, _, body = recipe.request("a-token").partition(b"\r\n\r\n")
     assert b"authorization: Bearer a-token" in head
     assert head.count(b"vvvvvvvvvv") == 3
     assert len(json.loads(gzip.decompress(body))["input"]) == 1000
 
 
-def test_a_recipe_is_the_request_that_it_tells_of() -> None:
-    recipe = Recipe("hypotheses", items=3, text=("one word", 4), shared=("spaces", 6), labels=2, unknown=(3, 200))
+def test_recipe_is_the_request_that_it_tells_of() -> None:
+    recipe = Recipe(
+        "hypotheses",
+        items=3,
+        text=("one word", 4),
+        shared=("spaces", 6),
+        labels=2,
+        unknown=(3, 200),
+    )
     request = pb.ExtractRequest.FromString(recipe.body())
     assert request.model == tiny_kinds.HYPOTHESES
     assert [item.text for item in request.items] == ["aaaa"] * 3
@@ -72,11 +90,17 @@ def test_a_recipe_is_the_request_that_it_tells_of() -> None:
     assert recipe.sequences == 6
     texts = HttpRecipe(body=400, credential="valid", connections=3)
     assert texts.sequences == 3 * texts.content().count(b'"a"')
-    assert replace(texts, credential="none").sequences == replace(texts, shape="msgpack maps").sequences == 0
+    assert (
+        replace(texts, credential="none").sequences
+        == replace(texts, shape="msgpack maps").sequences
+        == 0
+    )
 
 
 def test_what_a_process_takes_is_counted() -> None:
-    with subprocess.Popen([sys.executable, "-c", SPENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", SPENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
@@ -89,7 +113,7 @@ def test_what_a_process_takes_is_counted() -> None:
         process.stdin.write(b"\n")
 
 
-def test_a_request_that_costs_more_than_its_budget_is_found_and_the_next_has_a_mesh_that_is_well(
+def test_request_that_costs_more_than_its_budget_is_found_and_the_next_has_a_mesh_that_is_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = Caller(tmp_path)

@@ -34,7 +34,7 @@ def test_what_an_input_raises_is_found_once_for_each_place_and_saved(tmp_path: P
 
 
 @pytest.mark.parametrize(("name", "kind"), [("dies", "crash"), ("hangs", "hang")])
-def test_a_process_that_dies_or_hangs_names_its_input(name: str, kind: str, tmp_path: Path) -> None:
+def test_process_that_dies_or_hangs_names_its_input(name: str, kind: str, tmp_path: Path) -> None:
     row = tried(name, tmp_path)
     assert row.findings
     assert {finding.kind for finding in row.findings} == {kind}
@@ -46,18 +46,30 @@ def test_memory_that_an_input_asks_for_is_limited(tmp_path: Path) -> None:
     assert finding.what.startswith("MemoryError")
 
 
-def test_a_finding_may_name_an_input_that_was_tried_earlier(tmp_path: Path) -> None:
+def test_finding_may_name_an_input_that_was_tried_earlier(tmp_path: Path) -> None:
     def late(data: bytes) -> None:
         raise Broken("late", b"earlier")
 
     page = Page(tmp_path / "page")
-    Tries(Target("known", known.letters, lambda: nullcontext(late)), late, page, tmp_path).one(b"now")
+    Tries(Target("known", known.letters, lambda: nullcontext(late)), late, page, tmp_path).one(
+        b"now"
+    )
     assert page.input == b"now"
     assert [path.read_bytes() for path in (tmp_path / "known").glob("*.bin")] == [b"earlier"]
 
 
-def test_the_command_tells_what_it_tried_and_replays_it(tmp_path: Path) -> None:
-    done = command("--json", "--seconds", "0.5", "--seed", "1", "--target", "listings", "--findings", str(tmp_path))
+def test_command_tells_what_it_tried_and_replays_it(tmp_path: Path) -> None:
+    done = command(
+        "--json",
+        "--seconds",
+        "0.5",
+        "--seed",
+        "1",
+        "--target",
+        "listings",
+        "--findings",
+        str(tmp_path),
+    )
     (row,) = json.loads(done.stdout)["targets"]
     assert row["target"] == "listings"
     assert row["inputs"] > 0
@@ -68,7 +80,12 @@ def test_the_command_tells_what_it_tried_and_replays_it(tmp_path: Path) -> None:
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.fuzz", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -1,4 +1,6 @@
-"""The smallest checkpoints that can be served, made without transformers: what hostile ones are made from."""
+"""The smallest checkpoints that can be served, made without transformers: what hostile ones are
+made from.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,12 @@ MODULES: Final = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
     {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
-    {"idx": 3, "name": "3", "path": "3_Normalize", "type": "sentence_transformers.models.Normalize"},
+    {
+        "idx": 3,
+        "name": "3",
+        "path": "3_Normalize",
+        "type": "sentence_transformers.models.Normalize",
+    },
 ]
 ADAPTER: Final[Mapping[str, object]] = {
     "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query", "value"], "base_model_name_or_path": "org/tiny",
@@ -105,7 +112,12 @@ def weights() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
         f"{layer}output.dense.weight": wide[::-1],
         f"{layer}output.dense.bias": (HIDDEN,),
     }
-    for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
+    for name in (
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+        "attention.output.dense",
+    ):
         shapes |= {f"{layer}{name}.weight": square, f"{layer}{name}.bias": (HIDDEN,)}
     for name in ("attention.output.LayerNorm", "output.LayerNorm"):
         shapes |= {f"{layer}{name}.weight": (HIDDEN,), f"{layer}{name}.bias": (HIDDEN,)}
@@ -120,5 +132,7 @@ def write(directory: Path) -> Path:
     (directory / "model.safetensors").write_bytes(save(weights()))
     chance = np.random.default_rng(1)
     dense = {"linear.weight": chance.normal(0, 1, (4, HIDDEN)), "linear.bias": np.zeros(4)}
-    (directory / "2_Dense/model.safetensors").write_bytes(save({name: value.astype(np.float32) for name, value in dense.items()}))
+    (directory / "2_Dense/model.safetensors").write_bytes(
+        save({name: value.astype(np.float32) for name, value in dense.items()})
+    )
     return directory

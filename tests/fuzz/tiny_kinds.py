@@ -1,6 +1,8 @@
-"""A tiny checkpoint of each kind that multiplies something: vectors of three forms with a LoRA adapter, pairs, hypotheses, labels.
+"""A tiny checkpoint of each kind that multiplies something: vectors of three forms with a LoRA
+adapter, pairs, hypotheses, labels.
 
-All share the encoder and the words of `tiny.py`, so that a whole mesh of them starts as fast as one.
+All share the encoder and the words of `tiny.py`, so that a whole mesh of them starts as fast as
+one.
 """
 
 from __future__ import annotations
@@ -37,12 +39,17 @@ def _write_forms(directory: Path) -> None:
     tiny.write(directory)
     _write_tokenizer(directory, 32)
     for name, width in (("sparse_linear", 1), ("colbert_linear", 4)):
-        (directory / f"{name}.safetensors").write_bytes(save(_drawn({"weight": (width, tiny.HIDDEN), "bias": (width,)})))
+        (directory / f"{name}.safetensors").write_bytes(
+            save(_drawn({"weight": (width, tiny.HIDDEN), "bias": (width,)}))
+        )
 
 
 def _write_adapter(directory: Path) -> None:
     directory.mkdir(parents=True)
-    _write_json(directory / "adapter_config.json", dict(tiny.ADAPTER) | {"base_model_name_or_path": FORMS, "rank_pattern": {}})
+    _write_json(
+        directory / "adapter_config.json",
+        dict(tiny.ADAPTER) | {"base_model_name_or_path": FORMS, "rank_pattern": {}},
+    )
     shapes: dict[str, tuple[int, ...]] = {}
     for module in ("query", "value"):
         stem = f"base_model.model.encoder.layer.0.attention.self.{module}.lora"
@@ -52,8 +59,14 @@ def _write_adapter(directory: Path) -> None:
 
 def _write_classifier(directory: Path, labels: Mapping[str, str]) -> None:
     directory.mkdir(parents=True)
-    names = {"id2label": dict(labels), "label2id": {label: int(number) for number, label in labels.items()}}
-    _write_json(directory / "config.json", dict(tiny.CONFIG) | names | {"architectures": ["BertForSequenceClassification"]})
+    names = {
+        "id2label": dict(labels),
+        "label2id": {label: int(number) for number, label in labels.items()},
+    }
+    _write_json(
+        directory / "config.json",
+        dict(tiny.CONFIG) | names | {"architectures": ["BertForSequenceClassification"]},
+    )
     _write_tokenizer(directory, 32)
     head = _drawn(
         {
@@ -87,9 +100,16 @@ def _write_labels(directory: Path) -> None:
             "embeddings.position_embeddings.weight": (POSITIONS, tiny.HIDDEN),
         }
     )
-    prefixed = {f"token_rep_layer.bert_layer.model.{name}": tensor for name, tensor in tensors.items()}
+    prefixed = {
+        f"token_rep_layer.bert_layer.model.{name}": tensor for name, tensor in tensors.items()
+    }
     marker = "span_rep_layer.span_rep_layer"
-    layers = {"prompt_rep_layer": 1, f"{marker}.project_start": 1, f"{marker}.project_end": 1, f"{marker}.out_project": 2}
+    layers = {
+        "prompt_rep_layer": 1,
+        f"{marker}.project_start": 1,
+        f"{marker}.project_end": 1,
+        f"{marker}.out_project": 2,
+    }
     shapes: dict[str, tuple[int, ...]] = {}
     for name, inputs in layers.items():
         wide = 4 * tiny.HIDDEN
@@ -99,17 +119,25 @@ def _write_labels(directory: Path) -> None:
 
 
 def _write_tokenizer(directory: Path, length: int, words: list[str] | None = None) -> None:
-    """That of `tiny.py`, split as published models of the family split; words beyond its own are special.
+    """That of `tiny.py`, split as published models of the family split; words beyond its own are
+    special.
 
-    A pattern of the checkpoint's own would have each text tokenised whole, since nobody knows how far it looks.
+    A pattern of the checkpoint's own would have each text tokenised whole, since nobody knows how
+    far it looks.
     """
     made = json.loads(json.dumps(tiny.TOKENIZER)) | {"pre_tokenizer": {"type": "BertPreTokenizer"}}
-    made["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}
+    made["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}],
+    }
     for number, word in list(enumerate(words or ()))[len(tiny.WORDS) :]:
         made["model"]["vocab"][word] = number
         made["added_tokens"].append(dict(made["added_tokens"][0]) | {"id": number, "content": word})
     _write_json(directory / "tokenizer.json", made)
-    _write_json(directory / "tokenizer_config.json", dict(tiny.TOKENIZER_CONFIG) | {"model_max_length": length})
+    _write_json(
+        directory / "tokenizer_config.json",
+        dict(tiny.TOKENIZER_CONFIG) | {"model_max_length": length},
+    )
 
 
 def _drawn(shapes: Shapes) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:

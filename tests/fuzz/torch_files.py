@@ -1,4 +1,6 @@
-"""Torch checkpoints: good and hostile ones, changed, through the conversion to safetensors as the child does it."""
+"""Torch checkpoints: good and hostile ones, changed, through the conversion to safetensors as the
+child does it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.fuzz.target import Random, Target, Try
 
 _LARGE: Final = ("gigabytes of bytearray", "a million tensors", "a hundred thousand tensors", "a hundred thousand entries",
     "deep nesting", "a key of nested tuples", "a zip bomb", "overlapping views")  # fmt: skip
-"""Left to tests/conversion: they are for the limits of the child, and an input here has at most 256 KiB."""
+"""Left to tests/conversion: they are for the limits of the child, and an input here has at most 256
+KiB.
+"""
 
 _WORDS: Final = (
     b"cposix\nsystem\n", b"c__builtin__\neval\n", b"ctorch\nFloatStorage\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
@@ -29,7 +33,10 @@ _WORDS: Final = (
 
 
 def _base() -> list[bytes]:
-    state = {"a.weight": torch.arange(12.0).view(3, 4), "a.bias": torch.ones(3, dtype=torch.float16)}
+    state = {
+        "a.weight": torch.arange(12.0).view(3, 4),
+        "a.bias": torch.ones(3, dtype=torch.float16),
+    }
     tied = {"x": state["a.weight"], "y": state["a.weight"].t(), "z": state["a.weight"][1:, ::2]}
     small = [make() for name, (make, _) in HOSTILE.items() if name not in _LARGE]
     return [
@@ -54,14 +61,19 @@ def _make(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 def _with_other_pickle(random: Random, data: bytes) -> bytes:
-    """The same archive with a changed pickle, so that the layout is sound and the machine reads it."""
+    """The same archive with a changed pickle, so that the layout is sound and the machine reads
+    it.
+    """
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as opened, zipfile.ZipFile(out, "w") as made:
             for entry in opened.infolist():
                 content = opened.read(entry)
                 is_pickle = entry.filename.endswith("data.pkl")
-                made.writestr(entry.filename, mutate.mutated(random, content, _WORDS) if is_pickle else content)
+                made.writestr(
+                    entry.filename,
+                    mutate.mutated(random, content, _WORDS) if is_pickle else content,
+                )
     except Exception:
         return mutate.mutated(random, data, _WORDS, _BASE)
     return out.getvalue()

@@ -1,4 +1,6 @@
-"""Raw bytes on a router's port: what is no HTTP/2, what is nearly, and connections that never come to anything."""
+"""Raw bytes on a router's port: what is no HTTP/2, what is nearly, and connections that never come
+to anything.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,30 @@ from tests.fuzz.meshes import Mesh, serving
 from tests.fuzz.target import Broken, Random, Target, Try
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(10)
+_DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(
+    10
+)
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 _EACH: Final = 25
 _LINGERING: Final = 100
 """Connections that are left open, as if their clients had gone."""
-_PATHS: Final = ("/shoal.v1.InferenceService/Encode", "/grpc.health.v1.Health/Check", "/shoal.v1.WorkerService/Pull", "/x", "*", "")
+_PATHS: Final = (
+    "/shoal.v1.InferenceService/Encode",
+    "/grpc.health.v1.Health/Check",
+    "/shoal.v1.WorkerService/Pull",
+    "/x",
+    "*",
+    "",
+)
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
     size = len(payload) if length is None else length
-    return struct.pack(">I", size & 0xFFFFFF)[1:] + struct.pack(">BBI", kind & 0xFF, flags, stream & 0xFFFFFFFF) + payload
+    return (
+        struct.pack(">I", size & 0xFFFFFF)[1:]
+        + struct.pack(">BBI", kind & 0xFF, flags, stream & 0xFFFFFFFF)
+        + payload
+    )
 
 
 def _field(name: str, value: str) -> bytes:
@@ -58,7 +73,9 @@ def _call(random: Random) -> bytes:
         # A bomb: one large field into the table, then a byte for each time that it is meant.
         block += _field("x-bomb", "a" * 3500) + b"\xbe" * random.choice((10, 1000, 8000))
     elif way == 2:
-        block += _field("grpc-timeout", random.choice(("0n", "99999999H", "-1S", "1", "x", "9" * 30 + "S")))
+        block += _field(
+            "grpc-timeout", random.choice(("0n", "99999999H", "-1S", "1", "x", "9" * 30 + "S"))
+        )
     elif way == 3:
         block += _field("grpc-encoding", random.choice(("gzip", "deflate", "identity", "evil")))
     elif way == 4:
@@ -77,7 +94,11 @@ def _stream(random: Random, stream: int) -> bytes:
         made += _frame(_CONTINUATION, _END_HEADERS, stream, block[cut:])
     body = random.randbytes(random.choice((0, 5, 40)))
     message = (
-        struct.pack(">BI", random.choice((0, 0, 1, 7)), random.choice((len(body), len(body), mutate.edge(random) % (1 << 32))))
+        struct.pack(
+            ">BI",
+            random.choice((0, 0, 1, 7)),
+            random.choice((len(body), len(body), mutate.edge(random) % (1 << 32))),
+        )
         + body
     )
     return made + _frame(_DATA, random.choice((0, _END_STREAM)), stream, message)
@@ -88,19 +109,29 @@ def _control(random: Random) -> bytes:
     way = random.randrange(8)
     if way == 0:
         pairs = b"".join(
-            struct.pack(">HI", random.randrange(8), mutate.edge(random) % (1 << 32)) for _ in range(random.choice((1, 5, 50)))
+            struct.pack(">HI", random.randrange(8), mutate.edge(random) % (1 << 32))
+            for _ in range(random.choice((1, 5, 50)))
         )
         return _frame(_SETTINGS, random.choice((0, 0, 1)), stream, pairs)
     if way == 1:
-        return _frame(_PING, random.choice((0, 1)), 0, random.randbytes(8)) * random.choice((1, 3, 200))
+        return _frame(_PING, random.choice((0, 1)), 0, random.randbytes(8)) * random.choice(
+            (1, 3, 200)
+        )
     if way == 2:
-        return _frame(_RST, 0, stream, struct.pack(">I", random.randrange(16))) * random.choice((1, 50))
+        return _frame(_RST, 0, stream, struct.pack(">I", random.randrange(16))) * random.choice(
+            (1, 50)
+        )
     if way == 3:
         return _frame(_WINDOW, 0, stream, struct.pack(">I", mutate.edge(random) % (1 << 32)))
     if way == 4:
         return _frame(_GOAWAY, 0, 0, struct.pack(">II", stream, random.randrange(16)) + b"bye")
     if way == 5:
-        return _frame(random.randrange(256), random.randrange(256), stream, random.randbytes(random.randrange(30)))
+        return _frame(
+            random.randrange(256),
+            random.randrange(256),
+            stream,
+            random.randbytes(random.randrange(30)),
+        )
     if way == 6:
         return _frame(_PUSH, 4, 1, struct.pack(">I", 2) + b"\x83")
     return _frame(_PRIORITY, 0, stream, struct.pack(">IB", stream, 255))
@@ -114,7 +145,12 @@ def _make(random: Random, known: Sequence[bytes]) -> bytes:
         return mutate.mutated(random, random.choice(known), others=known)
     if way < 0.3:
         return ending + random.choice(
-            (random.randbytes(random.randrange(200)), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"")
+            (
+                random.randbytes(random.randrange(200)),
+                b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                b"\x16\x03\x01\x02\x00\x01",
+                b"",
+            )
         )
     made = _PREFACE + _frame(_SETTINGS, 0, 0, b"")
     for number in range(random.choice((1, 1, 2, 5))):
@@ -169,9 +205,13 @@ class Sender:
             self._mesh.ended.result()
             raise Broken("the mesh has ended")
         try:
-            answer = health_pb2_grpc.HealthStub(self._channel).Check(health_pb2.HealthCheckRequest(), timeout=10.0)
+            answer = health_pb2_grpc.HealthStub(self._channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=10.0
+            )
         except grpc.RpcError as error:
-            raise Broken(f"health is not told any more: {error.code().name}: {error.details()}") from error
+            raise Broken(
+                f"health is not told any more: {error.code().name}: {error.details()}"
+            ) from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise Broken("the router does not serve any more")
 
@@ -188,4 +228,6 @@ def _opened() -> Iterator[Try]:
             sender.close()
 
 
-TARGETS: Final = (Target("wire", _make, _opened, share=2.0, memory_bytes=4 << 30, hang_seconds=60.0),)
+TARGETS: Final = (
+    Target("wire", _make, _opened, share=2.0, memory_bytes=4 << 30, hang_seconds=60.0),
+)

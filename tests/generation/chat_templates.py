@@ -1,4 +1,6 @@
-"""Chat templates in the style of published ones. Each does something of its own with roles, space, thoughts or instructions."""
+"""Chat templates in the style of published ones. Each does something of its own with roles, space,
+thoughts or instructions.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ GEMMA = """{{ bos_token }}
     {{ '<start_of_turn>model\\n' }}
 {%- endif -%}
 """
-"""Puts the instruction before the first message without stripping it, strips messages; roles alternate."""
+"""Puts the instruction before the first message without stripping it, strips messages; roles
+alternate.
+"""
 
 MISTRAL = (
     "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -137,7 +141,9 @@ LLAMA2 = (
     "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
     "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
-"""Strips the instruction and the first message as one text, so that either loses the space of one side."""
+"""Strips the instruction and the first message as one text, so that either loses the space of one
+side.
+"""
 
 R1 = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] }}"
@@ -146,7 +152,9 @@ R1 = (
     "{% set content = content.split('</think>')[-1] %}{% endif %}{{ '<|Assistant|>' + content + '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|Assistant|><think>\\n' }}{% endif %}"
 )
-"""Takes thoughts out, and leaves the space after them; nothing stands between two messages of the user."""
+"""Takes thoughts out, and leaves the space after them; nothing stands between two messages of the
+user.
+"""
 
 NEMOTRON = """
 {%- set ns = namespace(thinks=true) -%}

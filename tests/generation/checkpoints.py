@@ -1,4 +1,6 @@
-"""Tiny checkpoints of models that write, with random weights, and what transformers writes with them."""
+"""Tiny checkpoints of models that write, with random weights, and what transformers writes with
+them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ CAUSAL: dict[str, Mapping[str, object]] = {
     "phi3": {"sliding_window": 24},
     "gemma3_text": {"use_bidirectional_attention": False, "sliding_window": 12},
 }
-_SEQ2SEQ = {"decoder_start_token_id": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "forced_eos_token_id": None}
+_SEQ2SEQ = {
+    "decoder_start_token_id": 2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+    "forced_eos_token_id": None,
+}
 _BART = _SEQ2SEQ | {
     "vocab_size": VOCABULARY, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 128, "max_position_embeddings": 128,
@@ -43,19 +51,36 @@ SEQ2SEQ: dict[str, tuple[str, Mapping[str, object]]] = {
     "t5 1.1": ("t5", _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5 1.1 resaved": (
         "t5",
-        _T5 | {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False, "tie_word_embeddings": True},
+        _T5
+        | {
+            "feed_forward_proj": "gated-gelu",
+            "scale_decoder_outputs": False,
+            "tie_word_embeddings": True,
+        },
     ),
     "mt5": ("mt5", _T5),
 }
 
 
-def write(name: str, directory: Path, generation: Mapping[str, object] | None = None) -> transformers.PreTrainedModel:
-    """Writes a checkpoint of a kind above, with keys of generation_config.json, and returns transformers' model of it."""
+def write(
+    name: str, directory: Path, generation: Mapping[str, object] | None = None
+) -> transformers.PreTrainedModel:
+    """Writes a checkpoint of a kind above, with keys of generation_config.json, and returns
+    transformers' model of it.
+    """
     if name in CAUSAL:
-        model = random_model(name, head="causal_lm", config={"vocab_size": VOCABULARY, **CAUSAL[name]})
+        model = random_model(
+            name, head="causal_lm", config={"vocab_size": VOCABULARY, **CAUSAL[name]}
+        )
     else:
         model = _seq2seq(*SEQ2SEQ[name])
-    settings = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0, "max_length": None, **(generation or {})}
+    settings = {
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+        "max_length": None,
+        **(generation or {}),
+    }
     for key, value in settings.items():
         setattr(model.generation_config, key, value)
     model.save_pretrained(directory)
@@ -86,7 +111,9 @@ def prompts(count: int, seed: int = 0, longest: int = 48) -> list[Ids]:
 
 
 @torch.inference_mode()
-def written(model: transformers.PreTrainedModel, inputs: Sequence[Ids], most: int, **settings: object) -> list[list[int]]:
+def written(
+    model: transformers.PreTrainedModel, inputs: Sequence[Ids], most: int, **settings: object
+) -> list[list[int]]:
     """The new tokens of `generate` for each input; one padded batch, on the left for causal models.
 
     Each alone where the longest input of a batch changes the others' rotary positions (LongRoPE).
@@ -99,5 +126,7 @@ def written(model: transformers.PreTrainedModel, inputs: Sequence[Ids], most: in
     for row, own in enumerate(inputs):
         place = slice(longest - len(own), longest) if causal else slice(0, len(own))
         ids[row, place], mask[row, place] = torch.from_numpy(own).long(), 1
-    found = model.generate(input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **settings)
+    found = model.generate(
+        input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **settings
+    )
     return [row[longest if causal else 1 :].tolist() for row in found]

@@ -1,4 +1,6 @@
-"""Checkpoint directories of models that write, with tokenizers and chat templates, as they are served."""
+"""Checkpoint directories of models that write, with tokenizers and chat templates, as they are
+served.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _TOKENIZERS: Mapping[str, Kind] = {
 VARIED = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "suppress_tokens": [0]}
 
 
-def write(name: str, directory: Path, generation: Mapping[str, object] | None = None) -> transformers.PreTrainedModel:
+def write(
+    name: str, directory: Path, generation: Mapping[str, object] | None = None
+) -> transformers.PreTrainedModel:
     """Writes the directory, and returns transformers' model of it."""
     model = write_weights(name, directory, VARIED | dict(generation or {}))
     write_tokenizer(_TOKENIZERS[name], directory, 300)
@@ -36,11 +40,20 @@ def write(name: str, directory: Path, generation: Mapping[str, object] | None = 
 
 
 def write_ending(name: str, directory: Path, **generation: object) -> None:
-    """As `write`, of 512 positions, with a token that ends answers. Lists of generation_config.json are tokens' texts."""
+    """As `write`, of 512 positions, with a token that ends answers. Lists of generation_config.json
+    are tokens' texts.
+    """
     write(name, directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    ids = {key: [tokenizer.token_to_id(token) for token in value] for key, value in generation.items() if isinstance(value, list)}
-    _edit(directory / "generation_config.json", {"eos_token_id": tokenizer.token_to_id("<|im_end|>"), **generation, **ids})
+    ids = {
+        key: [tokenizer.token_to_id(token) for token in value]
+        for key, value in generation.items()
+        if isinstance(value, list)
+    }
+    _edit(
+        directory / "generation_config.json",
+        {"eos_token_id": tokenizer.token_to_id("<|im_end|>"), **generation, **ids},
+    )
     _edit(directory / "config.json", {"max_position_embeddings": 512})
     _edit(directory / "tokenizer_config.json", {"model_max_length": 512})
 
@@ -61,11 +74,15 @@ def reference(
     """What transformers writes about a text. `turns`: what was said before it, by whom."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     if model.config.is_encoder_decoder:
-        ids: Ids = tokenizer(f"{instruction} {text}" if instruction else text, return_tensors="np")["input_ids"][0]
+        ids: Ids = tokenizer(f"{instruction} {text}" if instruction else text, return_tensors="np")[
+            "input_ids"
+        ][0]
     else:
         messages = [{"role": "system", "content": instruction}] if instruction else []
         messages += [{"role": role, "content": said} for role, said in (*turns, ("user", text))]
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **template_values)
+        prompt = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **template_values
+        )
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="np")["input_ids"][0]
     (found,) = written(model, [ids], most)
     return str(tokenizer.decode(found, skip_special_tokens=True)).strip()

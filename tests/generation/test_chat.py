@@ -1,4 +1,6 @@
-"""Prompts of conversations are those of transformers' `apply_chat_template`, by templates as families have them."""
+"""Prompts of conversations are those of transformers' `apply_chat_template`, by templates as
+families have them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ import transformers
 from libs.catalog.detect import read_card
 from libs.errors import InvalidInput
 from libs.models.generation.chat import ChatTemplate, Message, Role
-from tests.generation.chat_templates import GEMMA, GLM4, LLAMA2, LLAMA3, MISTRAL, NEMOTRON, QWEN3, R1, SMOLLM3
+from tests.generation.chat_templates import (
+    GEMMA,
+    GLM4,
+    LLAMA2,
+    LLAMA3,
+    MISTRAL,
+    NEMOTRON,
+    QWEN3,
+    R1,
+    SMOLLM3,
+)
 from tests.generation.served import write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -69,7 +81,10 @@ def template(directory: Path) -> Callable[..., ChatTemplate]:
 
 
 def said(roles: Sequence[Role], texts: Sequence[str]) -> list[Message]:
-    return [Message(role, text, f"{number}") for number, (role, text) in enumerate(zip(roles, texts, strict=True))]
+    return [
+        Message(role, text, f"{number}")
+        for number, (role, text) in enumerate(zip(roles, texts, strict=True))
+    ]
 
 
 @cache
@@ -82,13 +97,19 @@ def theirs(directory: Path, source: str, messages: Sequence[Message]) -> str | N
     tokenizer = _tokenizer(directory)
     conversation = [{"role": message.role, "content": message.text} for message in messages]
     try:
-        return str(tokenizer.apply_chat_template(conversation, chat_template=source, tokenize=False, add_generation_prompt=True))
+        return str(
+            tokenizer.apply_chat_template(
+                conversation, chat_template=source, tokenize=False, add_generation_prompt=True
+            )
+        )
     except jinja2.TemplateError:
         return None
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompts_are_those_of_transformers(name: str, directory: Path, template: Callable[..., ChatTemplate]) -> None:
+def test_prompts_are_those_of_transformers(
+    name: str, directory: Path, template: Callable[..., ChatTemplate]
+) -> None:
     random, source = Random(name), TEMPLATES[name]
     own, equal = template(source), 0
     for shape in SHAPES:
@@ -97,10 +118,15 @@ def test_prompts_are_those_of_transformers(name: str, directory: Path, template:
             texts = ["".join(random.choices(PIECES, k=random.randrange(1, 9))) for _ in roles]
             if number % 2:
                 texts = [
-                    random.choice(THOUGHTS) + text if role == "assistant" else text for role, text in zip(roles, texts, strict=True)
+                    random.choice(THOUGHTS) + text if role == "assistant" else text
+                    for role, text in zip(roles, texts, strict=True)
                 ]
             if number > 18:  # what templates look for
-                texts = [text + random.choice(["</think>", "/no_think", "/nothink", "</tool_response>", ""]) for text in texts]
+                texts = [
+                    text
+                    + random.choice(["</think>", "/no_think", "/nothink", "</tool_response>", ""])
+                    for text in texts
+                ]
             messages = said(roles, texts)
             wanted = theirs(directory, source, messages)
             if wanted is None:
@@ -130,7 +156,9 @@ THINKS = "<think>\nSo it is.\n</think>\n\nIt is."
 def test_thoughts_of_earlier_answers_are_the_templates_to_leave_out(
     name: str, wanted: str, template: Callable[..., ChatTemplate]
 ) -> None:
-    assert wanted in template(TEMPLATES[name]).prompt(said(roles_of("uau"), ["Is it?", THINKS, "Sure?"]))
+    assert wanted in template(TEMPLATES[name]).prompt(
+        said(roles_of("uau"), ["Is it?", THINKS, "Sure?"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +169,9 @@ def test_thoughts_of_earlier_answers_are_the_templates_to_leave_out(
         ("mistral", "suau", "Only user and assistant roles are supported"),
     ],
 )
-def test_what_is_refused(name: str, shape: str, message: str, template: Callable[..., ChatTemplate]) -> None:
+def test_what_is_refused(
+    name: str, shape: str, message: str, template: Callable[..., ChatTemplate]
+) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
         template(TEMPLATES[name]).prompt(said(roles_of(shape), ["a"] * len(shape)))
     assert (type(caught.value), caught.value.field) == (InvalidInput, "text.turns")
@@ -156,7 +186,10 @@ LOOP = "{% for m in messages %}[{{ m.role }}]CONTENT{% endfor %}[assistant]"
         ("{{ 'x' * 10**7 if loop.length > 2 }}", "characters of short texts"),
         ("{{ 'x' * 10**10 if loop.length > 2 }}", "it cannot be rendered"),
         (
-            "{% if loop.length > 2 %}" + "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2 + "{% endif %}",
+            "{% if loop.length > 2 %}"
+            + "{% for a in range(99999) %}" * 2
+            + "{% endfor %}" * 2
+            + "{% endif %}",
             "more time or memory",
         ),
     ],
@@ -172,46 +205,78 @@ def test_what_takes_too_much_is_refused_and_harms_nothing_else(
         assert own.prompt(said(("user",), ["a"])) == "[user]a[assistant]"
 
 
-@pytest.mark.parametrize("content", ["{{ m.content | upper }}", "{{ m.content.strip(' \\n') }}", "{{ m.content[:3] }}"])
-def test_a_template_may_change_texts(content: str, directory: Path, template: Callable[..., ChatTemplate]) -> None:
+@pytest.mark.parametrize(
+    "content", ["{{ m.content | upper }}", "{{ m.content.strip(' \\n') }}", "{{ m.content[:3] }}"]
+)
+def test_template_may_change_texts(
+    content: str, directory: Path, template: Callable[..., ChatTemplate]
+) -> None:
     source = LOOP.replace("CONTENT", content)
     for shape in ("u", "su", "uau"):
         messages = said(roles_of(shape), [" \n a text \n "] * len(shape))
         assert template(source).prompt(messages) == theirs(directory, source, messages)
 
 
-def test_a_last_message_with_an_image_is_framed_or_refused(template: Callable[..., ChatTemplate]) -> None:
+def test_last_message_with_an_image_is_framed_or_refused(
+    template: Callable[..., ChatTemplate],
+) -> None:
     parts = "{% for p in m.content %}{{ '<image>' if p.type == 'image' else CONTENT }}{% endfor %}"
     messages = said(roles_of("uau"), ["\ue000", " b ", "\ue000 c"])
     own = template(LOOP.replace("CONTENT", parts.replace("CONTENT", "p.text")), parts=True)
-    assert own.around(messages, with_image=True) == ("[user]\ue000[assistant] b [user]<image>", "[assistant]")
-    assert own.around(messages, with_image=False) == ("[user]\ue000[assistant] b [user]", "[assistant]")
-    changed = template(LOOP.replace("CONTENT", parts.replace("CONTENT", "p.text.upper()")), parts=True)
+    assert own.around(messages, with_image=True) == (
+        "[user]\ue000[assistant] b [user]<image>",
+        "[assistant]",
+    )
+    assert own.around(messages, with_image=False) == (
+        "[user]\ue000[assistant] b [user]",
+        "[assistant]",
+    )
+    changed = template(
+        LOOP.replace("CONTENT", parts.replace("CONTENT", "p.text.upper()")), parts=True
+    )
     with pytest.raises(InvalidInput, match="changes this message") as caught:
         changed.around(messages, with_image=True)
     assert caught.value.field == "2"
 
 
-def test_values_of_the_caller_are_those_that_the_template_looks_for(directory: Path, template: Callable[..., ChatTemplate]) -> None:
+def test_values_of_the_caller_are_those_that_the_template_looks_for(
+    directory: Path, template: Callable[..., ChatTemplate]
+) -> None:
     own, messages = template(QWEN3), said(("user",), ["a"])
     for value in (True, False):
         given = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": value}
-        wanted = _tokenizer(directory).apply_chat_template([{"role": "user", "content": "a"}], chat_template=QWEN3, **given)
+        wanted = _tokenizer(directory).apply_chat_template(
+            [{"role": "user", "content": "a"}], chat_template=QWEN3, **given
+        )
         assert own.prompt(messages, json.dumps({"enable_thinking": value})) == wanted
     assert own.prompt(messages, '{"enable_thinking": false}').endswith("<think>\n\n</think>\n\n")
     counted = template(LOOP.replace("CONTENT", "{{ m.content }} {{ budget }}"))
     assert counted.prompt(messages, '{"budget": 3}') == "[user]a 3[assistant]"
-    for name in ("enable_thinkin", "messages", "bos_token", "add_generation_prompt", "raise_exception", "namespace"):
-        with pytest.raises(InvalidInput, match=f"no value '{name}' to be set: it looks for enable_thinking$") as caught:
+    for name in (
+        "enable_thinkin",
+        "messages",
+        "bos_token",
+        "add_generation_prompt",
+        "raise_exception",
+        "namespace",
+    ):
+        with pytest.raises(
+            InvalidInput, match=f"no value '{name}' to be set: it looks for enable_thinking$"
+        ) as caught:
             own.prompt(messages, json.dumps({name: 1}))
         assert caught.value.field == "text.template_values"
     itself = "{% set enable_thinking = enable_thinking | default(true) %}{% for one in tools or [] %}{% endfor %}"
-    assert template(itself + "{{ messages[0].content }}{{ enable_thinking }}").prompt(messages, '{"enable_thinking": 0}') == "a0"
+    assert (
+        template(itself + "{{ messages[0].content }}{{ enable_thinking }}").prompt(
+            messages, '{"enable_thinking": 0}'
+        )
+        == "a0"
+    )
     with pytest.raises(InvalidInput, match="it looks for none"):
         template(GEMMA).prompt(messages, '{"enable_thinking": false}')
 
 
-def test_the_process_is_kept_and_started_again(directory: Path) -> None:
+def test_process_is_kept_and_started_again(directory: Path) -> None:
     own = ChatTemplate(replace(read_card(directory, "random/llama"), template=GEMMA), directory)
     messages = said(roles_of("uau"), ["a", "b", "c"])
     (process,) = own._renderer._processes
@@ -229,8 +294,16 @@ def test_the_process_is_kept_and_started_again(directory: Path) -> None:
     assert another.returncode is not None
 
 
-def test_a_long_conversation_within_the_limits_of_rendering(directory: Path, template: Callable[..., ChatTemplate]) -> None:
+def test_long_conversation_within_the_limits_of_rendering(
+    directory: Path, template: Callable[..., ChatTemplate]
+) -> None:
     roles = roles_of("s" + "ua" * 64 + "u")
     for source in (QWEN3, LLAMA3, GEMMA):
-        messages = said(roles, [f" {THINKS} {number}" if role == "assistant" else f"{number}" for number, role in enumerate(roles)])
+        messages = said(
+            roles,
+            [
+                f" {THINKS} {number}" if role == "assistant" else f"{number}"
+                for number, role in enumerate(roles)
+            ],
+        )
         assert template(source).prompt(messages) == theirs(directory, source, messages)

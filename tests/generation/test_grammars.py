@@ -1,4 +1,6 @@
-"""Answers that are JSON by a schema: every one parses and is valid, whatever a model with random weights would rather write."""
+"""Answers that are JSON by a schema: every one parses and is valid, whatever a model with random
+weights would rather write.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from libs.models import ExtractResult
 from libs.models.generation.decoding.rules import Bits, Ids
 from libs.models.generation.grammars import FIELD, Grammars, form_of
 from libs.models.generation.grammars import matching as module
-from libs.models.generation.model import WriterModel
+from libs.models.generation.model import GenerativeModel
 from libs.models.generation.texts import TextReader
 from libs.models.work import TextWork
 from tests.generation.served import write, write_ending
@@ -29,40 +31,71 @@ NAME = {"type": "string", "maxLength": 12}
 
 
 def of(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "scalars": of(
-        name=NAME, age={"type": "integer", "minimum": 0, "maximum": 150}, paid={"type": "boolean"}, note={"type": "null"}
+        name=NAME,
+        age={"type": "integer", "minimum": 0, "maximum": 150},
+        paid={"type": "boolean"},
+        note={"type": "null"},
     ),
-    "choices": of(kind={"enum": ["invoice", "receipt", 'a "quoted" one', "ünïcode"]}, version={"const": 3}),
-    "lists": of(lines={"type": "array", "minItems": 1, "maxItems": 3, "items": of(text=NAME, sum={"enum": [1.5, 20, -3]})}),
-    "optional": {"type": "object", "properties": {"a": NAME, "b": {"type": "boolean"}}, "additionalProperties": False},
+    "choices": of(
+        kind={"enum": ["invoice", "receipt", 'a "quoted" one', "ünïcode"]}, version={"const": 3}
+    ),
+    "lists": of(
+        lines={
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 3,
+            "items": of(text=NAME, sum={"enum": [1.5, 20, -3]}),
+        }
+    ),
+    "optional": {
+        "type": "object",
+        "properties": {"a": NAME, "b": {"type": "boolean"}},
+        "additionalProperties": False,
+    },
     "either": of(value={"anyOf": [{"type": "boolean"}, of(deeper=NAME)]}),
-    "patterns": of(code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}, day={"type": "string", "format": "date"}),
-    "defined": {**of(first={"$ref": "#/$defs/name"}, last={"$ref": "#/$defs/name"}), "$defs": {"name": NAME}},
+    "patterns": of(
+        code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+        day={"type": "string", "format": "date"},
+    ),
+    "defined": {
+        **of(first={"$ref": "#/$defs/name"}, last={"$ref": "#/$defs/name"}),
+        "$defs": {"name": NAME},
+    },
 }
 # What has no end of its own, a model with random weights does not end.
 ENDLESS = of(text={"type": "string"})
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> WriterModel:
-    """Its rules forbid what JSON needs: nothing twice, no brace, and no end before a third token."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> GenerativeModel:
+    """Its rules forbid what JSON needs: nothing twice, no brace, and no end before a third
+    token.
+    """
     return loaded(tmp_path_factory.mktemp("writer"), suppress_tokens=["}"], min_new_tokens=3)
 
 
-def loaded(directory: Path, **generation: object) -> WriterModel:
+def loaded(directory: Path, **generation: object) -> GenerativeModel:
     write_ending("qwen3", directory, **generation)
     return load(directory)
 
 
 def work(text: str, schema: dict[str, Any] | None, most: int = 200) -> TextWork:
-    return TextWork([text], max_tokens=most, json_schema="" if schema is None else json.dumps(schema))
+    return TextWork(
+        [text], max_tokens=most, json_schema="" if schema is None else json.dumps(schema)
+    )
 
 
-def answers(model: WriterModel, works: list[TextWork]) -> list[Any]:
+def answers(model: GenerativeModel, works: list[TextWork]) -> list[Any]:
     """Of jobs that join one after the other."""
     jobs = [model.prepare(each) for each in works]
     found = []
@@ -73,15 +106,22 @@ def answers(model: WriterModel, works: list[TextWork]) -> list[Any]:
     return found
 
 
-def test_answers_are_valid_alone_and_among_others(model: WriterModel) -> None:
-    works = [work(f"text {number}", schema) for number, schema in enumerate([*SCHEMAS.values(), None] * 2)]
+def test_answers_are_valid_alone_and_among_others(model: GenerativeModel) -> None:
+    works = [
+        work(f"text {number}", schema)
+        for number, schema in enumerate([*SCHEMAS.values(), None] * 2)
+    ]
     among = answers(model, works)
     assert len(among) == 16
     for each, own in zip(works, among, strict=True):
         assert answers(model, [each]) == [own]
         if each.json_schema:
             assert own.finish == "stop"
-            jsonschema.validate(json.loads(own.text), json.loads(each.json_schema), format_checker=jsonschema.FormatChecker())
+            jsonschema.validate(
+                json.loads(own.text),
+                json.loads(each.json_schema),
+                format_checker=jsonschema.FormatChecker(),
+            )
             assert own.json == json.loads(own.text)
         else:
             assert own.json is None
@@ -95,13 +135,13 @@ def test_beams_are_held_to_it(tmp_path: Path) -> None:
         jsonschema.validate(json.loads(own.text), json.loads(each.json_schema))
 
 
-def test_a_long_answer_is_cut_off(model: WriterModel) -> None:
+def test_long_answer_is_cut_off(model: GenerativeModel) -> None:
     (own,) = answers(model, [work("a text", ENDLESS, 30)])
     assert (own.finish, own.json) == ("length", None)
     assert own.text.startswith('{"text": "')
 
 
-def test_cancellation_returns_the_memory(model: WriterModel) -> None:
+def test_cancellation_returns_the_memory(model: GenerativeModel) -> None:
     jobs = [model.prepare(work(f"text {number}", ENDLESS, 100)) for number in range(4)]
     sequences = [sequence for job in jobs for sequence in job.sequences]
     model.forward("write", sequences)
@@ -110,7 +150,7 @@ def test_cancellation_returns_the_memory(model: WriterModel) -> None:
     assert (model.writing, model.claimed_bytes) == (0, 0)
 
 
-def test_a_sequence_that_is_written_again_begins_again(model: WriterModel) -> None:
+def test_sequence_that_is_written_again_begins_again(model: GenerativeModel) -> None:
     asked = work("a text", SCHEMAS["scalars"])
     job = model.prepare(asked)
     for _ in range(3):
@@ -123,10 +163,12 @@ def test_a_sequence_that_is_written_again_begins_again(model: WriterModel) -> No
 
 
 @pytest.fixture(scope="module")
-def grammars(model: WriterModel) -> Grammars:
+def grammars(model: GenerativeModel) -> Grammars:
     reader = model._reader
     assert isinstance(reader, TextReader)
-    return Grammars(reader.tokenizer, reader.writer.settings.vocabulary or 0, reader.writer.settings.stops)
+    return Grammars(
+        reader.tokenizer, reader.writer.settings.vocabulary or 0, reader.writer.settings.stops
+    )
 
 
 def ids_of(bits: Bits) -> Ids:
@@ -149,7 +191,9 @@ def walk(grammars: Grammars, schema: dict[str, Any], seed: int, longest: int = 4
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_whatever_is_allowed_leads_to_a_valid_answer(name: str, model: WriterModel, grammars: Grammars) -> None:
+def test_whatever_is_allowed_leads_to_a_valid_answer(
+    name: str, model: GenerativeModel, grammars: Grammars
+) -> None:
     for seed in range(20):
         written = walk(grammars, SCHEMAS[name], seed)
         jsonschema.validate(json.loads(model._reader.text(written)), SCHEMAS[name])
@@ -158,16 +202,23 @@ def test_whatever_is_allowed_leads_to_a_valid_answer(name: str, model: WriterMod
 def test_what_was_written_may_be_taken_back(grammars: Grammars) -> None:
     grammar = grammars.of(json.dumps(SCHEMAS["lists"]))
     assert grammar is not None
-    beams, (first, second) = grammar.allows(), (walk(grammars, SCHEMAS["lists"], seed) for seed in (1, 2))
+    beams, (first, second) = (
+        grammar.allows(),
+        (walk(grammars, SCHEMAS["lists"], seed) for seed in (1, 2)),
+    )
     for length in range(min(len(first), len(second))):
         for text in (first, second):
             written = np.array(text[:length], np.int32)
             assert np.array_equal(beams(written), grammar.allows()(written))
-    nothing = ids_of(beams(np.array([first[0], first[0]], np.int32)))  # what the grammar does not have
+    nothing = ids_of(
+        beams(np.array([first[0], first[0]], np.int32))
+    )  # what the grammar does not have
     assert nothing.tolist() == grammars._stops
 
 
-def test_a_schema_that_grew_too_complex_is_compiled_anew(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schema_that_grew_too_complex_is_compiled_anew(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(module.LIMITS, "max_lexer_states", 300)
     schema = of(code={"type": "string", "pattern": "^(.*a.{300})$"})
     first = walk(grammars, schema, 1)
@@ -197,25 +248,45 @@ def deep(times: int) -> dict[str, Any]:
         ("[" * 20_000, "is no JSON"),
         ('{"type": "array"}', "at #: an answer is an object"),
         ("[]", "at #: an answer is an object"),
-        (of(a={"type": "array", "uniqueItems": True}), "at #/properties/a: 'uniqueItems' is not served"),
-        (of(a={"anyOf": [NAME, {"multipleOf": 9973}]}), "at #/properties/a/anyOf/1: 'multipleOf' is not served"),
-        ({**of(a=NAME), "patternProperties": {"^a": NAME}}, "at #: 'patternProperties' is not served"),
+        (
+            of(a={"type": "array", "uniqueItems": True}),
+            "at #/properties/a: 'uniqueItems' is not served",
+        ),
+        (
+            of(a={"anyOf": [NAME, {"multipleOf": 9973}]}),
+            "at #/properties/a/anyOf/1: 'multipleOf' is not served",
+        ),
+        (
+            {**of(a=NAME), "patternProperties": {"^a": NAME}},
+            "at #: 'patternProperties' is not served",
+        ),
         ({**of(a=NAME), "x-guidance": {"lenient": True}}, "at #: 'x-guidance' is not served"),
-        (of(a={"$ref": "http://127.0.0.1/schema.json"}), r"at #/properties/a/\$ref: only places in the schema"),
+        (
+            of(a={"$ref": "http://127.0.0.1/schema.json"}),
+            r"at #/properties/a/\$ref: only places in the schema",
+        ),
         (of(a={"$ref": "#/$defs/none"}), "at #: "),
         (of(a={"type": "strings"}), "at #: Invalid type: strings"),
         (of(a={"type": "string", "pattern": "(?=a)b"}), "at #: regex parse error: .*look-around"),
-        (of(a={"type": "string", "pattern": "a" * 300}), "at #/properties/a/pattern: a pattern has at most 256"),
+        (
+            of(a={"type": "string", "pattern": "a" * 300}),
+            "at #/properties/a/pattern: a pattern has at most 256",
+        ),
         (of(a=False), "at #: Unsatisfiable"),
         (of(**{f"p{number}": NAME for number in range(257)}), "more than 256 schemas"),
         (of(a={"anyOf": [NAME] * 65}), "more than 64 branches"),
         (of(a={"enum": [*range(1001)]}), "more than 1,000 values"),
-        (of(**{f"p{number}": {"type": "string", "pattern": "a"} for number in range(17)}), "more than 16 patterns"),
+        (
+            of(**{f"p{number}": {"type": "string", "pattern": "a"} for number in range(17)}),
+            "more than 16 patterns",
+        ),
         (deep(17), "nested more than 16 times"),
         (of(a={"const": "a" * 40_000}), "more than 32,768 bytes"),
     ],
 )
-def test_schemas_that_are_not_served_are_refused_with_their_place(schema: Any, reason: str, model: WriterModel) -> None:
+def test_schemas_that_are_not_served_are_refused_with_their_place(
+    schema: Any, reason: str, model: GenerativeModel
+) -> None:
     text = schema if isinstance(schema, str) else json.dumps(schema)
     with pytest.raises(InvalidInput, match=reason) as caught:
         model.prepare(TextWork(["a text"], json_schema=text))
@@ -226,21 +297,40 @@ def test_schemas_that_are_not_served_are_refused_with_their_place(schema: Any, r
 HOSTILE: dict[str, dict[str, Any]] = {
     "repeated": of(a={"type": "string", "pattern": "^((((a?){100}){100}){100}){100}$"}),
     "far back": of(a={"type": "string", "pattern": "^(.*a.{500})$"}),
-    "long": of(a={"type": "string", "minLength": 10**9}, b={"type": "array", "minItems": 10**9, "items": NAME}),
+    "long": of(
+        a={"type": "string", "minLength": 10**9},
+        b={"type": "array", "minItems": 10**9, "items": NAME},
+    ),
     "itself": {**of(a={"$ref": "#"})},
-    "around": {**of(a={"$ref": "#/$defs/b"}), "$defs": {"b": {"$ref": "#/$defs/c"}, "c": {"$ref": "#/$defs/b"}}},
+    "around": {
+        **of(a={"$ref": "#/$defs/b"}),
+        "$defs": {"b": {"$ref": "#/$defs/c"}, "c": {"$ref": "#/$defs/b"}},
+    },
     "the same 64 times": {
         **of(a={"$ref": "#/$defs/n"}),
         "$defs": {"n": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/n"}}] * 64}},
     },
-    "all of any": of(a={"allOf": [{"anyOf": [of(**{f"p{one}{two}": NAME}) for two in range(4)]} for one in range(12)]}),
-    "numbers": of(**{f"p{number}": {"type": "number", "minimum": number + 0.123456789, "maximum": 1e15} for number in range(200)}),
-    "any of patterns": of(a={"anyOf": [{"type": "string", "pattern": f".*{one}.{{{one}}}"} for one in range(16)]}),
+    "all of any": of(
+        a={
+            "allOf": [
+                {"anyOf": [of(**{f"p{one}{two}": NAME}) for two in range(4)]} for one in range(12)
+            ]
+        }
+    ),
+    "numbers": of(
+        **{
+            f"p{number}": {"type": "number", "minimum": number + 0.123456789, "maximum": 1e15}
+            for number in range(200)
+        }
+    ),
+    "any of patterns": of(
+        a={"anyOf": [{"type": "string", "pattern": f".*{one}.{{{one}}}"} for one in range(16)]}
+    ),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_schemas_are_refused_or_end(name: str, model: WriterModel) -> None:
+def test_hostile_schemas_are_refused_or_end(name: str, model: GenerativeModel) -> None:
     refused = ""
     try:
         job = model.prepare(work("a text", HOSTILE[name], 60))
@@ -252,7 +342,9 @@ def test_hostile_schemas_are_refused_or_end(name: str, model: WriterModel) -> No
     assert (model.writing, model.claimed_bytes) == (0, 0)
 
 
-def test_models_that_cannot_refuse(tmp_path: Path, model: WriterModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_refuse(
+    tmp_path: Path, model: GenerativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = work("a text", SCHEMAS["scalars"])
     write("t5", tmp_path / "t5")
     with pytest.raises(TaskNotSupported, match="writes no JSON by a schema") as caught:
@@ -263,7 +355,9 @@ def test_models_that_cannot_refuse(tmp_path: Path, model: WriterModel, monkeypat
         load(tmp_path / "endless").prepare(asked)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     write("qwen3", tmp_path / "missing", {"eos_token_id": 2})
-    with pytest.raises(TaskNotSupported, match=r"llguidance is not installed: pip install 'shoal-mesh\[grammar\]'"):
+    with pytest.raises(
+        TaskNotSupported, match=r"llguidance is not installed: pip install 'shoal-mesh\[grammar\]'"
+    ):
         load(tmp_path / "missing").prepare(asked)
 
 

@@ -1,4 +1,6 @@
-"""Models that write, as workers use them: prepare, forwards with sequences that join and leave, finish."""
+"""Models that write, as workers use them: prepare, forwards with sequences that join and leave,
+finish.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
 from libs.models import EncodeWork, ExtractResult, Output, Prepared, Unfinished, WrittenIds
-from libs.models.generation.model import WriterModel
+from libs.models.generation.model import GenerativeModel
 from libs.models.generation.serving import load_writer_model
 from libs.models.work import TextWork, Turn, go_on_anyway
 from tests.generation.chat_templates import MISTRAL
@@ -17,14 +19,19 @@ from tests.generation.served import reference, write
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-TEXTS = ["the first text", "another one, which is longer than the first", "a third", "the words of a fourth text of this list"]
+TEXTS = [
+    "the first text",
+    "another one, which is longer than the first",
+    "a third",
+    "the words of a fourth text of this list",
+]
 
 
-def load(directory: Path) -> WriterModel:
+def load(directory: Path) -> GenerativeModel:
     return load_writer_model(directory, "random/writer", torch.device("cpu"), torch.float32)
 
 
-def outputs(model: WriterModel, jobs: list[Prepared]) -> list[list[Output]]:
+def outputs(model: GenerativeModel, jobs: list[Prepared]) -> list[list[Output]]:
     """Forwards in which a job joins each time, until all are written."""
     found: dict[tuple[int, int], Output] = {}
     for number in range(10_000):
@@ -36,9 +43,17 @@ def outputs(model: WriterModel, jobs: list[Prepared]) -> list[list[Output]]:
         ]
         if not going:
             break
-        outcomes = zip(going, model.forward("write", [jobs[job].sequences[place] for job, place in going]), strict=True)
-        found |= {where: outcome for where, outcome in outcomes if not isinstance(outcome, Unfinished)}
-    return [[found[job, place] for place in range(len(jobs[job].sequences))] for job in range(len(jobs))]
+        outcomes = zip(
+            going,
+            model.forward("write", [jobs[job].sequences[place] for job, place in going]),
+            strict=True,
+        )
+        found |= {
+            where: outcome for where, outcome in outcomes if not isinstance(outcome, Unfinished)
+        }
+    return [
+        [found[job, place] for place in range(len(jobs[job].sequences))] for job in range(len(jobs))
+    ]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama", "gemma2", "phi3", "bart", "marian", "t5"])
@@ -46,13 +61,18 @@ def outputs(model: WriterModel, jobs: list[Prepared]) -> list[list[Output]]:
 def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: Path) -> None:
     theirs = write(name, tmp_path)
     model = load(tmp_path)
-    works = [TextWork([text], max_tokens=32 - 3 * number, instruction=instruction) for number, text in enumerate(TEXTS)]
+    works = [
+        TextWork([text], max_tokens=32 - 3 * number, instruction=instruction)
+        for number, text in enumerate(TEXTS)
+    ]
     jobs = [model.prepare(work, go_on_anyway) for work in works]
     written = outputs(model, jobs)
     for job, own, text, work in zip(jobs, written, TEXTS, works, strict=True):
         result = model.finish(job, own)
         assert isinstance(result, ExtractResult)
-        assert result.items[0].text == reference(theirs, tmp_path, text, work.max_tokens, instruction)
+        assert result.items[0].text == reference(
+            theirs, tmp_path, text, work.max_tokens, instruction
+        )
         assert (result.items[0].finish, result.output_tokens) == ("length", work.max_tokens)
     assert (model.writing, model.claimed_bytes) == (0, 0)
 
@@ -61,8 +81,16 @@ def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: 
 def test_conversations_are_those_of_transformers(instruction: str, tmp_path: Path) -> None:
     theirs = write("qwen3", tmp_path)
     model = load(tmp_path)
-    turns = (Turn("user", "text"), Turn("assistant", "yes"), Turn("user", "a"), Turn("assistant", "so"))
-    works = [TextWork(TEXTS[:2], max_tokens=20, instruction=instruction, turns=turns[:count]) for count in (0, 2, 3, 4)]
+    turns = (
+        Turn("user", "text"),
+        Turn("assistant", "yes"),
+        Turn("user", "a"),
+        Turn("assistant", "so"),
+    )
+    works = [
+        TextWork(TEXTS[:2], max_tokens=20, instruction=instruction, turns=turns[:count])
+        for count in (0, 2, 3, 4)
+    ]
     jobs = [model.prepare(work, go_on_anyway) for work in works]
     found = set()
     for job, own, work in zip(jobs, outputs(model, jobs), works, strict=True):
@@ -75,7 +103,9 @@ def test_conversations_are_those_of_transformers(instruction: str, tmp_path: Pat
     assert len(found) > 4  # the turns are read
 
 
-def test_without_a_system_message_the_users_first_one_begins_with_the_instruction(tmp_path: Path) -> None:
+def test_without_a_system_message_the_users_first_one_begins_with_the_instruction(
+    tmp_path: Path,
+) -> None:
     write("llama", tmp_path)
     (tmp_path / "chat_template.jinja").write_text(MISTRAL)
     model = load(tmp_path)
@@ -91,7 +121,7 @@ def test_without_a_system_message_the_users_first_one_begins_with_the_instructio
     assert told != prompt(TextWork(["and then?"], turns=turns))
 
 
-def test_a_stop_token_ends_a_text(tmp_path: Path) -> None:
+def test_stop_token_ends_a_text(tmp_path: Path) -> None:
     theirs = write("qwen3", tmp_path)
     model = load(tmp_path)
     job = model.prepare(TextWork(TEXTS[:1], max_tokens=20), go_on_anyway)
@@ -102,12 +132,16 @@ def test_a_stop_token_ends_a_text(tmp_path: Path) -> None:
     theirs.generation_config.eos_token_id = stop
     theirs.generation_config.save_pretrained(tmp_path)
     model = load(tmp_path)
-    ((written,),) = outputs(model, [model.prepare(TextWork(TEXTS[:1], max_tokens=20), go_on_anyway)])
+    ((written,),) = outputs(
+        model, [model.prepare(TextWork(TEXTS[:1], max_tokens=20), go_on_anyway)]
+    )
     assert isinstance(written, WrittenIds)
     assert (written.finish, written.ids.tolist()) == ("stop", all_of_it.ids[: first + 1].tolist())
 
 
-def test_dropped_and_failed_sequences_return_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_and_failed_sequences_return_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("qwen3", tmp_path)
     model = load(tmp_path)
     wanted = outputs(model, [model.prepare(TextWork(TEXTS, max_tokens=30), go_on_anyway)])
@@ -140,8 +174,12 @@ def test_sequences_without_room_wait(name: str, tmp_path: Path) -> None:
     model = load(tmp_path)
     model.pages = 6
     job = model.prepare(TextWork(TEXTS * 4, max_tokens=20), go_on_anyway)
-    found = [[each for each in own if isinstance(each, WrittenIds)] for own in outputs(model, [job])]
-    assert [each.ids.tolist() for each in found[0][:4]] * 4 == [each.ids.tolist() for each in found[0]]
+    found = [
+        [each for each in own if isinstance(each, WrittenIds)] for own in outputs(model, [job])
+    ]
+    assert [each.ids.tolist() for each in found[0][:4]] * 4 == [
+        each.ids.tolist() for each in found[0]
+    ]
     assert model.claimed_bytes == 0
 
 
@@ -181,5 +219,7 @@ def test_models_without_a_chat_template_read_no_conversations(tmp_path: Path) ->
         load(tmp_path).prepare(TextWork(["a"], turns=(Turn("user", "a"),)), go_on_anyway)
     assert caught.value.field == "text.turns"
     with pytest.raises(TaskNotSupported) as caught:
-        load(tmp_path).prepare(TextWork(["a"], template_values='{"enable_thinking": false}'), go_on_anyway)
+        load(tmp_path).prepare(
+            TextWork(["a"], template_values='{"enable_thinking": false}'), go_on_anyway
+        )
     assert caught.value.field == "text.template_values"

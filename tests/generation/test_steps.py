@@ -1,4 +1,6 @@
-"""Decode steps on CUDA, in Triton's interpreter: what a loop writes by them, eagerly and from a fake's graphs, and their inputs."""
+"""Decode steps on CUDA, in Triton's interpreter: what a loop writes by them, eagerly and from a
+fake's graphs, and their inputs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from libs.kernels.attention import paged_triton
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone"
+    ),
 ]
 
 MOST = 4
@@ -64,7 +68,9 @@ def load(directory: Path) -> Writer:
 
 
 @pytest.fixture(scope="module", name="llama")
-def llama_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.PreTrainedModel, Path]:
+def llama_model(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[transformers.PreTrainedModel, Path]:
     directory = tmp_path_factory.mktemp("llama")
     return write("llama", directory), directory
 
@@ -78,7 +84,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_triton, "splits", lambda sequences, kv_heads: 4)
 
 
-def graphs_of(loop: DecodeLoop, told: Told, capture: FakeCapture, *, check_every: int = 1 << 30) -> StepGraphs:
+def graphs_of(
+    loop: DecodeLoop, told: Told, capture: FakeCapture, *, check_every: int = 1 << 30
+) -> StepGraphs:
     graphs = loop.keep_graphs(capture, told.owner)
     assert graphs is not None
     graphs._check_every = check_every
@@ -94,7 +102,9 @@ def capture_all(graphs: StepGraphs) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 @pytest.mark.usefixtures("triton")
 def test_steps_write_what_transformers_writes(name: str, tmp_path: Path) -> None:
-    """Eagerly, then from graphs: sequences of different lengths, of which one after the other joins."""
+    """Eagerly, then from graphs: sequences of different lengths, of which one after the other
+    joins.
+    """
     model = write(name, tmp_path)
     writer, inputs = load(tmp_path), prompts(3)
     wanted = written(model, inputs, MOST)
@@ -114,7 +124,9 @@ def test_steps_write_what_transformers_writes(name: str, tmp_path: Path) -> None
 def test_choices_that_need_scores_are_the_same_from_a_graph(
     llama: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sampled, by beams, with log probabilities and with rules, beside a greedy one, with a bound on the vocabulary."""
+    """Sampled, by beams, with log probabilities and with rules, beside a greedy one, with a bound
+    on the vocabulary.
+    """
     monkeypatch.setattr(graphs_module, "SEQUENCES", (8,))
     writer = load(llama[1])
     writer.settings = replace(writer.settings, vocabulary=writer.vocabulary - 40)
@@ -136,13 +148,17 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
 
 
 @pytest.mark.usefixtures("triton")
-def test_all_sizes_are_captured_at_a_load_the_largest_first(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
+def test_all_sizes_are_captured_at_a_load_the_largest_first(
+    llama: tuple[transformers.PreTrainedModel, Path],
+) -> None:
     told, capture = Told(), FakeCapture(size=100)
     loop = DecodeLoop(load(llama[1]), 8)
     graphs = graphs_of(loop, told, capture)
     capture_all(graphs)
     width = 0 if loop._steps is None else loop._steps.width
-    assert [len(each.buffer) for each in capture.made] == [StepShape(count, width).size for count in reversed(SEQUENCES)]
+    assert [len(each.buffer) for each in capture.made] == [
+        StepShape(count, width).size for count in reversed(SEQUENCES)
+    ]
     assert told.events == ["captured"] * len(SEQUENCES)
     assert told.reserved == 100 * len(SEQUENCES)
     graphs.drop()
@@ -150,7 +166,9 @@ def test_all_sizes_are_captured_at_a_load_the_largest_first(llama: tuple[transfo
 
 
 @pytest.mark.usefixtures("triton")
-def test_without_memory_steps_are_eager_and_captured_later(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
+def test_without_memory_steps_are_eager_and_captured_later(
+    llama: tuple[transformers.PreTrainedModel, Path],
+) -> None:
     told, capture = Told(limit=10), FakeCapture()
     loop = DecodeLoop(load(llama[1]), 8)
     graphs = graphs_of(loop, told, capture)
@@ -166,7 +184,9 @@ def test_without_memory_steps_are_eager_and_captured_later(llama: tuple[transfor
 
 
 @pytest.mark.usefixtures("triton")
-def test_a_graph_that_differs_or_fails_is_the_last(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
+def test_graph_that_differs_or_fails_is_the_last(
+    llama: tuple[transformers.PreTrainedModel, Path],
+) -> None:
     model, directory = llama
     inputs = prompts(1)
     wanted = written(model, inputs, MOST)
@@ -213,7 +233,13 @@ def test_inputs_overwrite_those_before_and_are_aligned() -> None:
     assert places.every.numbers[1, :1].tolist() == [9]
     whole = torch.zeros(StepShape(64, 256).size, dtype=torch.int32)
     large, where = StepShape(64, 256).batch(whole)
-    parts = large.ids, large.positions, where.every.layout.cu_queries, where.every.layout.cu_keys, where.every.numbers
+    parts = (
+        large.ids,
+        large.positions,
+        where.every.layout.cu_queries,
+        where.every.layout.cu_keys,
+        where.every.numbers,
+    )
     assert all((part.data_ptr() - whole.data_ptr()) % 64 == 0 for part in parts)
     assert where.every.numbers.is_contiguous()
 
@@ -224,7 +250,7 @@ def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Pat
 
 
 @pytest.mark.usefixtures("triton")
-def test_a_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
+def test_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
     write_served("qwen3", tmp_path)
     model = load_writer_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
     told, capture = Told(), FakeCapture()

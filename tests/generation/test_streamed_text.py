@@ -14,7 +14,7 @@ TEXT = "naïve \N{GRINNING FACE} and 日本語, \N{HOT BEVERAGE}\N{VARIATION SEL
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_a_text_grows_by_whole_characters(kind: Kind, tmp_path: Path) -> None:
+def test_text_grows_by_whole_characters(kind: Kind, tmp_path: Path) -> None:
     write_tokenizer(kind, tmp_path, 300)
     reader = TextReader.__new__(TextReader)
     reader.tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

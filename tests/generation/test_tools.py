@@ -1,4 +1,6 @@
-"""Calls of functions: the prompt is that of transformers' template, answers follow a grammar, and their text is read back."""
+"""Calls of functions: the prompt is that of transformers' template, answers follow a grammar, and
+their text is read back.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import transformers
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models import ExtractResult
-from libs.models.generation.model import WriterModel
+from libs.models.generation.model import GenerativeModel
 from libs.models.generation.tools import HERMES, LLAMA, tool_form
 from libs.models.work import Sampling, TextWork, ToolCall, Turn, go_on_anyway
 from tests.generation.chat_templates import HERMES_TOOLS, LLAMA_TOOLS
@@ -23,23 +25,38 @@ from tests.generation.test_serving import load, outputs
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "one": {"properties": {"a": {"enum": ["text", "another"]}}, "required": ["a"], "additionalProperties": False},
-    "two": {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"], "additionalProperties": False},
+    "one": {
+        "properties": {"a": {"enum": ["text", "another"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+    "two": {
+        "type": "object",
+        "properties": {"b": {"type": "boolean"}},
+        "required": ["b"],
+        "additionalProperties": False,
+    },
 }
 TOOLS = json.dumps(
-    [{"type": "function", "function": {"name": name, "description": name, "parameters": own}} for name, own in SCHEMAS.items()]
+    [
+        {"type": "function", "function": {"name": name, "description": name, "parameters": own}}
+        for name, own in SCHEMAS.items()
+    ]
 )
 
 
 def write_caller(directory: Path, template: str = HERMES_TOOLS) -> None:
     """A model that ends answers, with a template that has tools and room for a long prompt."""
     write_ending("qwen3", directory)
-    for file, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+    for file, key in (
+        ("config.json", "max_position_embeddings"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
         _edit(directory / file, {key: 2048})
     (directory / "chat_template.jinja").write_text(template)
 
 
-def answers(model: WriterModel, work: TextWork) -> ExtractResult:
+def answers(model: GenerativeModel, work: TextWork) -> ExtractResult:
     job = model.prepare(work, go_on_anyway)
     result = model.finish(job, outputs(model, [job])[0])
     assert isinstance(result, ExtractResult)
@@ -48,23 +65,30 @@ def answers(model: WriterModel, work: TextWork) -> ExtractResult:
 
 def asked(**more: Any) -> TextWork:
     seeds = tuple(bytes([number]) for number in range(6))
-    values: dict[str, Any] = {"max_tokens": 120, "tools": TOOLS, "sampling": Sampling(temperature=1.0), "seeds": seeds}
+    values: dict[str, Any] = {
+        "max_tokens": 120,
+        "tools": TOOLS,
+        "sampling": Sampling(temperature=1.0),
+        "seeds": seeds,
+    }
     return TextWork(["the text"] * 6, **(values | more))
 
 
 @pytest.mark.parametrize("template", [HERMES_TOOLS, LLAMA_TOOLS])
-def test_a_required_call_is_one_of_the_functions_by_its_schema(template: str, tmp_path: Path) -> None:
+def test_required_call_is_one_of_the_functions_by_its_schema(template: str, tmp_path: Path) -> None:
     write_caller(tmp_path, template)
     model = load(tmp_path)
     found = answers(model, asked(calls_tool=True, single_tool_call=True)).items
     assert all((len(item.tool_calls), item.text) == (1, "") for item in found)
     for item in found:
-        jsonschema.validate(json.loads(item.tool_calls[0].arguments), SCHEMAS[item.tool_calls[0].name])
+        jsonschema.validate(
+            json.loads(item.tool_calls[0].arguments), SCHEMAS[item.tool_calls[0].name]
+        )
     named = answers(model, asked(calls_tool=True, tool="two")).items
     assert {call.name for item in named for call in item.tool_calls} == {"two"}
 
 
-def test_the_prompt_is_that_of_transformers(tmp_path: Path) -> None:
+def test_prompt_is_that_of_transformers(tmp_path: Path) -> None:
     write_caller(tmp_path)
     model, tokenizer = load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     turns = (Turn("user", "the text"), Turn("assistant", "", (ToolCall("one", '{"a": "text"}'),)))
@@ -77,7 +101,9 @@ def test_the_prompt_is_that_of_transformers(tmp_path: Path) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "another"},
     ]
-    prompt = tokenizer.apply_chat_template(messages, json.loads(TOOLS), tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.apply_chat_template(
+        messages, json.loads(TOOLS), tokenize=False, add_generation_prompt=True
+    )
     assert "<tool_call>" in prompt
     assert sequence.ids.tolist() == tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
@@ -95,7 +121,7 @@ def test_schemas_are_checked_by_their_place_and_other_models_call_nothing(tmp_pa
         load(tmp_path / "none").prepare(asked(), go_on_anyway)
 
 
-def test_a_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:
+def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:
     """Whatever tokens are drawn, what follows the mark of a call is one, and a text has none."""
     write_caller(tmp_path)
     model = load(tmp_path)
@@ -106,7 +132,10 @@ def test_a_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> Non
     grammar = reader._grammars.of_tools(asked(), HERMES)
     assert grammar is not None
     number = reader.tokenizer.token_to_id
-    ids = [*reader.tokenizer.encode("<think>the text", add_special_tokens=False).ids, number("<tool_call>")]
+    ids = [
+        *reader.tokenizer.encode("<think>the text", add_special_tokens=False).ids,
+        number("<tool_call>"),
+    ]
     following = grammar.allows()
 
     def allowed() -> list[int]:
@@ -123,8 +152,16 @@ def test_a_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> Non
 
 def test_calls_are_read_and_what_is_none_stays_text() -> None:
     two = '{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
-    assert HERMES.read(f"I look. <tool_call>\n{two}") == ("I look. ", (ToolCall("f", '{"a": "é"}'), ToolCall("g", "{}")))
-    for text in ("no call", '<tool_call>\n{"name": "f", "argu', "<tool_call>[]</tool_call>", '<tool_call>{"name": 1}</tool_call>'):
+    assert HERMES.read(f"I look. <tool_call>\n{two}") == (
+        "I look. ",
+        (ToolCall("f", '{"a": "é"}'), ToolCall("g", "{}")),
+    )
+    for text in (
+        "no call",
+        '<tool_call>\n{"name": "f", "argu',
+        "<tool_call>[]</tool_call>",
+        '<tool_call>{"name": 1}</tool_call>',
+    ):
         assert HERMES.read(text) == (text, ())
     assert LLAMA.read('{"name": "f", "parameters": {"a": 1}}') == ("", (ToolCall("f", '{"a": 1}'),))
     assert LLAMA.read('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}')[1] == (
@@ -137,7 +174,10 @@ def test_calls_are_read_and_what_is_none_stays_text() -> None:
 
 @pytest.mark.parametrize(
     ("form", "text"),
-    [(HERMES, 'I <b> look <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'), (LLAMA, ' {"name": "f", "parameters": {}}')],
+    [
+        (HERMES, 'I <b> look <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+        (LLAMA, ' {"name": "f", "parameters": {}}'),
+    ],
 )
 def test_no_part_of_a_call_is_streamed(form: Any, text: str) -> None:
     before, calls = form.read(text)

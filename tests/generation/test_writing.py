@@ -1,4 +1,6 @@
-"""The decode loop writes what transformers' `generate` writes, alone and among others, greedy and by beams."""
+"""The decode loop writes what transformers' `generate` writes, alone and among others, greedy and
+by beams.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 MOST = 34
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
-VARIED = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "suppress_tokens": [0]}  # 0: the reference's padding
+VARIED = {
+    "no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.2,
+    "suppress_tokens": [0],
+}  # 0: the reference's padding
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +51,9 @@ def requests(writer: Writer, inputs: Sequence[Ids], most: int | None = MOST) -> 
     return [Request(states=states, most=most) for states in writer.encode(inputs)]
 
 
-def finished(loop: DecodeLoop, asked: Sequence[Request], every: int = 0) -> list[tuple[list[int], Finish | None]]:
+def finished(
+    loop: DecodeLoop, asked: Sequence[Request], every: int = 0
+) -> list[tuple[list[int], Finish | None]]:
     """Writes all; `every`: another one joins after so many steps."""
     texts: dict[int, list[int]] = {}
     left, added = list(asked), []
@@ -64,30 +72,44 @@ def finished(loop: DecodeLoop, asked: Sequence[Request], every: int = 0) -> list
 
 @pytest.mark.parametrize("name", [*CAUSAL, *SEQ2SEQ])
 def test_writes_as_transformers_alone_and_among_others(name: str, tmp_path: Path) -> None:
-    """16 sequences of different lengths that join one by one and leave; pieces of long prompts are prefilled apart."""
+    """16 sequences of different lengths that join one by one and leave; pieces of long prompts are
+    prefilled apart.
+    """
     model = write(name, tmp_path, VARIED)
     writer, inputs = load(tmp_path), prompts(16)
     wanted = written(model, inputs, MOST)
-    asked = [replace(each, most=MOST - number % 7) for number, each in enumerate(requests(writer, inputs))]
+    asked = [
+        replace(each, most=MOST - number % 7)
+        for number, each in enumerate(requests(writer, inputs))
+    ]
     together = finished(DecodeLoop(writer, 96, most_rows=40), asked, every=2)
     assert [len(text) for text, _ in together] == [each.most for each in asked]
-    assert [text for text, _ in together] == [text[: each.most] for text, each in zip(wanted, asked, strict=True)]
+    assert [text for text, _ in together] == [
+        text[: each.most] for text, each in zip(wanted, asked, strict=True)
+    ]
     assert finished(DecodeLoop(writer, 8), asked[:1]) == together[:1]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3_text", "bart", "t5"])
-def test_torchs_operators_write_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_operators_write_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = write(name, tmp_path, VARIED)
     inputs = prompts(4)
     wanted = written(model, inputs, 8)
     use_dense(monkeypatch)
     writer = load(tmp_path)
-    assert [text for text, _ in finished(DecodeLoop(writer, 64, most_rows=40), requests(writer, inputs, 8))] == wanted
+    assert [
+        text
+        for text, _ in finished(DecodeLoop(writer, 64, most_rows=40), requests(writer, inputs, 8))
+    ] == wanted
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3_text", "t5", "mbart"])
 @torch.inference_mode()
-def test_scores_of_every_step_are_those_of_the_full_forward(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_every_step_are_those_of_the_full_forward(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = write(name, tmp_path)
     writer = load(tmp_path)
     seen: list[torch.Tensor] = []
@@ -103,9 +125,13 @@ def test_scores_of_every_step_are_those_of_the_full_forward(name: str, tmp_path:
     (text, _), *_ = finished(DecodeLoop(writer, 8), asked)
     if writer.has_cross:
         begun = torch.tensor([[writer.settings.start, *text]])
-        wanted = model(input_ids=torch.from_numpy(prompt).long()[None], decoder_input_ids=begun).logits[0, :-1]
+        wanted = model(
+            input_ids=torch.from_numpy(prompt).long()[None], decoder_input_ids=begun
+        ).logits[0, :-1]
     else:
-        wanted = model(input_ids=torch.tensor([[*prompt.tolist(), *text]])).logits[0, len(prompt) - 1 : -1]
+        wanted = model(input_ids=torch.tensor([[*prompt.tolist(), *text]])).logits[
+            0, len(prompt) - 1 : -1
+        ]
     assert float((torch.cat(seen) - wanted).abs().max() / wanted.abs().max()) < 1e-5
 
 
@@ -114,11 +140,37 @@ def test_scores_of_every_step_are_those_of_the_full_forward(name: str, tmp_path:
     [
         (
             "bart",
-            {"num_beams": 3, "no_repeat_ngram_size": 3, "forced_bos_token_id": 0, "forced_eos_token_id": 1, "eos_token_id": 1},
+            {
+                "num_beams": 3,
+                "no_repeat_ngram_size": 3,
+                "forced_bos_token_id": 0,
+                "forced_eos_token_id": 1,
+                "eos_token_id": 1,
+            },
         ),
-        ("bart", {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "eos_token_id": [1, 2], "min_length": 5}),
-        ("llama", {"num_beams": 2, "early_stopping": "never", "eos_token_id": list(range(3, 40)), "repetition_penalty": 1.4}),
-        ("t5 1.1 resaved", {"num_beams": 3, "eos_token_id": list(range(3, 30)), "no_repeat_ngram_size": 2}),
+        (
+            "bart",
+            {
+                "num_beams": 4,
+                "length_penalty": 2.0,
+                "early_stopping": True,
+                "eos_token_id": [1, 2],
+                "min_length": 5,
+            },
+        ),
+        (
+            "llama",
+            {
+                "num_beams": 2,
+                "early_stopping": "never",
+                "eos_token_id": list(range(3, 40)),
+                "repetition_penalty": 1.4,
+            },
+        ),
+        (
+            "t5 1.1 resaved",
+            {"num_beams": 3, "eos_token_id": list(range(3, 30)), "no_repeat_ngram_size": 2},
+        ),
         (
             "marian",
             {
@@ -130,10 +182,20 @@ def test_scores_of_every_step_are_those_of_the_full_forward(name: str, tmp_path:
                 "repetition_penalty": 1.3,
             },
         ),
-        ("t5", {"num_beams": 3, "length_penalty": -1.0, "eos_token_id": list(range(3, 30)), "no_repeat_ngram_size": 2}),
+        (
+            "t5",
+            {
+                "num_beams": 3,
+                "length_penalty": -1.0,
+                "eos_token_id": list(range(3, 30)),
+                "no_repeat_ngram_size": 2,
+            },
+        ),
     ],
 )
-def test_beams_that_the_config_asks_for(name: str, settings: dict[str, object], tmp_path: Path) -> None:
+def test_beams_that_the_config_asks_for(
+    name: str, settings: dict[str, object], tmp_path: Path
+) -> None:
     model = write(name, tmp_path, settings)
     writer, inputs = load(tmp_path), prompts(4)
     wanted = [_ended(written(model, [ids], 14)[0], writer.settings) for ids in inputs]
@@ -145,7 +207,11 @@ def test_beams_that_the_config_asks_for(name: str, settings: dict[str, object], 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"bad_words_ids": [[5], [7, 8], [150]], "suppress_tokens": [12, 90, 200], "begin_suppress_tokens": [35, 127, 181]},
+        {
+            "bad_words_ids": [[5], [7, 8], [150]],
+            "suppress_tokens": [12, 90, 200],
+            "begin_suppress_tokens": [35, 127, 181],
+        },
         {"eos_token_id": list(range(3, 60)), "min_new_tokens": 6},
         {"eos_token_id": 2, "forced_eos_token_id": 2, "min_length": 20, "no_repeat_ngram_size": 1},
     ],
@@ -154,14 +220,22 @@ def test_rules_of_generation_config(settings: dict[str, object], tmp_path: Path)
     model = write("llama", tmp_path, settings)
     writer, inputs = load(tmp_path), prompts(5)
     wanted = [_ended(written(model, [ids], 24)[0], writer.settings) for ids in inputs]
-    assert [text for text, _ in finished(DecodeLoop(writer, 64), requests(writer, inputs, 24))] == wanted
+    assert [
+        text for text, _ in finished(DecodeLoop(writer, 64), requests(writer, inputs, 24))
+    ] == wanted
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"eos_token_id": list(range(1_000_000))}, "eos_token_id .*: it has 1,000,000 token ids; at most 64"),
-        ({"eos_token_id": [2, VOCABULARY], "min_new_tokens": 6}, "eos_token_id has the token id 300: ids from 0 to 299"),
+        (
+            {"eos_token_id": list(range(1_000_000))},
+            "eos_token_id .*: it has 1,000,000 token ids; at most 64",
+        ),
+        (
+            {"eos_token_id": [2, VOCABULARY], "min_new_tokens": 6},
+            "eos_token_id has the token id 300: ids from 0 to 299",
+        ),
         ({"eos_token_id": -1}, "eos_token_id has the token id -1"),
         ({"suppress_tokens": [VOCABULARY]}, "suppress_tokens has the token id 300"),
         ({"suppress_tokens": [1] * 65_537}, "suppress_tokens .*: it has 65,537 token ids"),
@@ -189,7 +263,9 @@ def test_settings_beyond_their_bounds_are_refused_when_a_model_is_loaded(
 
 def _ended(text: list[int], settings: Settings) -> list[int]:
     """Without the padding behind the first stop token."""
-    end = next((place for place, token in enumerate(text) if token in settings.stops), len(text) - 1)
+    end = next(
+        (place for place, token in enumerate(text) if token in settings.stops), len(text) - 1
+    )
     return text[: end + 1]
 
 
@@ -199,17 +275,20 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.PreTra
     return write("llama", directory), load(directory)
 
 
-def test_an_answer_says_why_it_ended(llama: tuple[transformers.PreTrainedModel, Writer]) -> None:
+def test_answer_says_why_it_ended(llama: tuple[transformers.PreTrainedModel, Writer]) -> None:
     _, writer = llama
     ids = prompts(3)[2]
     text, finish = finished(DecodeLoop(writer, 4), [Request(ids, most=9)])[0]
     assert (len(text), finish) == (9, "length")
     stopped = replace(writer.settings, stops=(text[4],))
     end = text.index(text[4]) + 1
-    assert finished(DecodeLoop(writer, 4), [Request(ids, most=9, settings=stopped)])[0] == (text[:end], "stop")
+    assert finished(DecodeLoop(writer, 4), [Request(ids, most=9, settings=stopped)])[0] == (
+        text[:end],
+        "stop",
+    )
 
 
-def test_a_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
+def test_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
     llama: tuple[transformers.PreTrainedModel, Writer],
 ) -> None:
     model, writer = llama
@@ -231,7 +310,9 @@ def test_a_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
     assert (loop.pool.taken, loop.pool.claimed) == (0, 0)
 
 
-def test_memory_is_claimed_before_and_never_exceeded(llama: tuple[transformers.PreTrainedModel, Writer]) -> None:
+def test_memory_is_claimed_before_and_never_exceeded(
+    llama: tuple[transformers.PreTrainedModel, Writer],
+) -> None:
     _, writer = llama
     loop = DecodeLoop(writer, 5)
     long = Request(np.arange(3, 3 + PAGE, dtype=np.int32), most=PAGE + 1)
@@ -246,7 +327,9 @@ def test_memory_is_claimed_before_and_never_exceeded(llama: tuple[transformers.P
     assert loop.has_room(long)
 
 
-def test_the_cost_of_a_step_is_known_before_it(llama: tuple[transformers.PreTrainedModel, Writer]) -> None:
+def test_cost_of_a_step_is_known_before_it(
+    llama: tuple[transformers.PreTrainedModel, Writer],
+) -> None:
     _, writer = llama
     loop = DecodeLoop(writer, 16, most_rows=40)
     loop.add(Request(np.full(50, 7, np.int32), most=4))
@@ -254,10 +337,18 @@ def test_the_cost_of_a_step_is_known_before_it(llama: tuple[transformers.PreTrai
     while (cost := loop.next_step()) is not None:
         costs.append((cost.kind, cost.rows, cost.keys))
         loop.step()
-    assert costs == [("prefill", 40, 40), ("prefill", 10, 50), ("decode", 1, 51), ("decode", 1, 52), ("decode", 1, 53)]
+    assert costs == [
+        ("prefill", 40, 40),
+        ("prefill", 10, 50),
+        ("decode", 1, 51),
+        ("decode", 1, 52),
+        ("decode", 1, 53),
+    ]
 
 
-def test_a_grammar_and_a_bound_on_ids_decide_what_may_follow(llama: tuple[transformers.PreTrainedModel, Writer]) -> None:
+def test_grammar_and_a_bound_on_ids_decide_what_may_follow(
+    llama: tuple[transformers.PreTrainedModel, Writer],
+) -> None:
     _, writer = llama
     ids = prompts(2)[1]
 
@@ -271,7 +362,9 @@ def test_a_grammar_and_a_bound_on_ids_decide_what_may_follow(llama: tuple[transf
     assert max(text) < 20
 
 
-def test_what_cannot_be_written_is_refused(llama: tuple[transformers.PreTrainedModel, Writer], tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused(
+    llama: tuple[transformers.PreTrainedModel, Writer], tmp_path: Path
+) -> None:
     _, writer = llama
     loop = DecodeLoop(writer, 4)
     with pytest.raises(InvalidInput, match="leaves no room"):

@@ -1,1 +1,3 @@
-"""What `make gpu` packs and runs, as far as it can be tested without a GPU and without a network."""
+"""What `make gpu` packs and runs, as far as it can be tested without a GPU and without a
+network.
+"""

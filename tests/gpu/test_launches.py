@@ -13,7 +13,8 @@ pytest.importorskip("triton")
 from tests.gpu.launches import CONFIGS, PUBLISHED, counts_of, encoder_of, launches
 from tests.support.triton_launches import _TRITON_MODULES
 
-# Kernels of a layer, and of what comes before and after all layers: embeddings, angles, the norm at the end.
+# Kernels of a layer, and of what comes before and after all layers: embeddings, angles, the norm at
+# the end.
 BUDGETS = {
     "bert": (8, 4),
     "mpnet": (8, 4),
@@ -37,16 +38,28 @@ def test_no_family_launches_more_than_its_budget(kind: str) -> None:
     total, a_layer = counts_of(kind, 2)
     budget, rest = BUDGETS[kind]
     assert a_layer.total() <= budget, dict(a_layer)
-    assert total - 2 * a_layer.total() <= rest, dict(launches(encoder_of(kind, 2, CONFIGS.get(kind))))
+    assert total - 2 * a_layer.total() <= rest, dict(
+        launches(encoder_of(kind, 2, CONFIGS.get(kind)))
+    )
 
 
 @pytest.mark.parametrize(
-    ("model", "budget"), [("BERT-large", 196), ("ModernBERT-base", 201), ("Qwen3-0.6B", 255), ("EmbeddingGemma-300M", 268)]
+    ("model", "budget"),
+    [
+        ("BERT-large", 196),
+        ("ModernBERT-base", 201),
+        ("Qwen3-0.6B", 255),
+        ("EmbeddingGemma-300M", 268),
+    ],
 )
 def test_published_models_launch_what_the_documentation_says(model: str, budget: int) -> None:
     total, _ = counts_of(*PUBLISHED[model])
     assert total == budget
-    assert f"| {budget} |" in next(line for line in Path("docs/gpu.md").read_text().splitlines() if line.startswith(f"| {model} |"))
+    assert f"| {budget} |" in next(
+        line
+        for line in Path("docs/gpu.md").read_text().splitlines()
+        if line.startswith(f"| {model} |")
+    )
 
 
 def test_one_row_a_sequence_needs_few_more() -> None:
@@ -55,12 +68,14 @@ def test_one_row_a_sequence_needs_few_more() -> None:
     assert launches(encoder, "last").total() <= launches(encoder).total() + 3
 
 
-def test_a_kernel_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counter counts operators in place, copies of a residual, and Triton kernels."""
     encoder = encoder_of("modernbert", 2)
     linear = type(encoder.stack[0].attn.out)
     plain, add = launches(encoder), linear.add
-    monkeypatch.setattr(linear, "add", lambda self, x, residual, *, overwrite: add(self, x, residual))
+    monkeypatch.setattr(
+        linear, "add", lambda self, x, residual, *, overwrite: add(self, x, residual)
+    )
     copied = launches(encoder)
     assert (plain["addmm_"], plain["addmm"], copied["addmm_"], copied["addmm"]) == (2, 0, 0, 4)
     assert copied.total() == plain.total() + 2

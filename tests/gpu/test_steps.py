@@ -1,4 +1,6 @@
-"""Every step of benchmarks/gpu is there, says where there is no GPU, keeps what it has measured, and writes the schema."""
+"""Every step of benchmarks/gpu is there, says where there is no GPU, keeps what it has measured,
+and writes the schema.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def test_what_is_measured_is_written_at_once(context: Context, tmp_path: Path) -
     assert faults(told) == []
     rows = {row["what"]: row for row in told["rows"]}
     assert (rows["a"]["seconds"], rows["a"]["none"], rows["b"]["skipped"]) == (1.0, None, NO_CUDA)
-    assert (rows["c"]["error"], rows["d"]["skipped"]) == ("RuntimeError: the driver is gone", "no flash-attn")
+    assert (rows["c"]["error"], rows["d"]["skipped"]) == (
+        "RuntimeError: the driver is gone",
+        "no flash-attn",
+    )
     report = read(tmp_path / "swap.json")
     assert report.is_rehearsal
     assert [one.met for one in report.targets] == [None]  # a rehearsal meets none
@@ -67,7 +72,11 @@ def test_what_was_measured_before_is_kept_and_time_ends(context: Context) -> Non
     assert context.report.rows == []
     context.ends = time.monotonic()
     context.measure("b", lambda: {"seconds": 1.0})
-    assert (context.report.rows, context.report.status, context.report.reason) == ([], "partial", "out of time")
+    assert (context.report.rows, context.report.status, context.report.reason) == (
+        [],
+        "partial",
+        "out of time",
+    )
 
 
 def test_targets() -> None:
@@ -80,18 +89,25 @@ def test_what_is_no_report_is_named(tmp_path: Path) -> None:
     assert faults(told) == []
     assert faults([]) == ["no object"]
     assert faults({**told, "schema": 2}) == ["schema 2, not 1"]
-    assert faults({**told, "status": "fine", "rows": [{}]}) == ["status 'fine'", "a row has no name `what`"]
+    assert faults({**told, "status": "fine", "rows": [{}]}) == [
+        "status 'fine'",
+        "a row has no name `what`",
+    ]
     assert faults({**told, "more": 1}) == ["more is not known"]
-    assert faults({name: value for name, value in told.items() if name != "tree"}) == ["tree is missing"]
+    assert faults({name: value for name, value in told.items() if name != "tree"}) == [
+        "tree is missing"
+    ]
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(ValueError, match="step is missing"):
         read(tmp_path / "a.json")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_step_is_run_in_a_process_and_not_again(tmp_path: Path) -> None:
+def test_step_is_run_in_a_process_and_not_again(tmp_path: Path) -> None:
     """Without a GPU, when one is asked for."""
-    options = runner.Options("cuda", is_tiny=True, again=False, out=tmp_path / "out", state=tmp_path / "state")
+    options = runner.Options(
+        "cuda", is_tiny=True, again=False, out=tmp_path / "out", state=tmp_path / "state"
+    )
     report = runner.run_step(BY_NAME["swap"], options, 120)
     assert (report.status, report.reason) == ("skipped", NO_CUDA)
     assert runner.run_step(BY_NAME["swap"], options, 0).status == "skipped"
@@ -101,7 +117,7 @@ def test_a_step_is_run_in_a_process_and_not_again(tmp_path: Path) -> None:
     assert read(again / "swap.json") == read(tmp_path / "state/swap.json")
 
 
-def test_a_report_is_void_when_a_file_that_the_step_covers_changes(tmp_path: Path) -> None:
+def test_report_is_void_when_a_file_that_the_step_covers_changes(tmp_path: Path) -> None:
     options = runner.Options("cpu", is_tiny=True, again=False, out=tmp_path / "out", state=tmp_path)
     step = BY_NAME["swap"]
     Report("swap", status="done", tree=tree_name(step.covers)).write(tmp_path)
@@ -110,16 +126,23 @@ def test_a_report_is_void_when_a_file_that_the_step_covers_changes(tmp_path: Pat
     assert runner.run_step(step, options, 0).reason == "not begun: out of time"
 
 
-def test_a_step_that_there_is_no_time_for_is_left(tmp_path: Path) -> None:
-    options = runner.Options("cpu", is_tiny=True, again=False, out=tmp_path / "out", state=tmp_path / "state")
+def test_step_that_there_is_no_time_for_is_left(tmp_path: Path) -> None:
+    options = runner.Options(
+        "cpu", is_tiny=True, again=False, out=tmp_path / "out", state=tmp_path / "state"
+    )
     assert runner.run_step(BY_NAME["mesh"], options, 1).reason == "not begun: out of time"
     assert read(tmp_path / "state/mesh.json").status == "partial"
 
 
-def test_a_process_is_killed_with_what_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_killed_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)
     log = tmp_path / "log"
-    assert runner._run(["bash", "-c", "echo begun; sleep 600 & wait"], os.environ, log, 0.5) == "killed"
+    assert (
+        runner._run(["bash", "-c", "echo begun; sleep 600 & wait"], os.environ, log, 0.5)
+        == "killed"
+    )
     assert runner._run(["bash", "-c", "echo begun; exit 3"], os.environ, log, 60) == "status 3"
     assert log.read_text() == "begun\n"
 
@@ -127,7 +150,11 @@ def test_a_process_is_killed_with_what_it_has_started(tmp_path: Path, monkeypatc
 def test_steps_that_move_models_have_a_workers_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
-    found = {step.name for step in STEPS if runner.environment_of(step).get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"}
+    found = {
+        step.name
+        for step in STEPS
+        if runner.environment_of(step).get("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+    }
     assert found == {"families", "swap", "memory"}
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
     assert runner.environment_of(BY_NAME["swap"])["PYTORCH_ALLOC_CONF"] == "backend:native"
@@ -142,11 +169,21 @@ def test_tests_that_need_a_gpu_are_named_as_they_are() -> None:
 def test_flops_of_a_forward(context: Context) -> None:
     shape = next(one for one in published.shapes(context) if one.name == "BERT-base")
     model = random_model(
-        shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads, vocabulary=400, config=shape.config
+        shape.kind,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        vocabulary=400,
+        config=shape.config,
     )
     linear = shape.layers * (4 * 32 * 32 + 2 * 32 * 64)
-    assert published.flops(model, shape, [10, 3]) == 2 * linear * 13 + 4 * 32 * shape.layers * (100 + 9)
-    assert [published._pairs(4, *sight) for sight in ((False, None), (True, None), (False, 2), (True, 2))] == [16, 10, 8, 7]
+    assert published.flops(model, shape, [10, 3]) == 2 * linear * 13 + 4 * 32 * shape.layers * (
+        100 + 9
+    )
+    assert [
+        published._pairs(4, *sight)
+        for sight in ((False, None), (True, None), (False, 2), (True, 2))
+    ] == [16, 10, 8, 7]
 
 
 def test_published_shapes_have_a_step_and_gpus_a_peak() -> None:
@@ -158,5 +195,5 @@ def test_published_shapes_have_a_step_and_gpus_a_peak() -> None:
     assert next(peak for part, peak in PEAKS.items() if part in "NVIDIA H200") == 989e12
 
 
-def test_a_query_has_its_length() -> None:
+def test_query_has_its_length() -> None:
     assert query(lambda text: len(text.split()) + 2) == "a b c d e f g h i j"

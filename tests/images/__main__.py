@@ -1,15 +1,18 @@
-"""Builds the images of docker/Dockerfile, starts the overlay kind-cpu from them as pods, and upgrades it under traffic:
-`make images-check`.
+"""Builds the images of docker/Dockerfile, starts the overlay kind-cpu from them as pods, and
+upgrades it under traffic: `make images-check`.
 
-1. Edge, router, scheduler and worker-cpu are built, from the published Python image where its registry can be reached.
-2. Each starts as its manifest says, and what the kernel says of it is compared with the manifest; probes are asked; the image's
+1. Edge, router, scheduler and worker-cpu are built, from the published Python image where its
+   registry can be reached.
+2. Each starts as its manifest says, and what the kernel says of it is compared with the manifest;
+   probes are asked; the image's
    own HEALTHCHECK, too; a program in it cannot write to its root file system.
-3. A text is encoded by gRPC and by HTTP. Then, under traffic from a container of the same network: a second worker and a second
-   router come, the first worker is drained, and every pod is replaced by one of the image of another commit, `--from`. Nothing may
-   be lost.
+3. A text is encoded by gRPC and by HTTP. Then, under traffic from a container of the same network:
+   a second worker and a second
+   router come, the first worker is drained, and every pod is replaced by one of the image of
+   another commit, `--from`. Nothing may be lost.
 
-Needs root and Debian's buildah, podman, runc, mmdebstrap, netavark, aardvark-dns and iptables. What it cannot show: images for
-CUDA, signatures, a kubelet's own probes.
+Needs root and Debian's buildah, podman, runc, mmdebstrap, netavark, aardvark-dns and iptables. What
+it cannot show: images for CUDA, signatures, a kubelet's own probes.
 """
 
 from __future__ import annotations
@@ -59,8 +62,14 @@ class Mesh:
     def pod(self, workload: Object) -> ContainerPod:
         """One more, started from the image of the present version, and ready."""
         name = workload["metadata"]["name"]
-        image = self.redis_image if component(workload) == "redis" else f"localhost/shoal-{_target(workload)}:{self.version}"
-        pod = ContainerPod(self.node, workload, f"shoal-check-{name}-{len(self.node.pods)}", self.engine, image)
+        image = (
+            self.redis_image
+            if component(workload) == "redis"
+            else f"localhost/shoal-{_target(workload)}:{self.version}"
+        )
+        pod = ContainerPod(
+            self.node, workload, f"shoal-check-{name}-{len(self.node.pods)}", self.engine, image
+        )
         if name == "worker":
             # No hub can be reached from here, or need be: the model is mounted.
             more = {"SHOAL_MODELS": f"{MINILM}={MODEL}", "HF_HUB_OFFLINE": "1"}
@@ -72,8 +81,15 @@ class Mesh:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.images", description=(__doc__ or "").split("\n\n", 1)[0])
-    parser.add_argument("--from", dest="earlier", default="HEAD~1", help="the commit whose images are upgraded (default: HEAD~1)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.images", description=(__doc__ or "").split("\n\n", 1)[0]
+    )
+    parser.add_argument(
+        "--from",
+        dest="earlier",
+        default="HEAD~1",
+        help="the commit whose images are upgraded (default: HEAD~1)",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     given = parser.parse_args()
     console = Console(stderr=given.json, width=None if sys.stdout.isatty() else 140)
@@ -88,13 +104,18 @@ def main() -> int:
     faults: Sequence[object] = results["faults"]  # type: ignore[assignment]
     for fault in faults:
         console.print(f"[red]fault[/]: {fault}", highlight=False)
-    console.print("[red]images do not run as they must[/]" if faults else "images run as their manifests say; nothing was lost")
+    console.print(
+        "[red]images do not run as they must[/]"
+        if faults
+        else "images run as their manifests say; nothing was lost"
+    )
     return 1 if faults else 0
 
 
 def check(folder: Path, earlier: str, console: Console) -> dict[str, object]:
-    """Everything. What is not as it must be is in `faults`; the rest is for reading. Raises EngineError or AssertionError where
-    going on makes no sense: an image that cannot be built, a pod that does not become ready."""
+    """Everything. What is not as it must be is in `faults`; the rest is for reading. Raises
+    EngineError or AssertionError where going on makes no sense: an image that cannot be built, a
+    pod that does not become ready."""
     faults: list[str] = []
     engine = Engine(folder)
     with console.status("base image"):
@@ -103,7 +124,9 @@ def check(folder: Path, earlier: str, console: Console) -> dict[str, object]:
     for row in built:
         limit = LIMITS.get(str(row["image"]))
         if limit is not None and float(str(row["beyond_base_mib"])) > limit:
-            faults.append(f"shoal-{row['image']} has {row['beyond_base_mib']} MiB beyond its base; {limit} are allowed")
+            faults.append(
+                f"shoal-{row['image']} has {row['beyond_base_mib']} MiB beyond its base; {limit} are allowed"
+            )
     _print(console, "Images", built)
     objects = rendered("overlays/kind-cpu")
     (redis,) = containers(named(objects, "StatefulSet", "redis"))
@@ -113,7 +136,10 @@ def check(folder: Path, earlier: str, console: Console) -> dict[str, object]:
     with _network(engine), Node(folder / "node", objects) as node:
         mesh = Mesh(engine, node, redis_image, "before")
         pods: dict[str, ContainerPod] = {}
-        for kind, name in (("StatefulSet", "redis"), *(("Deployment", name) for name in ("router", "scheduler", "worker", "edge"))):
+        for kind, name in (
+            ("StatefulSet", "redis"),
+            *(("Deployment", name) for name in ("router", "scheduler", "worker", "edge")),
+        ):
             with console.status(f"{name}: starting"):
                 pods[name] = mesh.pod(named(objects, kind, name))
         confined = _confinement(engine, pods, faults)
@@ -121,22 +147,41 @@ def check(folder: Path, earlier: str, console: Console) -> dict[str, object]:
         steps, traffic = _roll(mesh, pods, faults)
         _print(console, "Under traffic", steps)
         console.print(f"traffic: {json.dumps(traffic)}", highlight=False, soft_wrap=True)
-    return {"stand_ins": engine.remarks, "images": built, "pods": confined, "steps": steps, "traffic": traffic, "faults": faults}
+    return {
+        "stand_ins": engine.remarks,
+        "images": built,
+        "pods": confined,
+        "steps": steps,
+        "traffic": traffic,
+        "faults": faults,
+    }
 
 
-def _build_all(engine: Engine, base: str, earlier: str, console: Console) -> list[dict[str, object]]:
+def _build_all(
+    engine: Engine, base: str, earlier: str, console: Console
+) -> list[dict[str, object]]:
     """Each target of this tree and of the earlier commit."""
     rows: list[dict[str, object]] = []
     base_size = int(engine.inspect(base, "image")["Size"])
     with tempfile.TemporaryDirectory() as name:
-        archive = subprocess.run(["git", "archive", earlier], cwd=ROOT, capture_output=True, check=True).stdout
+        archive = subprocess.run(
+            ["git", "archive", earlier], cwd=ROOT, capture_output=True, check=True
+        ).stdout
         subprocess.run(["tar", "-x", "-C", name], input=archive, check=True)
         for target in TARGETS:
             with console.status(f"building {target}"):
                 seconds = engine.build(target, f"localhost/shoal-{target}:after", base)
                 engine.build(target, f"localhost/shoal-{target}:before", base, Path(name))
             size = int(engine.inspect(f"localhost/shoal-{target}:after", "image")["Size"])
-            told = engine.podman("run", "--rm", "--entrypoint", "python", f"localhost/shoal-{target}:after", "-c", _COUNT)
+            told = engine.podman(
+                "run",
+                "--rm",
+                "--entrypoint",
+                "python",
+                f"localhost/shoal-{target}:after",
+                "-c",
+                _COUNT,
+            )
             rows.append(
                 {
                     "image": target,
@@ -149,18 +194,27 @@ def _build_all(engine: Engine, base: str, earlier: str, console: Console) -> lis
     return rows
 
 
-def _confinement(engine: Engine, pods: dict[str, ContainerPod], faults: list[str]) -> list[dict[str, object]]:
+def _confinement(
+    engine: Engine, pods: dict[str, ContainerPod], faults: list[str]
+) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name, pod in pods.items():
         applied, asked = pod.applied(), pod.asked()
         differing = [what for what in asked if applied[what] != asked[what]]
-        faults += [f"{name}: {what} is {applied[what]}, the manifest asks for {asked[what]}" for what in differing]
+        faults += [
+            f"{name}: {what} is {applied[what]}, the manifest asks for {asked[what]}"
+            for what in differing
+        ]
         row: dict[str, object] = {"pod": name, **applied}
         if name != "redis":
             row["HEALTHCHECK"] = _healthcheck(engine, pod)
             row["writes to /app"] = _writes(engine, pod)
-            faults += [f"{name}: its HEALTHCHECK says {row['HEALTHCHECK']}"] * (row["HEALTHCHECK"] != "healthy")
-            faults += [f"{name}: a program in it can write to /app"] * (row["writes to /app"] != "refused")
+            faults += [f"{name}: its HEALTHCHECK says {row['HEALTHCHECK']}"] * (
+                row["HEALTHCHECK"] != "healthy"
+            )
+            faults += [f"{name}: a program in it can write to /app"] * (
+                row["writes to /app"] != "refused"
+            )
         rows.append(row)
     return rows
 
@@ -181,13 +235,21 @@ def _writes(engine: Engine, pod: ContainerPod) -> str:
     return "written"
 
 
-def _roll(mesh: Mesh, pods: dict[str, ContainerPod], faults: list[str]) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """Scale, drain and upgrade while a container sends requests. Returns the steps, and what the traffic saw."""
+def _roll(
+    mesh: Mesh, pods: dict[str, ContainerPod], faults: list[str]
+) -> tuple[list[dict[str, object]], dict[str, object]]:
+    """Scale, drain and upgrade while a container sends requests. Returns the steps, and what the
+    traffic saw.
+    """
     steps: list[dict[str, object]] = []
 
     def step(what: str, begins: float, status: int | None = None) -> None:
         steps.append(
-            {"step": what, "seconds": round(time.monotonic() - begins, 1), "exit status": "" if status is None else status}
+            {
+                "step": what,
+                "seconds": round(time.monotonic() - begins, 1),
+                "exit status": "" if status is None else status,
+            }
         )
         if status:
             faults.append(f"{what}: the pod ended with status {status}")
@@ -222,7 +284,16 @@ def _roll(mesh: Mesh, pods: dict[str, ContainerPod], faults: list[str]) -> tuple
 def _traffic(engine: Engine) -> Iterator[Callable[[], dict[str, object]]]:
     """Yields what ends the traffic and returns its counts."""
     script = ROOT / "tests/images/traffic.py"
-    words = ["podman", "run", "--rm", "--interactive", "--name", "shoal-check-traffic", "--network", NETWORK]
+    words = [
+        "podman",
+        "run",
+        "--rm",
+        "--interactive",
+        "--name",
+        "shoal-check-traffic",
+        "--network",
+        NETWORK,
+    ]
     words += [
         "--volume",
         f"{script}:/traffic.py:ro",
@@ -239,7 +310,9 @@ def _traffic(engine: Engine) -> Iterator[Callable[[], dict[str, object]]]:
 
     def end() -> dict[str, object]:
         stdin.close()
-        told: dict[str, object] = json.loads(process.stdout.read()) if process.stdout is not None else {}
+        told: dict[str, object] = (
+            json.loads(process.stdout.read()) if process.stdout is not None else {}
+        )
         process.wait(60)
         return told
 

@@ -1,7 +1,8 @@
-"""Builds and runs images with Debian's buildah and podman, with the published base image or, where no registry can be reached, a
-stand-in for it.
+"""Builds and runs images with Debian's buildah and podman, with the published base image or, where
+no registry can be reached, a stand-in for it.
 
-Neither a daemon nor a login is needed, but root: containers get their own networks and limits of memory.
+Neither a daemon nor a login is needed, but root: containers get their own networks and limits of
+memory.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class EngineError(Exception):
 
 @dataclass
 class Engine:
-    """`folder` is for what is made while the engine works. Remarks say what stands for something that could not be had."""
+    """`folder` is for what is made while the engine works. Remarks say what stands for something
+    that could not be had.
+    """
 
     folder: Path
     remarks: list[str] = field(default_factory=list)
@@ -80,10 +83,18 @@ class Engine:
         """What the command printed. Raises EngineError if it fails or takes longer."""
         try:
             done = subprocess.run(
-                command, env=self._environment, capture_output=True, text=True, timeout=seconds, check=False, cwd=ROOT
+                command,
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+                cwd=ROOT,
             )
         except subprocess.TimeoutExpired as error:
-            raise EngineError(f"{' '.join(command[:3])} …: not done after {seconds:.0f} s") from error
+            raise EngineError(
+                f"{' '.join(command[:3])} …: not done after {seconds:.0f} s"
+            ) from error
         if done.returncode:
             told = f"{done.stdout[-1500:]}\n{done.stderr[-2500:]}".strip()
             raise EngineError(f"{' '.join(command)}: status {done.returncode}\n{told}")
@@ -91,7 +102,9 @@ class Engine:
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
         """A process with pipes for its input and output."""
-        return subprocess.Popen(command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def podman(self, *arguments: str, seconds: float = 60) -> str:
         return self.run("podman", *arguments, seconds=seconds)
@@ -106,7 +119,9 @@ class Engine:
             self.run("buildah", "pull", "-q", PYTHON_IMAGE, seconds=300)
         except EngineError:
             stand_in = f"Debian 12 with this machine's CPython {sys.version.split()[0]}"
-            self.remarks.append(f"{PYTHON_IMAGE}: its registry cannot be reached; {stand_in} stands for it")
+            self.remarks.append(
+                f"{PYTHON_IMAGE}: its registry cannot be reached; {stand_in} stands for it"
+            )
             return self._stand_in("python", _LIBRARIES.split(","), with_python=True)
         return PYTHON_IMAGE
 
@@ -116,7 +131,9 @@ class Engine:
             self.run("buildah", "pull", "-q", published, seconds=300)
         except EngineError:
             stand_in = "Debian 12's redis-server, named valkey-server,"
-            self.remarks.append(f"{published}: its registry cannot be reached; {stand_in} stands for it")
+            self.remarks.append(
+                f"{published}: its registry cannot be reached; {stand_in} stands for it"
+            )
             return self._stand_in("redis", ["redis-server"], with_python=False)
         return published
 
@@ -125,7 +142,17 @@ class Engine:
         began = time.monotonic()
         mounts, arguments = _pip_of_this_machine()
         self.run(
-            *("buildah", "bud", "-q", "--format", "docker", "--layers", "--network", "host", *mounts),
+            *(
+                "buildah",
+                "bud",
+                "-q",
+                "--format",
+                "docker",
+                "--layers",
+                "--network",
+                "host",
+                *mounts,
+            ),
             *("--build-arg", f"PYTHON_IMAGE={base}", *arguments),
             *("--target", target, "-f", str(source / "docker/Dockerfile"), "-t", tag, str(source)),
             seconds=1200,
@@ -133,13 +160,23 @@ class Engine:
         return time.monotonic() - began
 
     def _stand_in(self, name: str, packages: Sequence[str], *, with_python: bool) -> str:
-        """Debian 12 with these packages, and this machine's CPython in /usr/local if asked; kept for the next time."""
+        """Debian 12 with these packages, and this machine's CPython in /usr/local if asked; kept
+        for the next time.
+        """
         tag = f"{STAND_INS}-{name}:12"
         if self.run("buildah", "images", "-q", "--filter", f"reference={tag}").strip():
             return tag
         archive = self.folder / f"{name}.tar"
         included = ",".join(["ca-certificates", *packages])
-        self.run("mmdebstrap", "--variant=minbase", f"--include={included}", "bookworm", str(archive), *_mirror(), seconds=600)
+        self.run(
+            "mmdebstrap",
+            "--variant=minbase",
+            f"--include={included}",
+            "bookworm",
+            str(archive),
+            *_mirror(),
+            seconds=600,
+        )
         container = self.run("buildah", "from", "scratch").strip()
         self.run("buildah", "add", "-q", container, str(archive), "/", seconds=300)
         archive.unlink()
@@ -148,26 +185,43 @@ class Engine:
             self.run("buildah", "add", "-q", container, str(prefix), "/usr/local", seconds=300)
             self.run("buildah", "run", container, "ldconfig")
         else:
-            # Debian's own folder of settings is closed to other users, and the manifest mounts its files below it.
+            # Debian's own folder of settings is closed to other users, and the manifest mounts its
+            # files below it.
             self.run("buildah", "run", container, "rm", "-rf", "/etc/redis")
-            self.run("buildah", "run", container, "ln", "-s", "/usr/bin/redis-server", "/usr/local/bin/valkey-server")
+            self.run(
+                "buildah",
+                "run",
+                container,
+                "ln",
+                "-s",
+                "/usr/bin/redis-server",
+                "/usr/local/bin/valkey-server",
+            )
         path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
         self.run("buildah", "config", "--env", path, container)
-        self.run("buildah", "commit", "-q", "--rm", "--format", "docker", container, tag, seconds=300)
+        self.run(
+            "buildah", "commit", "-q", "--rm", "--format", "docker", container, tag, seconds=300
+        )
         return tag
 
 
 def _mirror() -> list[str]:
     """Of this machine, so that what it can reach is used."""
-    told = "\n".join(file.read_text() for file in Path("/etc/apt/sources.list.d").glob("debian.sources"))
+    told = "\n".join(
+        file.read_text() for file in Path("/etc/apt/sources.list.d").glob("debian.sources")
+    )
     found = re.search(r"^URIs: (\S+)", told, re.MULTILINE)
     return [f"deb {found[1] if found else 'http://deb.debian.org/debian'} bookworm main"]
 
 
 def _copy_python(folder: Path) -> Path:
-    """This interpreter's installation as the published image has it: python and pip, but nothing that was installed."""
+    """This interpreter's installation as the published image has it: python and pip, but nothing
+    that was installed.
+    """
     if sys.version_info[:2] != (3, 11):
-        raise EngineError("the images have CPython 3.11, and so must what stands for it: run this by Python 3.11")
+        raise EngineError(
+            "the images have CPython 3.11, and so must what stands for it: run this by Python 3.11"
+        )
     installed = Path(sysconfig.get_config_var("prefix"))
     hidden = shutil.ignore_patterns("site-packages", "test", "__pycache__", "*.a")
     shutil.copytree(installed / "lib", folder / "lib", symlinks=True, ignore=hidden)
@@ -186,20 +240,35 @@ def _copy_python(folder: Path) -> Path:
 
 
 def _pip_of_this_machine() -> tuple[list[str], list[str]]:
-    """What pip needs within a build to reach what it reaches here: mounts of its configuration, certificates and folders of
-    packages; and the index for torch, if the public one is out of reach."""
-    told = subprocess.run([sys.executable, "-m", "pip", "config", "debug"], capture_output=True, text=True, check=False).stdout
+    """What pip needs within a build to reach what it reaches here: mounts of its configuration,
+    certificates and folders of packages; and the index for torch, if the public one is out of
+    reach."""
+    told = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "debug"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
     files = re.findall(r"^\s+(\S+), exists: True", told, re.MULTILINE)
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
     # An index that is a folder has its files beside it.
     indexes = [str(Path(path).parent) for path in re.findall(r"file://(/[^\s']+)", listed)]
     named = re.findall(r"(?<!file:/)(?<![\w/])/[^\s']+", listed)
-    paths = {str(Path(name)) for name in (*files, *indexes, *named, "/etc/ssl/certs") if Path(name).exists()}
+    paths = {
+        str(Path(name))
+        for name in (*files, *indexes, *named, "/etc/ssl/certs")
+        if Path(name).exists()
+    }
     mounts = [word for path in sorted(paths) for word in ("-v", f"{path}:{path}:ro")]
     try:
         urllib.request.urlopen(f"{_TORCH_INDEX}/", timeout=10).close()
     except OSError:
         folder = Path(tempfile.gettempdir()) / "shoal-no-index"
         folder.mkdir(exist_ok=True)
-        return [*mounts, "-v", f"{folder}:{folder}:ro"], ["--build-arg", f"TORCH_CPU_INDEX=file://{folder}"]
+        return [*mounts, "-v", f"{folder}:{folder}:ro"], [
+            "--build-arg",
+            f"TORCH_CPU_INDEX=file://{folder}",
+        ]
     return mounts, []

@@ -1,7 +1,8 @@
 """Pods as containers: what a kubelet would make of a workload of k8s/, by podman.
 
-Each pod has an address of its own on one network, where the names of Services are names of their pods. User, capabilities, root
-file system, memory and volumes are the manifest's; `applied` reads them back from the kernel and from podman.
+Each pod has an address of its own on one network, where the names of Services are names of their
+pods. User, capabilities, root file system, memory and volumes are the manifest's; `applied` reads
+them back from the kernel and from podman.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def amount(text: str) -> int:
 
 
 class ContainerPod(Pod):
-    """A pod whose container is one of podman's. `image` replaces the manifest's, which no registry has."""
+    """A pod whose container is one of podman's. `image` replaces the manifest's, which no registry
+    has.
+    """
 
     def __init__(self, node: Node, workload: Object, name: str, engine: Engine, image: str) -> None:
         super().__init__(node, workload, name)
@@ -48,10 +51,23 @@ class ContainerPod(Pod):
         """As it is: the pod has its own addresses and paths."""
         return text
 
-    def start(self, more: Mapping[str, str] | None = None, volumes: Sequence[str] = ()) -> ContainerPod:
-        """Returns at once. `more`: variables besides; `volumes`: further mounts, as podman takes them."""
+    def start(
+        self, more: Mapping[str, str] | None = None, volumes: Sequence[str] = ()
+    ) -> ContainerPod:
+        """Returns at once. `more`: variables besides; `volumes`: further mounts, as podman takes
+        them.
+        """
         names = [one["metadata"]["name"] for one in self._services()]
-        words = ["run", "--detach", "--name", self.name, "--hostname", self.name, "--network", NETWORK]
+        words = [
+            "run",
+            "--detach",
+            "--name",
+            self.name,
+            "--hostname",
+            self.name,
+            "--network",
+            NETWORK,
+        ]
         words += [word for name in names for word in ("--network-alias", name)]
         words += self._confinement()
         for path, volume in mounted(self.workload):
@@ -67,7 +83,9 @@ class ContainerPod(Pod):
 
     @property
     def address(self) -> str:
-        return str(self._engine.inspect(self.name)["NetworkSettings"]["Networks"][NETWORK]["IPAddress"])
+        return str(
+            self._engine.inspect(self.name)["NetworkSettings"]["Networks"][NETWORK]["IPAddress"]
+        )
 
     def is_running(self) -> bool:
         return bool(self._engine.inspect(self.name)["State"]["Running"])
@@ -95,19 +113,36 @@ class ContainerPod(Pod):
         return True
 
     def stop(self) -> int:
-        """As a kubelet: the pause before, SIGTERM, SIGKILL at the end of the grace period. Returns the exit status."""
-        time.sleep(self.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0))
-        self._engine.podman("stop", "--time", str(int(self.grace_seconds)), self.name, seconds=self.grace_seconds + 60)
+        """As a kubelet: the pause before, SIGTERM, SIGKILL at the end of the grace period. Returns
+        the exit status.
+        """
+        time.sleep(
+            self.container.get("lifecycle", {})
+            .get("preStop", {})
+            .get("sleep", {})
+            .get("seconds", 0)
+        )
+        self._engine.podman(
+            "stop",
+            "--time",
+            str(int(self.grace_seconds)),
+            self.name,
+            seconds=self.grace_seconds + 60,
+        )
         return int(self._engine.inspect(self.name)["State"]["ExitCode"])
 
     def kill(self) -> None:
         self._engine.podman("rm", "--force", "--time", "0", "--ignore", self.name)
 
     def applied(self) -> dict[str, str]:
-        """What the kernel and podman say that the container has, and what the manifest asks for is told by `asked`."""
+        """What the kernel and podman say that the container has, and what the manifest asks for is
+        told by `asked`.
+        """
         told = self._engine.inspect(self.name)
         status = dict(
-            line.split(":\t", 1) for line in Path(f"/proc/{told['State']['Pid']}/status").read_text().splitlines() if ":\t" in line
+            line.split(":\t", 1)
+            for line in Path(f"/proc/{told['State']['Pid']}/status").read_text().splitlines()
+            if ":\t" in line
         )
         tree = Path(f"/proc/{told['State']['Pid']}/mounts").read_text().splitlines()
         (root,) = (line.split()[3] for line in tree if line.split()[1] == "/")
@@ -128,7 +163,9 @@ class ContainerPod(Pod):
             "user": f"{pod['runAsUser']}:{pod['runAsGroup']}",
             "capabilities": "none" if own["capabilities"] == {"drop": ["ALL"]} else "some",
             "new privileges": "yes" if own["allowPrivilegeEscalation"] else "no",
-            "seccomp": "filtered" if pod["seccompProfile"] == {"type": "RuntimeDefault"} else "none",
+            "seccomp": "filtered"
+            if pod["seccompProfile"] == {"type": "RuntimeDefault"}
+            else "none",
             "root file system": "read-only" if own["readOnlyRootFilesystem"] else "writable",
             "memory": f"{amount(self.container['resources']['limits']['memory']) >> 20} MiB",
         }
@@ -136,14 +173,20 @@ class ContainerPod(Pod):
     def _services(self) -> list[Object]:
         """Those that select this pod."""
         labels = template(self.workload)["metadata"]["labels"]
-        return [one for one in of_kind(self._node.objects, "Service") if matches({"matchLabels": one["spec"]["selector"]}, labels)]
+        return [
+            one
+            for one in of_kind(self._node.objects, "Service")
+            if matches({"matchLabels": one["spec"]["selector"]}, labels)
+        ]
 
     def _confinement(self) -> list[str]:
         pod = template(self.workload)["spec"]["securityContext"]
         own = self.container["securityContext"]
         words = ["--user", f"{pod['runAsUser']}:{pod['runAsGroup']}"]
         words += ["--memory", str(amount(self.container["resources"]["limits"]["memory"]))]
-        words += [word for name in own["capabilities"]["drop"] for word in ("--cap-drop", name.lower())]
+        words += [
+            word for name in own["capabilities"]["drop"] for word in ("--cap-drop", name.lower())
+        ]
         if own["readOnlyRootFilesystem"]:
             words += ["--read-only", "--read-only-tmpfs=false"]
         if not own["allowPrivilegeEscalation"]:

@@ -1,5 +1,6 @@
-"""Runs within a container of the mesh's network: asks for vectors without pause, by gRPC through every router and by HTTP through
-every edge, until its standard input ends; then prints what came of it as JSON.
+"""Runs within a container of the mesh's network: asks for vectors without pause, by gRPC through
+every router and by HTTP through every edge, until its standard input ends; then prints what came of
+it as JSON.
 
 It imports nothing but what an image of ours holds: `shoal` and the standard library.
 """
@@ -54,14 +55,17 @@ async def main(model: str) -> None:
                     errors.append(repr(error)[:300])
 
         await asyncio.gather(*(by_grpc() for _ in range(CALLERS)), by_http(), by_http())
-    print(json.dumps({**counts, "slowest_seconds": round(slowest, 2), "errors": errors[:5]}), flush=True)
+    print(
+        json.dumps({**counts, "slowest_seconds": round(slowest, 2), "errors": errors[:5]}),
+        flush=True,
+    )
 
 
 def over_http(model: str) -> list[float]:
     """One connection for each request, as a Service spreads connections.
 
-    A pod that refuses a connection or says that it is stopping is passed over: a Service would not have chosen it, but names of
-    this network have the addresses of all pods that run.
+    A pod that refuses a connection or says that it is stopping is passed over: a Service would not
+    have chosen it, but names of this network have the addresses of all pods that run.
     """
     body = json.dumps({"model": model, "input": "a text", "encoding_format": "float"})
     for attempt in range(100):
@@ -69,7 +73,9 @@ def over_http(model: str) -> list[float]:
             time.sleep(0.1)
         try:
             found = socket.getaddrinfo("edge", 8080, type=socket.SOCK_STREAM)
-            connection = http.client.HTTPConnection(str(random.choice(found)[4][0]), 8080, timeout=60)
+            connection = http.client.HTTPConnection(
+                str(random.choice(found)[4][0]), 8080, timeout=60
+            )
             connection.connect()
         except OSError:
             continue

@@ -1,8 +1,10 @@
-"""`python -m tests.integrations [NAME …]`: builds each distribution below integrations/, and runs its tests against a mesh.
+"""`python -m tests.integrations [NAME …]`: builds each distribution below integrations/, and runs
+its tests against a mesh.
 
-Each has an environment of its own below .cache/integrations, because their pins collide: the pins of its requirements.txt and
-nothing else, the wheel of shoal and its own wheel. What passed is written to integrations/results.json, from which
-tools/integrations.py makes the tables of docs/integrations.md.
+Each has an environment of its own below .cache/integrations, because their pins collide: the pins
+of its requirements.txt and nothing else, the wheel of shoal and its own wheel. What passed is
+written to integrations/results.json, from which tools/integrations.py makes the tables of
+docs/integrations.md.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ PIP: Final = ("-m", "pip", "--disable-pip-version-check")
 
 
 def write_models(root: Path) -> str:
-    """SHOAL_MODELS of what the tests ask for: the bundled model, and small checkpoints with random weights."""
+    """SHOAL_MODELS of what the tests ask for: the bundled model, and small checkpoints with random
+    weights.
+    """
     random = root / "random"
     write_checkpoint("bert", random / "prompted", sentence=SentenceFiles(prompts=PROMPTS))
     write_checkpoint("bert", random / "reranker", head="sequence_classification")
@@ -57,12 +61,28 @@ def write_models(root: Path) -> str:
 
 
 def build(sources: Sequence[Path], to: Path) -> list[Path]:
-    """The wheels of these projects, built from copies: a folder `build` that lies beside them would be packed, too."""
+    """The wheels of these projects, built from copies: a folder `build` that lies beside them would
+    be packed, too.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copies = [Path(folder) / source.name for source in sources]
         for source, copy in zip(sources, copies, strict=True):
-            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"))
-        command = [sys.executable, *PIP, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(to), *map(str, copies)]
+            shutil.copytree(
+                source,
+                copy,
+                ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"),
+            )
+        command = [
+            sys.executable,
+            *PIP,
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(to),
+            *map(str, copies),
+        ]
         subprocess.run(command, check=True)
     return sorted(to.glob("*.whl"))
 
@@ -75,7 +95,10 @@ def environment(one: Integration) -> Path:
     if not done.exists() or done.read_text() != pins:
         shutil.rmtree(place, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-        subprocess.run([str(python), *PIP, "install", "-q", "--no-deps", "-r", str(one.requirements)], check=True)
+        subprocess.run(
+            [str(python), *PIP, "install", "-q", "--no-deps", "-r", str(one.requirements)],
+            check=True,
+        )
         done.write_text(pins)
     return python
 
@@ -84,14 +107,25 @@ def install(one: Integration) -> Path:
     python = environment(one)
     with tempfile.TemporaryDirectory() as folder:
         wheels = build([ROOT / "libs/api", one.path], Path(folder))
-        command = [str(python), *PIP, "install", "-q", "--no-deps", "--no-index", "--force-reinstall", *map(str, wheels)]
+        command = [
+            str(python),
+            *PIP,
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-index",
+            "--force-reinstall",
+            *map(str, wheels),
+        ]
         subprocess.run(command, check=True)
     subprocess.run([str(python), *PIP, "check"], check=True)
     return python
 
 
 def types_are_right(one: Integration, python: Path) -> bool:
-    """Whether mypy, which is this environment's, finds nothing in the distribution with its framework's own types."""
+    """Whether mypy, which is this environment's, finds nothing in the distribution with its
+    framework's own types.
+    """
     options = [
         "--config-file",
         str(MYPY),
@@ -102,7 +136,10 @@ def types_are_right(one: Integration, python: Path) -> bool:
     ]
     source = one.path / "src"
     command = [sys.executable, "-m", "mypy", *options, str(source)]
-    return subprocess.run(command, env=os.environ | {"MYPYPATH": str(source)}, check=False).returncode == 0
+    return (
+        subprocess.run(command, env=os.environ | {"MYPYPATH": str(source)}, check=False).returncode
+        == 0
+    )
 
 
 def passed(report: Path) -> list[str]:
@@ -111,17 +148,36 @@ def passed(report: Path) -> list[str]:
     for case in ElementTree.parse(report).iter("testcase"):
         if not {"failure", "error", "skipped"} & {child.tag for child in case}:
             parts = case.attrib["classname"].split(".tests.")[-1].split(".")
-            found.add("::".join([f"{parts[0]}.py", *parts[1:], re.sub(r"\[.*", "", case.attrib["name"])]))
+            found.add(
+                "::".join([f"{parts[0]}.py", *parts[1:], re.sub(r"\[.*", "", case.attrib["name"])])
+            )
     return sorted(found)
 
 
-def run_tests(one: Integration, python: Path, address: str, arguments: Sequence[str]) -> tuple[int, list[str]]:
+def run_tests(
+    one: Integration, python: Path, address: str, arguments: Sequence[str]
+) -> tuple[int, list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        variables = {"SHOAL_ADDRESS": address, "SHOAL_TEST_MODELS": json.dumps(MODELS), "SHOAL_INTEGRATION": one.folder}
+        variables = {
+            "SHOAL_ADDRESS": address,
+            "SHOAL_TEST_MODELS": json.dumps(MODELS),
+            "SHOAL_INTEGRATION": one.folder,
+        }
         variables |= {"HOME": folder} | one.variables
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")} | variables
-        command = [str(python), "-m", "pytest", "-q", f"--junitxml={report}", str(one.path / "tests"), str(README_TEST), *arguments]
+        variables = {
+            name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")
+        } | variables
+        command = [
+            str(python),
+            "-m",
+            "pytest",
+            "-q",
+            f"--junitxml={report}",
+            str(one.path / "tests"),
+            str(README_TEST),
+            *arguments,
+        ]
         ended = subprocess.run(command, cwd=ROOT / "integrations", env=variables, check=False)
         return ended.returncode, passed(report) if report.exists() else []
 
@@ -135,9 +191,17 @@ async def run(wanted: Sequence[Integration], arguments: Sequence[str]) -> dict[s
         async with running(Settings(port=0, models=models, dtype="float32")) as mesh:
             for one in wanted:
                 print(f"== {one.name}", flush=True)
-                status, tests = await asyncio.to_thread(run_tests, one, pythons[one.folder], mesh.address, arguments)
-                if status == 0 and await asyncio.to_thread(types_are_right, one, pythons[one.folder]):
-                    found[one.folder] = {"seen": f"{datetime.now(UTC):%Y-%m-%d}", "pins": one.tested_with(), "passed": tests}
+                status, tests = await asyncio.to_thread(
+                    run_tests, one, pythons[one.folder], mesh.address, arguments
+                )
+                if status == 0 and await asyncio.to_thread(
+                    types_are_right, one, pythons[one.folder]
+                ):
+                    found[one.folder] = {
+                        "seen": f"{datetime.now(UTC):%Y-%m-%d}",
+                        "pins": one.tested_with(),
+                        "passed": tests,
+                    }
     return found
 
 
@@ -156,7 +220,9 @@ def main() -> int:
         RESULTS.write_text(json.dumps(results | found, indent=1, sort_keys=True) + "\n")
         write_page()
     failed = [one.name for one in wanted if one.folder not in found]
-    print(f"{len(found)} of {len(wanted)} integrations passed{': not ' + ', '.join(failed) if failed else ''}")
+    print(
+        f"{len(found)} of {len(wanted)} integrations passed{': not ' + ', '.join(failed) if failed else ''}"
+    )
     return 1 if failed else 0
 
 

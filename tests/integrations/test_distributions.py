@@ -1,4 +1,6 @@
-"""Metadata, imports, examples and claims of the distributions below integrations/, without their frameworks."""
+"""Metadata, imports, examples and claims of the distributions below integrations/, without their
+frameworks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from tools.distributions import ROOT, read_pins
 from tools.integrations import FORMS, PAGE, Integration, faults, integrations, page, results
 
 ALL = integrations()
-MODULES = {"haystack-ai": "haystack", "qdrant-client": "qdrant_client", "weaviate-client": "weaviate"}
+MODULES = {
+    "haystack-ai": "haystack",
+    "qdrant-client": "qdrant_client",
+    "weaviate-client": "weaviate",
+}
 """Of distributions whose module has another name."""
 PUBLIC = {"shoal", "shoal.handle", "shoal.results", "shoal.tasks", "shoal.errors"}
 
@@ -47,7 +53,10 @@ def exported(one: Integration) -> set[str]:
 
 def packages(one: Integration) -> set[str]:
     """The modules that its wheel brings, those of a namespace by their whole name."""
-    return {".".join(file.parent.relative_to(one.path / "src").parts) for file in (one.path / "src").rglob("py.typed")}
+    return {
+        ".".join(file.parent.relative_to(one.path / "src").parts)
+        for file in (one.path / "src").rglob("py.typed")
+    }
 
 
 def test_there_are_eight() -> None:
@@ -61,25 +70,38 @@ class TestDistribution:
     def test_its_metadata(self, one: Integration) -> None:
         project = one.project["project"]
         assert project["name"] == f"shoal-{one.folder}"
-        assert (project["version"], project["license"], project["license-files"]) == (VERSION, "Apache-2.0", ["LICENSE"])
+        assert (project["version"], project["license"], project["license-files"]) == (
+            VERSION,
+            "Apache-2.0",
+            ["LICENSE"],
+        )
         assert (one.path / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
         needs = {need.name: need.specifier for need in one.needs}
         assert VERSION in needs["shoal"]
-        assert {name for name, bounds in needs.items() if not re.search(r">=.*", str(bounds))} == set()
+        assert {
+            name for name, bounds in needs.items() if not re.search(r">=.*", str(bounds))
+        } == set()
         assert {name for name, bounds in needs.items() if "<" not in str(bounds)} <= {"pyarrow"}
         for folder in {file.parent for file in sources(one) if file.name == "__init__.py"}:
             assert (folder / "py.typed").is_file()
 
     def test_its_pins(self, one: Integration) -> None:
-        """All exact, within its own bounds, without torch, which some of them would bring with gigabytes of CUDA."""
+        """All exact, within its own bounds, without torch, which some of them would bring with
+        gigabytes of CUDA.
+        """
         pins = read_pins(one.requirements)
         assert [name for name in pins if re.match("torch|nvidia|triton|cuda|shoal", name)] == []
         for need in one.needs:
             if need.name != "shoal":
-                assert one.tested_with()[canonicalize_name(need.name)] in SpecifierSet(str(need.specifier)), need
+                assert one.tested_with()[canonicalize_name(need.name)] in SpecifierSet(
+                    str(need.specifier)
+                ), need
 
     def test_it_imports_shoal_and_its_framework_alone(self, one: Integration) -> None:
-        frameworks = {MODULES.get(need.name, need.name.replace("-", "_").removesuffix("_ai")) for need in one.needs}
+        frameworks = {
+            MODULES.get(need.name, need.name.replace("-", "_").removesuffix("_ai"))
+            for need in one.needs
+        }
         frameworks |= {"llama_index"} if "llama_index_core" in frameworks else set()
         allowed = frameworks | {"numpy"} | sys.stdlib_module_names
         own = packages(one)
@@ -94,9 +116,16 @@ class TestDistribution:
         words = re.compile("to_thread|run_in_executor|ThreadPool")
         assert [file.name for file in sources(one) if words.search(file.read_text())] == []
 
-    def test_the_example_of_its_readme_compiles(self, one: Integration) -> None:
-        (example,) = re.findall(r"^```python\n(.*?)^```", (one.path / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-        taken = [name for module, names in imports(ast.parse(example)) if module in packages(one) for name in names]
+    def test_example_of_its_readme_compiles(self, one: Integration) -> None:
+        (example,) = re.findall(
+            r"^```python\n(.*?)^```", (one.path / "README.md").read_text(), re.DOTALL | re.MULTILINE
+        )
+        taken = [
+            name
+            for module, names in imports(ast.parse(example))
+            if module in packages(one)
+            for name in names
+        ]
         assert taken
         assert set(taken) <= exported(one)
 
@@ -111,17 +140,23 @@ class TestDistribution:
             file, *names = proof.split("::")
             path = one.path / "tests" / file
             tree = ast.parse(path.read_text())
-            assert names[0] in {node.name for node in ast.walk(tree) if hasattr(node, "name")}, proof
+            assert names[0] in {node.name for node in ast.walk(tree) if hasattr(node, "name")}, (
+                proof
+            )
 
 
-def test_the_page_is_current() -> None:
+def test_page_is_current() -> None:
     assert page() == PAGE.read_text(), "run python -m tools.integrations"
     assert [one.name for one in ALL if f"`{one.name}`" not in PAGE.read_text()] == []
 
 
-def test_a_claim_that_nothing_shows_is_a_fault() -> None:
+def test_claim_that_nothing_shows_is_a_fault() -> None:
     one = ALL[0]
     result = results()[one.folder]
-    assert faults(one, None) == [f"{one.name}: its tests have not passed: run make integrations ARGS={one.folder}"]
+    assert faults(one, None) == [
+        f"{one.name}: its tests have not passed: run make integrations ARGS={one.folder}"
+    ]
     assert len(faults(one, result | {"passed": []})) == len(list(one.proofs()))
-    assert faults(one, result | {"pins": {}}) == [f"{one.name}: its tests passed with other versions than are pinned"]
+    assert faults(one, result | {"pins": {}}) == [
+        f"{one.name}: its tests passed with other versions than are pinned"
+    ]

@@ -1,8 +1,9 @@
-"""`python -m tests.interop [CLIENT …]`: runs unmodified clients against a mesh of this checkout, and records what they send.
+"""`python -m tests.interop [CLIENT …]`: runs unmodified clients against a mesh of this checkout,
+and records what they send.
 
-Which clients there are is in environments.py. The table in docs/http.md and the bodies
-in recorded.json, which `make test` replays (tests/edge/test_recorded.py), are written anew; with names of clients as arguments only
-theirs.
+Which clients there are is in environments.py. The table in docs/http.md and the bodies in
+recorded.json, which `make test` replays (tests/edge/test_recorded.py), are written anew; with names
+of clients as arguments only theirs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shoal.tasks import Turn
 from services.edge.aliases import watch_aliases
 from services.edge.app import Edge
 from services.edge.messages.vocabulary import read_vocabulary
-from services.edge.ports.doors import Door
+from services.edge.ports.doors import PrefixApp
 from services.edge.ports.tei_grpc import serving_tei
 from services.edge.routers import Routers
 from services.edge.server import Limits, serving_http
@@ -83,8 +84,17 @@ ALIASES: Final = {
 SLOW: Final = {"requests_per_second": 0.5, "burst_seconds": 2}
 """The tenant of whom only one request in two seconds is answered."""
 WAITED: Final = "(told to wait)"
-"""How calls end in the table of which at least one try must have been answered by 429 with Retry-After."""
-TEXTS: Final = ["a shoal of fish", "a table of wood", "ships at sea", "bread and butter", "the fish market", "Überraschung 🐟"]
+"""How calls end in the table of which at least one try must have been answered by 429 with
+Retry-After.
+"""
+TEXTS: Final = [
+    "a shoal of fish",
+    "a table of wood",
+    "ships at sea",
+    "bread and butter",
+    "the fish market",
+    "Überraschung 🐟",
+]
 
 
 @dataclass
@@ -127,7 +137,10 @@ class Limited:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            scope = {**scope, "headers": [*scope["headers"], (b"x-shoal-tenant", self.tenant.encode())]}
+            scope = {
+                **scope,
+                "headers": [*scope["headers"], (b"x-shoal-tenant", self.tenant.encode())],
+            }
 
         async def counting(event: Any) -> None:
             if event.get("status") == 429:
@@ -138,10 +151,15 @@ class Limited:
         await self.application(scope, receive, counting)
 
 
-async def calls(client: Client, program: Path, variables: Mapping[str, str], limited: Limited) -> list[dict[str, Any]]:
+async def calls(
+    client: Client, program: Path, variables: Mapping[str, str], limited: Limited
+) -> list[dict[str, Any]]:
     """What its script says, a row a call."""
     process = await asyncio.create_subprocess_exec(
-        str(program), str(script_of(client)), env=dict(os.environ) | dict(variables), stdout=subprocess.PIPE
+        str(program),
+        str(script_of(client)),
+        env=dict(os.environ) | dict(variables),
+        stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
     found: list[dict[str, Any]] = []
@@ -151,7 +169,13 @@ async def calls(client: Client, program: Path, variables: Mapping[str, str], lim
         if found[-1]["call"].endswith(WAITED) and not told and not found[-1]["error"]:
             found[-1]["error"] = "no call was told to wait"
     if await process.wait() or not found:
-        found.append({"call": "the script", "difference": None, "error": f"ended with status {process.returncode}"})
+        found.append(
+            {
+                "call": "the script",
+                "difference": None,
+                "error": f"ended with status {process.returncode}",
+            }
+        )
     return found
 
 
@@ -163,22 +187,34 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
     models = known_models(folders, os.environ)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        (folder / "tenants.yaml").write_text(json.dumps({"tenants": {_tenant(client): SLOW for client in CLIENTS}}))
+        (folder / "tenants.yaml").write_text(
+            json.dumps({"tenants": {_tenant(client): SLOW for client in CLIENTS}})
+        )
         (folder / "aliases.yaml").write_text(json.dumps({"aliases": ALIASES}))
         environment = (("SHOAL_TENANTS", str(folder / "tenants.yaml")),)
-        mesh = await stack.enter_async_context(running(Settings(port=0, models=models, dtype="float32", environment=environment)))
+        mesh = await stack.enter_async_context(
+            running(Settings(port=0, models=models, dtype="float32", environment=environment))
+        )
         routers = await stack.enter_async_context(Routers((mesh.address,), None))
         expected = folder / "expected.json"
         expected.write_text(json.dumps(await asyncio.to_thread(wanted_numbers, mesh.address)))
         aliases = watch_aliases(folder / "aliases.yaml")
         settings = EdgeSettings(
-            edge_id="interop", address="127.0.0.1:0", routers=(mesh.address,), compression="on", aliases=aliases
+            edge_id="interop",
+            address="127.0.0.1:0",
+            routers=(mesh.address,),
+            compression="on",
+            aliases=aliases,
         )
         edge = Edge(settings, routers)
         recorder = Recorder(edge.application)
         limited = Limited(edge.application)
         tokens = tokenizer_of_openai()
-        reader = Edge(replace(settings, vocabulary=read_vocabulary(tokens.read_bytes())), routers) if tokens is not None else edge
+        reader = (
+            Edge(replace(settings, vocabulary=read_vocabulary(tokens.read_bytes())), routers)
+            if tokens is not None
+            else edge
+        )
         await edge.look()
         await reader.look()
 
@@ -187,12 +223,14 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
             return f"http://{(await stack.enter_async_context(server)).address}"
 
         tei = edge.tei_server(settings, MINILM)
-        await stack.enter_async_context(serving_tei({"127.0.0.1:0": tei}, settings.security, grace_seconds=1.0))
+        await stack.enter_async_context(
+            serving_tei({"127.0.0.1:0": tei}, settings.security, grace_seconds=1.0)
+        )
         variables = {
             "INTEROP_BASE": await serve(recorder),
-            "INTEROP_DOOR": await serve(Door(recorder, MINILM)),
+            "INTEROP_DOOR": await serve(PrefixApp(recorder, MINILM)),
             "INTEROP_LIMITED": await serve(limited),
-            "INTEROP_LIMITED_DOOR": await serve(Door(limited, MINILM)),
+            "INTEROP_LIMITED_DOOR": await serve(PrefixApp(limited, MINILM)),
             "INTEROP_TOKENS": await serve(reader.application),
             "INTEROP_TEI_GRPC": tei.address,
             "INTEROP_EXPECTED": str(expected),
@@ -216,9 +254,13 @@ def _tenant(client: Client) -> str:
 
 
 def record(requests: list[dict[str, Any]]) -> None:
-    """Writes what was sent, each request once, over what the same clients sent before. The order is that of CLIENTS."""
+    """Writes what was sent, each request once, over what the same clients sent before. The order is
+    that of CLIENTS.
+    """
     seen = {request["client"] for request in requests}
-    others = [request for request in json.loads(RECORDED.read_text()) if request["client"] not in seen]
+    others = [
+        request for request in json.loads(RECORDED.read_text()) if request["client"] not in seen
+    ]
     unique = {json.dumps(request, sort_keys=True): request for request in [*others, *requests]}
     order = [client.name for client in CLIENTS]
     kept = sorted(unique.values(), key=lambda request: order.index(request["client"]))
@@ -239,8 +281,9 @@ def write_checkpoints(root: Path) -> Path:
 
 
 def wanted_numbers(address: str) -> dict[str, Any]:
-    """What `shoal.Client` says. A batch of another size is another answer: sums in float32 are rounded in another order, which
-    moves a classifier's probabilities by up to 1.2e-7; so what clients ask of one text is asked of one text here."""
+    """What `shoal.Client` says. A batch of another size is another answer: sums in float32 are
+    rounded in another order, which moves a classifier's probabilities by up to 1.2e-7; so what
+    clients ask of one text is asked of one text here."""
     with shoal.Client(address) as client:
         dense = client.encode(MINILM, TEXTS).dense
         alone = client.encode(MINILM, TEXTS[:1]).dense
@@ -248,9 +291,16 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         scores = client.score(MINILM, "fish", TEXTS, scale="probability").scores
         classes = client.classify(CLASSIFIER, TEXTS)
         one_class = [client.classify(CLASSIFIER, [text])[0] for text in TEXTS]
-        zero_shot = [client.classify(CLASSIFIER, [text], ["fish", "wood"], hypothesis="About {}.")[0] for text in TEXTS]
-        written = client.extract(WRITER, [USER], shoal.ReadText(instruction=SYSTEM, max_tokens=TOKENS))
-        conversed = client.extract(WRITER, [USER], shoal.ReadText(instruction=SYSTEM, max_tokens=TOKENS, turns=TURNS))
+        zero_shot = [
+            client.classify(CLASSIFIER, [text], ["fish", "wood"], hypothesis="About {}.")[0]
+            for text in TEXTS
+        ]
+        written = client.extract(
+            WRITER, [USER], shoal.ReadText(instruction=SYSTEM, max_tokens=TOKENS)
+        )
+        conversed = client.extract(
+            WRITER, [USER], shoal.ReadText(instruction=SYSTEM, max_tokens=TOKENS, turns=TURNS)
+        )
         tagged = [client.entities(TAGGER, [text])[0] for text in TEXTS]
     assert dense is not None
     assert alone is not None
@@ -272,7 +322,10 @@ def wanted_numbers(address: str) -> dict[str, Any]:
         "conversed": conversed[0].text,
         "written": written[0].text,
         "written_tokens": written.usage.output_tokens,
-        "entities": [[[one.label, one.score, one.start, one.end] for one in result.entities] for result in tagged],
+        "entities": [
+            [[one.label, one.score, one.start, one.end] for one in result.entities]
+            for result in tagged
+        ],
         "classes": [_scores(result) for result in classes],
         "one_class": [_scores(result) for result in one_class],
         "zero_shot": [_scores(result) for result in zero_shot],
@@ -315,7 +368,9 @@ def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
     for name, found in rows:
         for row in found:
             error = " ".join(row["error"].replace("|", "/").split())
-            said = error or ("as expected" if row["difference"] is None else f"{row['difference']:.1e}")
+            said = error or (
+                "as expected" if row["difference"] is None else f"{row['difference']:.1e}"
+            )
             lines.append(f"| {name} | {row['call']} | {said if row['difference'] != 0 else '0'} |")
     return "\n".join(lines)
 

@@ -1,4 +1,6 @@
-"""The clients that `make interop` runs, and an environment for each of them below .cache/interop, because their pins collide."""
+"""The clients that `make interop` runs, and an environment for each of them below .cache/interop,
+because their pins collide.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ ENVIRONMENTS: Final = ROOT / ".cache/interop"
 
 @dataclass(frozen=True)
 class Client:
-    """`script`: its path below clients/. `install`: pip's arguments, or npm's for a script of Node. `versions`: the packages of
-    which the table names versions. `note`: tells clients with the same packages apart there."""
+    """`script`: its path below clients/. `install`: pip's arguments, or npm's for a script of Node.
+    `versions`: the packages of which the table names versions. `note`: tells clients with the same
+    packages apart there."""
 
     name: str
     script: str
@@ -39,7 +42,9 @@ class Client:
 
 CLIENTS: Final = (
     Client("openai", "use_openai.py", (("openai",),), ("openai",)),
-    Client("openai-old", "use_openai.py", (("openai==1.40.0", "httpx<0.28"),), ("openai",), " (oldest)"),
+    Client(
+        "openai-old", "use_openai.py", (("openai==1.40.0", "httpx<0.28"),), ("openai",), " (oldest)"
+    ),
     Client("cohere", "use_cohere.py", (("cohere", "voyageai"),), ("cohere", "voyageai")),
     Client("hub", "use_hub.py", (("huggingface_hub", "numpy"),), ("huggingface_hub",)),
     Client("ollama", "use_ollama.py", (("ollama",),), ("ollama",)),
@@ -48,7 +53,16 @@ CLIENTS: Final = (
         "use_sie.py",
         (
             ("--no-deps", "--ignore-requires-python", "sie-sdk==0.10.1"),
-            ("aiohttp", "httpx<1", "msgpack", "msgpack-numpy", "numpy<2.5", "pillow", "pyyaml", "websockets<15"),
+            (
+                "aiohttp",
+                "httpx<1",
+                "msgpack",
+                "msgpack-numpy",
+                "numpy<2.5",
+                "pillow",
+                "pyyaml",
+                "websockets<15",
+            ),
         ),
         ("sie-sdk",),
     ),
@@ -69,8 +83,22 @@ CLIENTS: Final = (
     Client(
         "langchain",
         "frameworks/use_langchain.py",
-        (("langchain-openai", "langchain-cohere", "langchain-huggingface", "langchain-ollama", "langchain-voyageai"),),
-        ("langchain-openai", "langchain-cohere", "langchain-huggingface", "langchain-ollama", "langchain-voyageai"),
+        (
+            (
+                "langchain-openai",
+                "langchain-cohere",
+                "langchain-huggingface",
+                "langchain-ollama",
+                "langchain-voyageai",
+            ),
+        ),
+        (
+            "langchain-openai",
+            "langchain-cohere",
+            "langchain-huggingface",
+            "langchain-ollama",
+            "langchain-voyageai",
+        ),
     ),
     Client(
         "llamaindex",
@@ -87,7 +115,12 @@ CLIENTS: Final = (
         ),
         ("llama-index-core", "llama-index-embeddings-openai-like", "llama-index-embeddings-cohere"),
     ),
-    Client("stores", "frameworks/use_stores.py", (("chromadb", "lancedb", "openai", "ollama"),), ("chromadb", "lancedb")),
+    Client(
+        "stores",
+        "frameworks/use_stores.py",
+        (("chromadb", "lancedb", "openai", "ollama"),),
+        ("chromadb", "lancedb"),
+    ),
     Client("litellm", "frameworks/use_litellm.py", (("litellm",),), ("litellm",)),
     Client("rerankers", "frameworks/use_rerankers.py", (("rerankers[api]",),), ("rerankers",)),
     Client("node", "use_openai.mjs", (("openai@6.49.0",),), ("openai",)),
@@ -123,20 +156,36 @@ def install(client: Client) -> Path:
     if client.is_node:
         if not done.exists():
             place.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["npm", "install", "--silent", "--prefix", str(place), *client.install[0]], check=True)
+            subprocess.run(
+                ["npm", "install", "--silent", "--prefix", str(place), *client.install[0]],
+                check=True,
+            )
             done.touch()
         return Path(shutil.which("node") or "node")
     python = place / "bin/python"
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
         for arguments in client.install:
-            subprocess.run([str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", *arguments], check=True)
+            subprocess.run(
+                [
+                    str(python),
+                    "-m",
+                    "pip",
+                    "--disable-pip-version-check",
+                    "install",
+                    "-q",
+                    *arguments,
+                ],
+                check=True,
+            )
         done.touch()
     return python
 
 
 def script_of(client: Client) -> Path:
-    """What to run: modules of Node are found from the script's folder on, so that its script is copied to them."""
+    """What to run: modules of Node are found from the script's folder on, so that its script is
+    copied to them.
+    """
     script = SCRIPTS / client.script
     if not client.is_node:
         return script
@@ -147,10 +196,15 @@ def script_of(client: Client) -> Path:
 def versions(client: Client, program: Path) -> str:
     if client.is_node:
         packages = client.place / "node_modules"
-        found = ((name, json.loads((packages / name / "package.json").read_text())["version"]) for name in client.versions)
+        found = (
+            (name, json.loads((packages / name / "package.json").read_text())["version"])
+            for name in client.versions
+        )
         return f"{', '.join(f'{name} {version}' for name, version in found)} (npm){client.note}"
     code = "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
-    told = subprocess.run([str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True)
+    told = subprocess.run(
+        [str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True
+    )
     return told.stdout.strip() + client.note
 
 

@@ -1,4 +1,6 @@
-"""What `helm template` makes of charts/shoal, in a form that can be compared with what Kustomize makes of k8s/."""
+"""What `helm template` makes of charts/shoal, in a form that can be compared with what Kustomize
+makes of k8s/.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,12 @@ ON: Final[Values] = {"enabled": True}
 CHART: Final = ROOT / "charts/shoal"
 FETCHED: Final = ROOT / ".cache/helm"
 """Where `make k8s-tools` puts helm where there is none."""
-AS_KUSTOMIZE: Final[Mapping[str, Any]] = {"namespace": {"create": True}, "redis": {"auth": {"generate": False}}}
-"""Values for what the two leave to their users otherwise: `helm install` needs the namespace before it makes anything, and
-Kustomize can make no passwords."""
+AS_KUSTOMIZE: Final[Mapping[str, Any]] = {
+    "namespace": {"create": True},
+    "redis": {"auth": {"generate": False}},
+}
+"""Values for what the two leave to their users otherwise: `helm install` needs the namespace before
+it makes anything, and Kustomize can make no passwords."""
 LABELS: Final = frozenset(
     {
         "app.kubernetes.io/part-of",
@@ -37,18 +42,24 @@ LABELS: Final = frozenset(
         "helm.sh/chart",
     }
 )
-"""Labels of objects (not of pods, nor in selectors) that are not compared: nothing selects by them."""
+"""Labels of objects (not of pods, nor in selectors) that are not compared: nothing selects by
+them.
+"""
 CHARTS: Final = ("charts/values", "charts/everything", "charts/external-redis")
 """Renderings of the chart that no overlay has: its own values, and those of ci/."""
 HASHED: Final = re.compile(
     r"((?:edge|router|scheduler|worker)-env(?:-[a-z0-9-]+?)?"
     r"|redis(?:-users|-router|-scheduler)?)-[a-z0-9]{10}"
 )
-"""Names of ConfigMaps and Secrets to which Kustomize gives a hash of their content, so that a change replaces pods."""
+"""Names of ConfigMaps and Secrets to which Kustomize gives a hash of their content, so that a
+change replaces pods.
+"""
 CHECKSUM: Final = "checksum/config"
 """The annotation of pods by which the chart does that."""
 KEYS: Final[Mapping[str, str]] = {"volumes": "name", "volumeMounts": "mountPath"}
-"""Lists whose order means nothing, by the keys that tell their items apart. Not so `env`: variables refer to those before them."""
+"""Lists whose order means nothing, by the keys that tell their items apart. Not so `env`: variables
+refer to those before them.
+"""
 
 
 def merged(*all_values: Mapping[str, Any]) -> Values:
@@ -69,10 +80,14 @@ def chart(*all_values: Mapping[str, Any], file: str = "") -> tuple[Object, ...]:
 def helm(*words: str, values: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
     """Runs helm. Notes that the chart's links are followed are left out of what it says."""
     found = shutil.which("helm", path=os.pathsep.join([str(FETCHED), os.environ.get("PATH", "")]))
-    assert found is not None, "there is no helm, so nothing of charts/ can be tested: make k8s-tools"
+    assert found is not None, (
+        "there is no helm, so nothing of charts/ can be tested: make k8s-tools"
+    )
     command = [found, *words, *(f"--values={file}" for file in values)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    done.stderr = "".join(line for line in done.stderr.splitlines(True) if "found symbolic link in path" not in line)
+    done.stderr = "".join(
+        line for line in done.stderr.splitlines(True) if "found symbolic link in path" not in line
+    )
     return done
 
 
@@ -81,11 +96,17 @@ def made(name: str) -> tuple[Object, ...]:
     kind, _, which = name.partition("/")
     if kind != "charts":
         return rendered(name)
-    return template({"namespace": {"create": True}}, *([] if which == "values" else [f"ci/{which}.yaml"]))
+    return template(
+        {"namespace": {"create": True}}, *([] if which == "values" else [f"ci/{which}.yaml"])
+    )
 
 
-def template(values: Mapping[str, Any], *files: str, namespace: str = NAMESPACE) -> tuple[Object, ...]:
-    """The chart with these values over those of `files` (of charts/shoal, e.g. values/kind-cpu.yaml)."""
+def template(
+    values: Mapping[str, Any], *files: str, namespace: str = NAMESPACE
+) -> tuple[Object, ...]:
+    """The chart with these values over those of `files` (of charts/shoal, e.g.
+    values/kind-cpu.yaml).
+    """
     return _templated(json.dumps(values), files, namespace)
 
 
@@ -112,15 +133,19 @@ def _run(values: str, files: Sequence[str], namespace: str) -> subprocess.Comple
 
 
 def comparable(objects: Sequence[Object]) -> dict[str, Object]:
-    """Objects by kind and name, without what Helm and Kustomize write differently by their nature: see LABELS, HASHED, CHECKSUM,
-    KEYS and `_content`. Raises AssertionError if one is there twice."""
+    """Objects by kind and name, without what Helm and Kustomize write differently by their nature:
+    see LABELS, HASHED, CHECKSUM, KEYS and `_content`. Raises AssertionError if one is there
+    twice."""
     found: dict[str, Object] = {}
     for one in objects:
         plain: Object = _alike(json.loads(json.dumps(one)))
         _drop_labels(plain["metadata"])
         _drop_checksum(plain)
         if plain["kind"] in ("ConfigMap", "Secret"):
-            plain["data"] = {key: _content(plain["kind"], key, text) for key, text in (plain.get("data") or {}).items()}
+            plain["data"] = {
+                key: _content(plain["kind"], key, text)
+                for key, text in (plain.get("data") or {}).items()
+            }
         key = f"{plain['kind']} {plain['metadata']['name']}"
         assert key not in found, f"{key} is there twice"
         found[key] = plain
@@ -131,7 +156,11 @@ def _alike(value: Any) -> Any:
     """Without hashes in names, and with lists in one order where it means nothing."""
     if isinstance(value, dict):
         found = {key: _alike(one) for key, one in value.items()}
-        return found | {name: sorted(found[name], key=itemgetter(key)) for name, key in KEYS.items() if name in found}
+        return found | {
+            name: sorted(found[name], key=itemgetter(key))
+            for name, key in KEYS.items()
+            if name in found
+        }
     if isinstance(value, list):
         return [_alike(one) for one in value]
     hashed = HASHED.fullmatch(value) if isinstance(value, str) else None
@@ -151,7 +180,9 @@ def _drop_checksum(plain: Object) -> None:
 
 
 def _content(kind: str, key: str, text: str) -> Any:
-    """Files as what is read of them: comments and the order of YAML's keys, line ends, and base64 are no difference."""
+    """Files as what is read of them: comments and the order of YAML's keys, line ends, and base64
+    are no difference.
+    """
     plain = base64.b64decode(text).decode() if kind == "Secret" else text
     if key.endswith((".yaml", ".json")):
         return list(_ordered(yaml.load(plain, yaml.CSafeLoader)))

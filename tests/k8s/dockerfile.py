@@ -62,13 +62,18 @@ def variables(target: str) -> dict[str, str]:
 
 
 def unpack(target: str, folder: Path) -> None:
-    """What the image has of ours, below `folder`. Packages are those of the environment that the tests run in."""
+    """What the image has of ours, below `folder`. Packages are those of the environment that the
+    tests run in.
+    """
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for source, copied in copies(target):
         if not source.startswith("/app/"):
             continue
         name = source.removeprefix("/app/")
-        here, there = ROOT / ("docker/healthcheck.py" if name == "healthcheck.py" else name), folder / copied[1:]
+        here, there = (
+            ROOT / ("docker/healthcheck.py" if name == "healthcheck.py" else name),
+            folder / copied[1:],
+        )
         there.parent.mkdir(parents=True, exist_ok=True)
         if here.is_dir():
             shutil.copytree(here, there, ignore=ignored)

@@ -1,4 +1,6 @@
-"""A Kubernetes API server that has Secrets and nothing else: where there is no cluster for Helm's `lookup` to ask."""
+"""A Kubernetes API server that has Secrets and nothing else: where there is no cluster for Helm's
+`lookup` to ask.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,22 @@ Answer = tuple[int, dict[str, Any]]
 
 
 @contextmanager
-def FakeApiServer(objects: Sequence[Object], passwords: Mapping[str, str], *, namespace: str, status: int = 404) -> Iterator[str]:
-    """Yields its address. It knows the kinds of `objects`. `passwords`: of the namespace's Secrets by their names; `status`: its
-    answer for any other Secret."""
+def FakeApiServer(
+    objects: Sequence[Object], passwords: Mapping[str, str], *, namespace: str, status: int = 404
+) -> Iterator[str]:
+    """Yields its address. It knows the kinds of `objects`. `passwords`: of the namespace's Secrets
+    by their names; `status`: its answer for any other Secret."""
     answers = _discovery(objects) | {
-        f"/api/v1/namespaces/{namespace}/secrets/{name}": (200, _secret(name, text)) for name, text in passwords.items()
+        f"/api/v1/namespaces/{namespace}/secrets/{name}": (200, _secret(name, text))
+        for name, text in passwords.items()
     }
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            code, document = answers.get(path) or _failure(status if "/secrets/" in path else 404, path.rpartition("/")[2])
+            code, document = answers.get(path) or _failure(
+                status if "/secrets/" in path else 404, path.rpartition("/")[2]
+            )
             body = json.dumps(document).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
@@ -53,7 +60,10 @@ def _discovery(objects: Sequence[Object]) -> dict[str, Answer]:
         kinds.setdefault(one["apiVersion"], set()).add(one["kind"])
     groups = [_group(version) for version in kinds if "/" in version]
     lists = {
-        f"/api/{version}" if version == "v1" else f"/apis/{version}": (200, _resources(version, names))
+        f"/api/{version}" if version == "v1" else f"/apis/{version}": (
+            200,
+            _resources(version, names),
+        )
         for version, names in kinds.items()
     }
     return {
@@ -72,7 +82,12 @@ def _group(version: str) -> dict[str, Any]:
 
 def _resources(version: str, kinds: set[str]) -> dict[str, Any]:
     resources = [
-        {"name": f"{kind.lower()}s", "kind": kind, "namespaced": kind not in CLUSTER_WIDE, "verbs": ["get"]}
+        {
+            "name": f"{kind.lower()}s",
+            "kind": kind,
+            "namespaced": kind not in CLUSTER_WIDE,
+            "verbs": ["get"],
+        }
         for kind in sorted(kinds)
     ]
     return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
@@ -85,5 +100,14 @@ def _secret(name: str, password: str) -> dict[str, Any]:
 
 def _failure(code: int, name: str) -> Answer:
     reason, words = {403: ("Forbidden", "is forbidden"), 404: ("NotFound", "not found")}[code]
-    document = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason}
-    return code, document | {"message": f'secrets "{name}" {words}', "details": {"name": name, "kind": "secrets"}}
+    document = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+    }
+    return code, document | {
+        "message": f'secrets "{name}" {words}',
+        "details": {"name": name, "kind": "secrets"},
+    }

@@ -35,7 +35,11 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "redis-sentinel": ("tls",),
 }
 """Components that are for others, which come before them."""
-EVERY: Final = ("base", *(f"overlays/{name}" for name in OVERLAYS), *(f"components/{name}" for name in COMPONENTS))
+EVERY: Final = (
+    "base",
+    *(f"overlays/{name}" for name in OVERLAYS),
+    *(f"components/{name}" for name in COMPONENTS),
+)
 """All renderings: the base, the overlays, and the base with each component."""
 CLUSTER_WIDE: Final = frozenset({"Namespace", "PersistentVolume", "PriorityClass", "StorageClass"})
 
@@ -54,13 +58,25 @@ def rendered(name: str) -> tuple[Object, ...]:
 def with_components(*names: str) -> tuple[Object, ...]:
     """The base with these, in this order."""
     with tempfile.TemporaryDirectory() as directory:
-        return build(Path(directory), resources=["base"], components=[f"components/{name}" for name in names])
+        return build(
+            Path(directory), resources=["base"], components=[f"components/{name}" for name in names]
+        )
 
 
 def build(folder: Path, *, resources: Sequence[str], **more: Any) -> tuple[Object, ...]:
-    """A kustomization that is written into `folder`. `resources` and `components` are folders of k8s/, or of `folder` itself."""
-    below = {key: [_from(folder, name) for name in names] for key, names in {"resources": resources, **_lists(more)}.items()}
-    document = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **more, **below}
+    """A kustomization that is written into `folder`. `resources` and `components` are folders of
+    k8s/, or of `folder` itself.
+    """
+    below = {
+        key: [_from(folder, name) for name in names]
+        for key, names in {"resources": resources, **_lists(more)}.items()
+    }
+    document = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        **more,
+        **below,
+    }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(document))
     return _built(folder)
 
@@ -75,12 +91,20 @@ def _from(folder: Path, name: str) -> str:
 
 @cache
 def _built(folder: Path) -> tuple[Object, ...]:
-    kubectl = shutil.which("kubectl", path=os.pathsep.join([str(FETCHED), os.environ.get("PATH", "")]))
-    assert kubectl is not None, "there is no kubectl, so nothing of k8s/ can be tested: make k8s-tools"
-    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    kubectl = shutil.which(
+        "kubectl", path=os.pathsep.join([str(FETCHED), os.environ.get("PATH", "")])
+    )
+    assert kubectl is not None, (
+        "there is no kubectl, so nothing of k8s/ can be tested: make k8s-tools"
+    )
+    done = subprocess.run(
+        [kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "kustomize warns"
-    return tuple(yaml.load_all(done.stdout, yaml.CSafeLoader))  # the other one takes most of the tests' time
+    return tuple(
+        yaml.load_all(done.stdout, yaml.CSafeLoader)
+    )  # the other one takes most of the tests' time
 
 
 def of_kind(objects: Sequence[Object], *kinds: str) -> list[Object]:
@@ -133,7 +157,9 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 def selected(objects: Sequence[Object], selector: Mapping[str, Any]) -> list[Object]:
     """The workloads whose pods it selects."""
-    return [one for one in workloads(objects) if matches(selector, template(one)["metadata"]["labels"])]
+    return [
+        one for one in workloads(objects) if matches(selector, template(one)["metadata"]["labels"])
+    ]
 
 
 def port_number(workload: Object, port: int | str) -> int:
@@ -147,7 +173,9 @@ def port_number(workload: Object, port: int | str) -> int:
 
 
 def environment(objects: Sequence[Object], container: Object) -> dict[str, Any]:
-    """Variables as a pod gets them: texts, or for what is known in a cluster only the `valueFrom`."""
+    """Variables as a pod gets them: texts, or for what is known in a cluster only the
+    `valueFrom`.
+    """
     found: dict[str, Any] = {}
     for source in container.get("envFrom", ()):
         found |= named(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
@@ -161,7 +189,10 @@ def mounted(workload: Object) -> Iterator[tuple[str, Object]]:
     """Paths, and the volumes that are mounted there."""
     spec = template(workload)["spec"]
     volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
-    volumes |= {claim["metadata"]["name"]: {"claimTemplate": claim} for claim in workload["spec"].get("volumeClaimTemplates", ())}
+    volumes |= {
+        claim["metadata"]["name"]: {"claimTemplate": claim}
+        for claim in workload["spec"].get("volumeClaimTemplates", ())
+    }
     for container in containers(workload):
         for mount in container.get("volumeMounts", ()):
             assert "subPath" not in mount, "a file of its own is never updated"

@@ -1,7 +1,9 @@
-"""Pods as processes of this machine: the same command, variables, files, ports and probes, without a cluster.
+"""Pods as processes of this machine: the same command, variables, files, ports and probes, without
+a cluster.
 
-A `Node` has folders for volumes and ports of loopback for those of pods. What is rewritten, and nothing else: paths of volumes, and
-addresses (0.0.0.0:port and those of Services). The code is what the image's stage of docker/Dockerfile copies.
+A `Node` has folders for volumes and ports of loopback for those of pods. What is rewritten, and
+nothing else: paths of volumes, and addresses (0.0.0.0:port and those of Services). The code is what
+the image's stage of docker/Dockerfile copies.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ from tests.support.cluster import lasting_port
 from tests.support.waiting import wait_until
 
 CREDENTIALS: Final[Mapping[str, Mapping[str, str]]] = {
-    "tokens": {"tokens.yaml": f"tokens: [{{sha256: {'a' * 64}, subject: search, role: client, tenant: search}}]"},
+    "tokens": {
+        "tokens.yaml": f"tokens: [{{sha256: {'a' * 64}, subject: search, role: client, tenant: search}}]"
+    },
     "jwks": {"jwks.json": json.dumps({"keys": [Issuer.make().jwk()]})},
 }
 PASSWORDS: Final = {"redis-router": "a router's", "redis-scheduler": "a scheduler's"}
@@ -70,7 +74,12 @@ class Node:
     def __enter__(self) -> Node:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for pod in reversed(self.pods):
             pod.kill()
             if kind is not None and pod.log.exists():
@@ -81,7 +90,11 @@ class Node:
         spec = named(self.objects, "Service", service)["spec"]
         (target,) = (one["targetPort"] for one in spec["ports"] if one["port"] == port)
         selector = {"matchLabels": spec["selector"]}
-        chosen = [pod for pod in self.pods if matches(selector, template(pod.workload)["metadata"]["labels"])]
+        chosen = [
+            pod
+            for pod in self.pods
+            if matches(selector, template(pod.workload)["metadata"]["labels"])
+        ]
         return [f"127.0.0.1:{pod.ports[port_number(pod.workload, target)]}" for pod in chosen]
 
     def secret(self, name: str) -> Mapping[str, str | bytes]:
@@ -90,7 +103,13 @@ class Node:
             if one["metadata"]["name"] == name:
                 return {key: base64.b64decode(value) for key, value in one["data"].items()}
         if name == "redis-users":
-            return {"users.acl": acl_file(router=PASSWORDS["redis-router"], scheduler=PASSWORDS["redis-scheduler"], admin=None)}
+            return {
+                "users.acl": acl_file(
+                    router=PASSWORDS["redis-router"],
+                    scheduler=PASSWORDS["redis-scheduler"],
+                    admin=None,
+                )
+            }
         if name in PASSWORDS:
             return {"password": PASSWORDS[name]}
         if name in ("tokens", "jwks"):
@@ -125,18 +144,26 @@ class Pod:
     def environment(self) -> dict[str, str]:
         """Of the container alone: nothing of this process'."""
         found = environment(self._node.objects, self.container)
-        return {key: self._here(value) if isinstance(value, str) else self._known(value) for key, value in found.items()}
+        return {
+            key: self._here(value) if isinstance(value, str) else self._known(value)
+            for key, value in found.items()
+        }
 
     def remount(self, path: str) -> None:
         """As a kubelet once a Secret has changed: the folder's files are replaced all at once."""
-        _publish(Path(f"{self._folder}{path}"), self._node.secret(dict(mounted(self.workload))[path]["secret"]["secretName"]))
+        _publish(
+            Path(f"{self._folder}{path}"),
+            self._node.secret(dict(mounted(self.workload))[path]["secret"]["secretName"]),
+        )
 
     def start(self, more: Mapping[str, str] | None = None) -> Pod:
         """Returns at once. `more`: variables besides."""
         image = self._image()
         variables = {"PATH": os.environ["PATH"], **image, **self.environment(), **(more or {})}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command(), env=variables, cwd=self._folder, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command(), env=variables, cwd=self._folder, stdout=log, stderr=log
+            )
         return self
 
     def wait_ready(self) -> None:
@@ -149,7 +176,9 @@ class Pod:
     def wait_for(self, kind: str, seconds: float) -> None:
         def answers() -> bool:
             assert self._process is not None
-            assert self._process.poll() is None, f"{self.name} ended: {self.log.read_text()[-2000:]}"
+            assert self._process.poll() is None, (
+                f"{self.name} ended: {self.log.read_text()[-2000:]}"
+            )
             return self.probe(kind)
 
         wait_until(answers, min(seconds, 120.0), f"the {kind} of {self.name}")
@@ -171,9 +200,16 @@ class Pod:
         return True
 
     def stop(self) -> int:
-        """As a kubelet: the pause before, SIGTERM, SIGKILL at the end of the grace period. Returns the exit status."""
+        """As a kubelet: the pause before, SIGTERM, SIGKILL at the end of the grace period. Returns
+        the exit status.
+        """
         assert self._process is not None
-        time.sleep(self.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0))
+        time.sleep(
+            self.container.get("lifecycle", {})
+            .get("preStop", {})
+            .get("sleep", {})
+            .get("seconds", 0)
+        )
         self._process.send_signal(signal.SIGTERM)
         try:
             return self._process.wait(self.grace_seconds)
@@ -195,9 +231,17 @@ class Pod:
     def _mount(self, path: str, volume: Object) -> None:
         folder = Path(f"{self._folder}{path}")
         if "configMap" in volume:
-            data = named(self._node.objects, "ConfigMap", volume["configMap"]["name"]).get("data", {})
+            data = named(self._node.objects, "ConfigMap", volume["configMap"]["name"]).get(
+                "data", {}
+            )
             texts = {key: self._here(text) for key, text in data.items()}
-            _publish(folder, {key: _as_redis(text) if key == "redis.conf" else text for key, text in texts.items()})
+            _publish(
+                folder,
+                {
+                    key: _as_redis(text) if key == "redis.conf" else text
+                    for key, text in texts.items()
+                },
+            )
         elif "secret" in volume:
             _publish(folder, self._node.secret(volume["secret"]["secretName"]))
         else:
@@ -211,11 +255,21 @@ class Pod:
                 return f"{self._folder}{found['path']}"
             if found["host"] == "0.0.0.0":
                 return f"127.0.0.1:{self.ports[int(found['port'])]}"
-            return ",".join(self._node.addresses(found["host"], int(found["port"]))) or f"127.0.0.1:{found['port']}"
+            return (
+                ",".join(self._node.addresses(found["host"], int(found["port"])))
+                or f"127.0.0.1:{found['port']}"
+            )
 
-        hosts = ["0.0.0.0", *(one["metadata"]["name"] for one in of_kind(self._node.objects, "Service"))]
+        hosts = [
+            "0.0.0.0",
+            *(one["metadata"]["name"] for one in of_kind(self._node.objects, "Service")),
+        ]
         path, host = ("|".join(map(re.escape, names)) for names in (self._paths, hosts))
-        return re.sub(rf"(?<![\w./])(?P<path>{path})(?![\w.])|(?<![\w.-])(?P<host>{host}):(?P<port>\d+)", replaced, text)
+        return re.sub(
+            rf"(?<![\w./])(?P<path>{path})(?![\w.])|(?<![\w.-])(?P<host>{host}):(?P<port>\d+)",
+            replaced,
+            text,
+        )
 
     def _known(self, source: Mapping[str, Any]) -> str:
         if "fieldRef" in source:
@@ -223,7 +277,9 @@ class Pod:
             return fields[source["fieldRef"]["fieldPath"]]
         kind, _, resource = source["resourceFieldRef"]["resource"].partition(".")
         amount: str = self.container["resources"][kind][resource]
-        return str(math.ceil(float(amount.removesuffix("m")) / (1000 if amount.endswith("m") else 1)))
+        return str(
+            math.ceil(float(amount.removesuffix("m")) / (1000 if amount.endswith("m") else 1))
+        )
 
     def _image(self) -> dict[str, str]:
         """Lays out the image's files, and returns its variables."""
@@ -233,7 +289,10 @@ class Pod:
         if not (self._folder / "app").exists():
             dockerfile.unpack(target, self._folder)
         told = {key: value for key, value in dockerfile.variables(target).items() if key != "PATH"}
-        return {key: re.sub(r"/(?=app\b|tmp\b)", f"{self._folder}/", value) for key, value in told.items()}
+        return {
+            key: re.sub(r"/(?=app\b|tmp\b)", f"{self._folder}/", value)
+            for key, value in told.items()
+        }
 
     def _target(self) -> str:
         name = self.container["image"].rpartition("/")[2].partition(":")[0]
@@ -243,7 +302,10 @@ class Pod:
         command: list[str] = self.container.get("command") or dockerfile.entrypoint(self._target())
         program, *arguments = map(self._here, [*command, *self.container.get("args", ())])
         if component(self.workload) == "redis":
-            words = [word.replace("valkey-server", str(find_redis_server())) for word in (program, *arguments)]
+            words = [
+                word.replace("valkey-server", str(find_redis_server()))
+                for word in (program, *arguments)
+            ]
             port = "--tls-port" if "--tls-port" in words else "--port"
             return [*words, "--bind", "127.0.0.1", port, str(self.ports[6379])]
         assert program == "python", f"{title(self.workload)} starts {program}"
@@ -251,7 +313,9 @@ class Pod:
 
 
 def _publish(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """As a kubelet mounts a ConfigMap or a Secret: links to links to what is replaced as a whole."""
+    """As a kubelet mounts a ConfigMap or a Secret: links to links to what is replaced as a
+    whole.
+    """
     data = folder / f"..{uuid.uuid4()}"
     data.mkdir(parents=True)
     for key, content in files.items():
@@ -264,7 +328,13 @@ def _publish(folder: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 def _as_redis(text: str) -> str:
-    """redis.conf is for Valkey. A redis-server of this machine may know none of what Redis never had."""
-    told = subprocess.run([find_redis_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    """redis.conf is for Valkey. A redis-server of this machine may know none of what Redis never
+    had.
+    """
+    told = subprocess.run(
+        [find_redis_server(), "--version"], capture_output=True, text=True, check=True
+    ).stdout
     lines = text.splitlines()
-    return "\n".join(line for line in lines if "Valkey" in told or not line.startswith("commandlog-"))
+    return "\n".join(
+        line for line in lines if "Valkey" in told or not line.startswith("commandlog-")
+    )

@@ -1,4 +1,6 @@
-"""charts/shoal makes the objects of k8s/: every overlay, every component and a further pool, compared field by field."""
+"""charts/shoal makes the objects of k8s/: every overlay, every component and a further pool,
+compared field by field.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ import pytest
 import yaml
 
 from tests.k8s.charts import CHART, ON, Values, chart, unlike
-from tests.k8s.manifests import COMPONENTS, NAMESPACE, OVERLAYS, TOGETHER, build, rendered, with_components, workloads
+from tests.k8s.manifests import (
+    COMPONENTS,
+    NAMESPACE,
+    OVERLAYS,
+    TOGETHER,
+    build,
+    rendered,
+    with_components,
+    workloads,
+)
 
 SERVERS: Final = ("router", "scheduler")
 ALONE: Final[Mapping[str, Values]] = {
@@ -39,13 +50,21 @@ ALONE: Final[Mapping[str, Values]] = {
     "jwks": {"auth": {"jwt": ON}},
     "otel": {"otel": ON},
     "external-redis": {
-        "redis": {"external": {**ON, "urls": {role: f"rediss://shoal-{role}@redis.example:6379/0" for role in SERVERS}}},
+        "redis": {
+            "external": {
+                **ON,
+                "urls": {role: f"rediss://shoal-{role}@redis.example:6379/0" for role in SERVERS},
+            }
+        },
     },
     "redis-sentinel": {
         "redis": {
             "external": {
                 **ON,
-                "urls": {role: f"rediss+sentinel://shoal-{role}@redis.example:26379/mymaster/0" for role in SERVERS},
+                "urls": {
+                    role: f"rediss+sentinel://shoal-{role}@redis.example:26379/mymaster/0"
+                    for role in SERVERS
+                },
                 "mutualTls": True,
                 "ports": [6379, 26379],
                 "namespaces": ["redis"],
@@ -54,11 +73,25 @@ ALONE: Final[Mapping[str, Values]] = {
         **{role: {"settings": {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": ""}} for role in SERVERS},
     },
 }
-"""What a component is called among the values. Together with those of TOGETHER, as k8s/ has them."""
+"""What a component is called among the values. Together with those of TOGETHER, as k8s/ has
+them.
+"""
 OF_POOLS: Final = frozenset({"gpu", "gpu-a100", "gpu-h100", "gpu-l4", "spot-eks", "spot-gke"})
-"""Components that change pools.yaml, too, so that they are compared by overlays and as further pools."""
+"""Components that change pools.yaml, too, so that they are compared by overlays and as further
+pools.
+"""
 COMBINED: Final = (
-    *("network-policy", "storage-ebs", "hpa-router", "pod-monitor", "alerts", "dashboards", "tls", "keda", "keda-tls"),
+    *(
+        "network-policy",
+        "storage-ebs",
+        "hpa-router",
+        "pod-monitor",
+        "alerts",
+        "dashboards",
+        "tls",
+        "keda",
+        "keda-tls",
+    ),
     *(
         "model-cache-pvc",
         "load-balancer",
@@ -76,7 +109,7 @@ COMBINED: Final = (
 )
 
 
-def test_the_chart_of_no_values_is_the_base() -> None:
+def test_chart_of_no_values_is_the_base() -> None:
     assert unlike(chart(), rendered("base")) == []
 
 
@@ -96,7 +129,11 @@ def test_components_together_are_values_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("network-policy", "external-redis"), ("network-policy", "tls", "keda", "keda-tls", "external-redis")]
+    "names",
+    [
+        ("network-policy", "external-redis"),
+        ("network-policy", "tls", "keda", "keda-tls", "external-redis"),
+    ],
 )
 def test_somebody_elses_redis_takes_ours_away(names: tuple[str, ...]) -> None:
     assert unlike(chart(*(ALONE[name] for name in names)), with_components(*names)) == []
@@ -108,9 +145,12 @@ def test_no_component_and_no_overlay_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "spot", "component"), [("a100", "", ()), ("l4", "gcp", ("spot-gke",)), ("h100", "aws", ("spot-eks",))]
+    ("accelerator", "spot", "component"),
+    [("a100", "", ()), ("l4", "gcp", ("spot-gke",)), ("h100", "aws", ("spot-eks",))],
 )
-def test_further_pools_are_those_of_the_guide(accelerator: str, spot: str, component: tuple[str, ...], tmp_path: Path) -> None:
+def test_further_pools_are_those_of_the_guide(
+    accelerator: str, spot: str, component: tuple[str, ...], tmp_path: Path
+) -> None:
     """Of docs/kubernetes.md: a folder with a nameSuffix, whose components stand in it."""
     pools = {"cpu": {"device": "cpu", "min_workers": 1, "max_workers": 20}}
     pools[accelerator] = {"device": "cuda", **({"spot": True} if spot else {}), "max_workers": 20}
@@ -120,21 +160,37 @@ def test_further_pools_are_those_of_the_guide(accelerator: str, spot: str, compo
         pool,
         resources=["base/worker"],
         components=[f"components/{name}" for name in (f"gpu-{accelerator}", *component, "keda")],
-        configMapGenerator=[{"name": "worker-env", "behavior": "merge", "literals": [f"SHOAL_POOL={accelerator}"]}],
+        configMapGenerator=[
+            {"name": "worker-env", "behavior": "merge", "literals": [f"SHOAL_POOL={accelerator}"]}
+        ],
         nameSuffix=f"-{accelerator}",
-        labels=[{"pairs": {"app.kubernetes.io/instance": f"worker-{accelerator}"}, "includeSelectors": True}],
+        labels=[
+            {
+                "pairs": {"app.kubernetes.io/instance": f"worker-{accelerator}"},
+                "includeSelectors": True,
+            }
+        ],
     )
     (tmp_path / "pools.yaml").write_text(yaml.safe_dump({"pools": pools}, sort_keys=False))
     theirs = build(
         tmp_path,
         namespace=NAMESPACE,
         resources=["base", accelerator],
-        components=[f"components/{name}" for name in ("network-policy", "tls", "keda", "keda-tls", "otel")],
+        components=[
+            f"components/{name}" for name in ("network-policy", "tls", "keda", "keda-tls", "otel")
+        ],
         configMapGenerator=[{"name": "pools", "behavior": "merge", "files": ["pools.yaml"]}],
     )
-    further = {"name": accelerator, "accelerator": accelerator, "spot": spot, "scaling": {"max_workers": 20}}
+    further = {
+        "name": accelerator,
+        "accelerator": accelerator,
+        "spot": spot,
+        "scaling": {"max_workers": 20},
+    }
     on = (ALONE[name] for name in ("network-policy", "tls", "keda", "otel"))
-    ours = chart(*on, {"pools": [*yaml.safe_load((CHART / "values.yaml").read_text())["pools"], further]})
+    ours = chart(
+        *on, {"pools": [*yaml.safe_load((CHART / "values.yaml").read_text())["pools"], further]}
+    )
     found = [one for one in unlike(ours, theirs) if "part-of" not in one]
     assert found == [], "but for the label of the base, which a pool's folder does not give"
 
@@ -144,32 +200,56 @@ def test_further_pools_are_those_of_the_guide(accelerator: str, spot: str, compo
     [
         ({"images": {"tag": "0.1.1"}}, "Deployment router.spec.template.spec.containers[0].image"),
         ({"scheduler": {"replicas": 3}}, "Deployment scheduler.spec.replicas"),
-        ({"router": {"settings": {"SHOAL_LOG_LEVEL": "DEBUG"}}}, "ConfigMap router-env.data.SHOAL_LOG_LEVEL"),
-        ({"worker": {"settings": {"SHOAL_DTYPE": "float16"}}}, "ConfigMap worker-env.data.SHOAL_DTYPE: only in the chart"),
+        (
+            {"router": {"settings": {"SHOAL_LOG_LEVEL": "DEBUG"}}},
+            "ConfigMap router-env.data.SHOAL_LOG_LEVEL",
+        ),
+        (
+            {"worker": {"settings": {"SHOAL_DTYPE": "float16"}}},
+            "ConfigMap worker-env.data.SHOAL_DTYPE: only in the chart",
+        ),
         ({"keda": {"cooldownPeriod": 601}}, "ScaledObject worker.spec.cooldownPeriod"),
         ({"keda": {"enabled": False}}, "ScaledObject worker: only in k8s/"),
         ({"tls": {"routerNames": ["mesh.example"]}}, "Certificate router.spec.dnsNames"),
-        ({"networkPolicy": {"kedaNamespace": "other"}}, "NetworkPolicy scheduler.spec.ingress[0].from[0]"),
-        ({"monitoring": {"podMonitors": {"interval": "30s"}}}, "PodMonitor router.spec.podMetricsEndpoints[0].interval"),
-        ({"accelerators": {"l4": {"resources": {"cpu": 4}}}}, "Deployment worker.spec.template.spec.containers[0].resources"),
-        ({"accelerators": {"l4": {"store": {"size": "60Gi"}}}}, "Deployment worker.spec.template.spec.volumes"),
+        (
+            {"networkPolicy": {"kedaNamespace": "other"}},
+            "NetworkPolicy scheduler.spec.ingress[0].from[0]",
+        ),
+        (
+            {"monitoring": {"podMonitors": {"interval": "30s"}}},
+            "PodMonitor router.spec.podMetricsEndpoints[0].interval",
+        ),
+        (
+            {"accelerators": {"l4": {"resources": {"cpu": 4}}}},
+            "Deployment worker.spec.template.spec.containers[0].resources",
+        ),
+        (
+            {"accelerators": {"l4": {"store": {"size": "60Gi"}}}},
+            "Deployment worker.spec.template.spec.volumes",
+        ),
         ({"modelCache": {"type": "claim"}}, "PersistentVolumeClaim models: only in the chart"),
         ({"priorityClasses": {"create": False}}, "PriorityClass shoal-control: only in k8s/"),
     ],
     ids=json.dumps,
 )
-def test_a_value_that_differs_is_found(values: Values, where: str) -> None:
+def test_value_that_differs_is_found(values: Values, where: str) -> None:
     found = unlike(chart(values, file="values/gke-l4-spot.yaml"), rendered("overlays/gke-l4-spot"))
     assert [one for one in found if one.startswith(f".{where}")], found
 
 
 def test_pools_in_another_order_are_found() -> None:
     """The first one is the default."""
-    first, further = ({"name": name, "accelerator": "cpu", "scaling": {"max_workers": 1}} for name in ("a", "b"))
+    first, further = (
+        {"name": name, "accelerator": "cpu", "scaling": {"max_workers": 1}} for name in ("a", "b")
+    )
     assert unlike(chart({"pools": [first, further]}), chart({"pools": [further, first]})) != []
 
 
-def test_a_setting_that_changes_replaces_its_pods_and_no_others() -> None:
+def test_setting_that_changes_replaces_its_pods_and_no_others() -> None:
     before, after = chart(), chart({"router": {"settings": {"SHOAL_LOG_LEVEL": "DEBUG"}}})
-    changed = [one["metadata"]["name"] for one, other in zip(workloads(before), workloads(after), strict=True) if one != other]
+    changed = [
+        one["metadata"]["name"]
+        for one, other in zip(workloads(before), workloads(after), strict=True)
+        if one != other
+    ]
     assert changed == ["router"]

@@ -1,4 +1,6 @@
-"""What docs/deploy-*.md tell somebody to install works with what k8s/ ships, as far as that can be told without a cluster."""
+"""What docs/deploy-*.md tell somebody to install works with what k8s/ ships, as far as that can be
+told without a cluster.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,20 @@ import pytest
 import yaml
 
 from tests.k8s.charts import CHART, template
-from tests.k8s.manifests import K8S, ROOT, TOGETHER, Object, build, containers, matches, named, of_kind, rendered, title, workloads
+from tests.k8s.manifests import (
+    K8S,
+    ROOT,
+    TOGETHER,
+    Object,
+    build,
+    containers,
+    matches,
+    named,
+    of_kind,
+    rendered,
+    title,
+    workloads,
+)
 
 GUIDES: Mapping[str, tuple[str, ...]] = {
     "deploy-aws": ("overlays/eks-g6-spot", "overlays/eks-p5"),
@@ -22,7 +37,9 @@ SELECTED: Mapping[str, str] = {
     "PodMonitor": "prometheus.prometheusSpec.podMonitorSelectorNilUsesHelmValues",
     "PrometheusRule": "prometheus.prometheusSpec.ruleSelectorNilUsesHelmValues",
 }
-"""The value of kube-prometheus-stack that makes its Prometheus take all objects of the kind. Else it takes those of its release."""
+"""The value of kube-prometheus-stack that makes its Prometheus take all objects of the kind. Else
+it takes those of its release.
+"""
 
 PROGRAMS: Mapping[str, str] = {
     "aws": "AWS CLI",
@@ -52,7 +69,9 @@ class Release:
 def releases(guide: str) -> list[Release]:
     """In the order in which the guide installs them."""
     text = (ROOT / f"docs/{guide}.md").read_text().replace("\\\n", " ")
-    return [_release(line) for line in text.splitlines() if line.startswith("helm upgrade --install")]
+    return [
+        _release(line) for line in text.splitlines() if line.startswith("helm upgrade --install")
+    ]
 
 
 def _release(line: str) -> Release:
@@ -67,36 +86,52 @@ def _release(line: str) -> Release:
 
 
 def selector(prometheus: Release, kind: str) -> Object:
-    """Which objects of a kind the chart's Prometheus takes: all, or those with the label of its release."""
-    return {} if prometheus.values.get(SELECTED[kind]) == "false" else {"matchLabels": {"release": prometheus.name}}
+    """Which objects of a kind the chart's Prometheus takes: all, or those with the label of its
+    release.
+    """
+    return (
+        {}
+        if prometheus.values.get(SELECTED[kind]) == "false"
+        else {"matchLabels": {"release": prometheus.name}}
+    )
 
 
 @pytest.mark.parametrize("guide", GUIDES)
 @pytest.mark.parametrize("kind", SELECTED)
-def test_the_prometheus_of_the_guides_selects_what_we_ship(guide: str, kind: str) -> None:
+def test_prometheus_of_the_guides_selects_what_we_ship(guide: str, kind: str) -> None:
     (prometheus,) = (one for one in releases(guide) if one.chart == "kube-prometheus-stack")
     for overlay in GUIDES[guide]:
         ours = of_kind(rendered(overlay), kind)
         assert ours
         for one in ours:
-            assert matches(selector(prometheus, kind), one["metadata"].get("labels", {})), f"{title(one)} of {overlay}"
+            assert matches(selector(prometheus, kind), one["metadata"].get("labels", {})), (
+                f"{title(one)} of {overlay}"
+            )
 
 
-def test_the_overlay_that_opens_a_mesh_can_be_built_and_does_what_it_says(tmp_path: Path) -> None:
+def test_overlay_that_opens_a_mesh_can_be_built_and_does_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
-    (written,) = re.findall(r"```yaml\n(components:.*?)```", page[page.index("## Access to the routers") :], re.DOTALL)
+    (written,) = re.findall(
+        r"```yaml\n(components:.*?)```", page[page.index("## Access to the routers") :], re.DOTALL
+    )
     document = yaml.safe_load(written)
     components = [one.removeprefix("../../") for one in document["components"]]
-    objects = build(tmp_path, resources=["base"], components=components, patches=document["patches"])
+    objects = build(
+        tmp_path, resources=["base"], components=components, patches=document["patches"]
+    )
     assert "mesh.example" in named(objects, "Certificate", "router")["spec"]["dnsNames"]
     service = named(objects, "Service", "router-external")
     assert "networking.gke.io/load-balancer-type" not in service["metadata"]["annotations"]
     *_, rule = named(objects, "NetworkPolicy", "router")["spec"]["ingress"]
-    assert [each["ipBlock"]["cidr"] for each in rule["from"]] == service["spec"]["loadBalancerSourceRanges"]
+    assert [each["ipBlock"]["cidr"] for each in rule["from"]] == service["spec"][
+        "loadBalancerSourceRanges"
+    ]
 
 
-@pytest.mark.parametrize("name", ["edge-gateway", "external-redis", "gateway", "jwks", "load-balancer", "redis-sentinel"])
-def test_the_patches_at_the_head_of_a_component_can_be_built(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["edge-gateway", "external-redis", "gateway", "jwks", "load-balancer", "redis-sentinel"]
+)
+def test_patches_at_the_head_of_a_component_can_be_built(name: str, tmp_path: Path) -> None:
     head = (K8S / f"components/{name}/kustomization.yaml").read_text().partition("\napiVersion:")[0]
     (written,) = re.findall(r"^#   (patches:\n(?:#   .*\n?)+)", head, re.MULTILINE)
     patches = yaml.safe_load(re.sub(r"^#   ", "", written, flags=re.MULTILINE))["patches"]
@@ -115,12 +150,16 @@ def test_operators_live_where_policies_and_settings_look_for_them(guide: str) ->
         policies = of_kind(rendered(overlay), "NetworkPolicy")
         for policy, chart in (("scheduler", "keda"), ("metrics", "kube-prometheus-stack")):
             (peer, *_) = named(policies, "NetworkPolicy", policy)["spec"]["ingress"][0]["from"]
-            assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": where[chart]}
+            assert peer["namespaceSelector"]["matchLabels"] == {
+                "kubernetes.io/metadata.name": where[chart]
+            }
 
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_prometheus_hears_of_certificates(guide: str) -> None:
-    """cert-manager's PodMonitor needs the definition that Prometheus' chart brings, which so comes first."""
+    """cert-manager's PodMonitor needs the definition that Prometheus' chart brings, which so comes
+    first.
+    """
     found = releases(guide)
     charts = [one.chart for one in found]
     (certificates,) = (one for one in found if one.chart == "cert-manager")
@@ -129,11 +168,15 @@ def test_prometheus_hears_of_certificates(guide: str) -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_the_charts_values_of_a_guide_are_taken_and_say_what_its_overlay_says(guide: str, tmp_path: Path) -> None:
+def test_charts_values_of_a_guide_are_taken_and_say_what_its_overlay_says(
+    guide: str, tmp_path: Path
+) -> None:
     text = _as_a_shell_would((ROOT / f"docs/{guide}.md").read_text())
     (values,) = re.findall(r"cat > mesh.yaml <<END\n(.*?)END\n", text, re.DOTALL)
     (overlay,) = re.findall(r"cat > mesh/kustomization.yaml <<END\n(.*?)END\n", text, re.DOTALL)
-    (release,) = (one for one in text.splitlines() if one.startswith("helm upgrade --install shoal "))
+    (release,) = (
+        one for one in text.splitlines() if one.startswith("helm upgrade --install shoal ")
+    )
     words = shlex.split(release)
     assert (ROOT / words[4]).samefile(CHART)
     files = [words[place + 1] for place, word in enumerate(words) if word == "--values"]
@@ -143,28 +186,43 @@ def test_the_charts_values_of_a_guide_are_taken_and_say_what_its_overlay_says(gu
     places = {key: [one.removeprefix("../k8s/") for one in document[key]] for key in ("resources",)}
     theirs = build(tmp_path, **{**document, **places})
     assert _images(ours) == _images(theirs)
-    settings = [one["data"] for one in of_kind(theirs, "ConfigMap") if one["metadata"]["name"].startswith("worker-env-")]
+    settings = [
+        one["data"]
+        for one in of_kind(theirs, "ConfigMap")
+        if one["metadata"]["name"].startswith("worker-env-")
+    ]
     assert [named(ours, "ConfigMap", "worker-env")["data"]] == settings
     assert of_kind(ours, "Secret") == [], "they are those that the guide has made before"
 
 
 def _as_a_shell_would(text: str) -> str:
-    for name, value in {"REGISTRY": "registry.mine/shoal", "STORE": "s3://models", "TAG": "0123456"}.items():
+    for name, value in {
+        "REGISTRY": "registry.mine/shoal",
+        "STORE": "s3://models",
+        "TAG": "0123456",
+    }.items():
         text = text.replace(f"${name}", value)
     return text
 
 
 def _images(objects: tuple[Object, ...]) -> set[str]:
-    return {container["image"] for workload in workloads(objects) for container in containers(workload)}
+    return {
+        container["image"] for workload in workloads(objects) for container in containers(workload)
+    }
 
 
-def test_the_values_of_the_page_are_taken() -> None:
+def test_values_of_the_page_are_taken() -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     (written,) = re.findall(
-        r"```yaml\n(.*?)```", page[page.index("## With Helm") : page.index("## Probes and shutdown of pods")], re.DOTALL
+        r"```yaml\n(.*?)```",
+        page[page.index("## With Helm") : page.index("## Probes and shutdown of pods")],
+        re.DOTALL,
     )
     objects = template(yaml.safe_load(written), "values/gke-l4-spot.yaml")
-    assert [one["metadata"]["name"] for one in of_kind(objects, "ScaledObject")] == ["worker", "worker-h100"]
+    assert [one["metadata"]["name"] for one in of_kind(objects, "ScaledObject")] == [
+        "worker",
+        "worker-h100",
+    ]
 
 
 @pytest.mark.parametrize("guide", GUIDES)
@@ -173,7 +231,11 @@ def test_guides_push_each_image_that_their_overlay_runs(guide: str) -> None:
     text = (ROOT / f"docs/{guide}.md").read_text()
     (targets,) = re.findall(r"for target in (.*?); do", text)
     overlay, _ = GUIDES[guide]
-    images = {name.partition(":")[0].rpartition("/")[2] for name in _images(rendered(overlay)) if "shoal/" in name}
+    images = {
+        name.partition(":")[0].rpartition("/")[2]
+        for name in _images(rendered(overlay))
+        if "shoal/" in name
+    }
     assert set(targets.split()) == images
     assert "edge" in images, "the guide ends with a request over HTTP"
     for target in targets.split():
@@ -184,12 +246,17 @@ def test_guides_push_each_image_that_their_overlay_runs(guide: str) -> None:
 def test_guides_wait_before_they_forward_a_port(guide: str) -> None:
     text = (ROOT / f"docs/{guide}.md").read_text()
     first = text.index("port-forward")
-    assert re.search(r"kubectl -n shoal wait --for=condition=Available .*deployment/router deployment/edge", text[:first])
+    assert re.search(
+        r"kubectl -n shoal wait --for=condition=Available .*deployment/router deployment/edge",
+        text[:first],
+    )
 
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_guides_list_their_prerequisites_before_the_first_step(guide: str) -> None:
-    """Each program that a command of the guide starts is named there, or is a part of every shell."""
+    """Each program that a command of the guide starts is named there, or is a part of every
+    shell.
+    """
     text = (ROOT / f"docs/{guide}.md").read_text()
     head = text[: text.index("## 1.")]
     commands = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")

@@ -1,4 +1,6 @@
-"""The overlay kind-cpu without kind: its pods as processes, probed, asked, scaled and drained as a kubelet and KEDA would."""
+"""The overlay kind-cpu without kind: its pods as processes, probed, asked, scaled and drained as a
+kubelet and KEDA would.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         yield Mesh(node, router, scheduler, worker, edge)
 
 
-def test_a_text_is_encoded(mesh: Mesh) -> None:
+def test_text_is_encoded(mesh: Mesh) -> None:
     with shoal.Client(mesh.address) as client:
         vectors = client.encode(MINILM, ["Hello, mesh", "Hello, mesh"]).dense
     assert vectors is not None
@@ -67,9 +69,11 @@ def test_a_text_is_encoded(mesh: Mesh) -> None:
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3)
 
 
-def test_a_text_is_encoded_over_http(mesh: Mesh) -> None:
+def test_text_is_encoded_over_http(mesh: Mesh) -> None:
     url = f"http://127.0.0.1:{mesh.edge.ports[8080]}/v1/embeddings"
-    request = urllib.request.Request(url, json.dumps({"model": MINILM, "input": "Hello, mesh"}).encode())
+    request = urllib.request.Request(
+        url, json.dumps({"model": MINILM, "input": "Hello, mesh"}).encode()
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         (found,) = json.load(answer)["data"]
     assert len(found["embedding"]) == 384
@@ -82,8 +86,10 @@ def test_prometheus_reads_numbers_from_every_pod_that_it_is_told_of(mesh: Mesh) 
             assert b"# TYPE shoal_" in answer.read()
 
 
-def test_a_second_worker_joins_and_the_first_one_drains(mesh: Mesh) -> None:
-    """Scaled to two, then back to one, while somebody asks: nothing fails, and the worker ends by itself within its grace."""
+def test_second_worker_joins_and_the_first_one_drains(mesh: Mesh) -> None:
+    """Scaled to two, then back to one, while somebody asks: nothing fails, and the worker ends by
+    itself within its grace.
+    """
     with shoal.Client(mesh.address) as client:
         second = mesh.node.pod(mesh.worker.workload)
         start_worker(second)
@@ -107,7 +113,9 @@ def test_a_second_worker_joins_and_the_first_one_drains(mesh: Mesh) -> None:
         wait_until(lambda: asked > 5 or bool(failures), 30, "answers")
         status = mesh.worker.stop()
         answered = asked
-        wait_until(lambda: asked > answered + 5 or bool(failures), 30, "answers of the second worker")
+        wait_until(
+            lambda: asked > answered + 5 or bool(failures), 30, "answers of the second worker"
+        )
         over.set()
         asker.join()
         assert (status, failures) == (0, [])
@@ -116,7 +124,7 @@ def test_a_second_worker_joins_and_the_first_one_drains(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("name", ["scheduler", "router", "edge"])
-def test_a_further_pod_joins_and_ends_in_order(mesh: Mesh, name: str) -> None:
+def test_further_pod_joins_and_ends_in_order(mesh: Mesh, name: str) -> None:
     first: Pod = getattr(mesh, name)
     pod = mesh.node.pod(first.workload).start()
     pod.wait_ready()

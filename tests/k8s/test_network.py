@@ -1,4 +1,6 @@
-"""Network policies let through what the code uses, and nothing else: read from the policies, compared with a table."""
+"""Network policies let through what the code uses, and nothing else: read from the policies,
+compared with a table.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ IN: frozenset[Edge] = frozenset(
 )
 EDGE_TO_ROUTERS: frozenset[Edge] = frozenset({("edge", "router", 50051)})
 EDGE_IN: frozenset[Edge] = frozenset(
-    {("namespaces with shoal-clients=allowed", "edge", 8080), ("monitoring/prometheus", "edge", 9464)}
+    {
+        ("namespaces with shoal-clients=allowed", "edge", 8080),
+        ("monitoring/prometheus", "edge", 9464),
+    }
 )
 """Of `components/edge`, with `components/edge-network-policy`."""
 OUT: frozenset[Edge] = frozenset(
@@ -78,10 +83,20 @@ def edges(objects: tuple[Object, ...]) -> tuple[set[Edge], set[Edge]]:
             who = component(workload)
             for rule in spec.get("ingress", ()):
                 ports = [port_number(workload, port["port"]) for port in rule["ports"]]
-                let_in |= {(peer, who, port) for each in rule["from"] for peer in peers(objects, each) for port in ports}
+                let_in |= {
+                    (peer, who, port)
+                    for each in rule["from"]
+                    for peer in peers(objects, each)
+                    for port in ports
+                }
             for rule in spec.get("egress", ()):
                 ports = [port["port"] for port in rule["ports"]]
-                let_out |= {(who, peer, port) for each in rule["to"] for peer in peers(objects, each) for port in ports}
+                let_out |= {
+                    (who, peer, port)
+                    for each in rule["to"]
+                    for peer in peers(objects, each)
+                    for port in ports
+                }
     return let_in, let_out
 
 
@@ -110,20 +125,29 @@ def peers(objects: tuple[Object, ...], peer: dict[str, Any]) -> Iterator[str]:
         (("tls", "keda", "keda-tls", "gpu-l4", "spot-gke", "otel"), TRACES),
     ],
 )
-def test_policies_let_through_what_is_used_and_nothing_else(names: tuple[str, ...], more: frozenset[Edge]) -> None:
+def test_policies_let_through_what_is_used_and_nothing_else(
+    names: tuple[str, ...], more: frozenset[Edge]
+) -> None:
     let_in, let_out = edges(with_components("network-policy", *names))
     assert let_in == MESH | IN
     assert let_out == MESH | OUT | more
 
 
-@pytest.mark.parametrize(("names", "more"), [((), frozenset()), (("otel", "edge-otel"), TRACES | {("edge", COLLECTOR, 4317)})])
-def test_an_edge_is_reached_by_clients_and_reaches_routers(names: tuple[str, ...], more: frozenset[Edge]) -> None:
-    let_in, let_out = edges(with_components("network-policy", "edge", "edge-network-policy", *names))
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [((), frozenset()), (("otel", "edge-otel"), TRACES | {("edge", COLLECTOR, 4317)})],
+)
+def test_edge_is_reached_by_clients_and_reaches_routers(
+    names: tuple[str, ...], more: frozenset[Edge]
+) -> None:
+    let_in, let_out = edges(
+        with_components("network-policy", "edge", "edge-network-policy", *names)
+    )
     assert let_in == MESH | IN | EDGE_TO_ROUTERS | EDGE_IN
     assert let_out == MESH | OUT | EDGE_TO_ROUTERS | {("edge", "kube-system/kube-dns", 53)} | more
 
 
-def test_a_redis_of_somebody_elses_is_reached_where_it_is() -> None:
+def test_redis_of_somebody_elses_is_reached_where_it_is() -> None:
     let_in, let_out = edges(with_components("network-policy", "external-redis"))
     outside = {(who, ANYWHERE, port) for who, to, port in MESH if to == "redis"}
     inside = {edge for edge in MESH if edge[1] != "redis"}
@@ -136,14 +160,30 @@ def test_sentinels_are_reached_where_redis_is() -> None:
     where = (ANYWHERE, "namespaces with kubernetes.io/metadata.name=redis")
     inside = {edge for edge in MESH if edge[1] != "redis"}
     assert let_in == inside | IN
-    outside = {(who, place, port) for who in ("router", "scheduler") for place in where for port in (6379, 26379)}
+    outside = {
+        (who, place, port)
+        for who in ("router", "scheduler")
+        for place in where
+        for port in (6379, 26379)
+    }
     assert let_out == inside | OUT | outside
 
 
 @pytest.mark.parametrize("name", [*EVERY, *CHARTS])
 def test_stores_are_reached_at_no_private_address(name: str) -> None:
-    """Not that of the API server, nor of pods, nodes and metadata: each address below, by IP version, is within an exception."""
-    private = ("10.0.0.1", "172.31.0.10", "192.168.1.1", "100.64.0.1", "169.254.169.254", "fd00::1", "fe80::1", "64:ff9b::a00:1")
+    """Not that of the API server, nor of pods, nodes and metadata: each address below, by IP
+    version, is within an exception.
+    """
+    private = (
+        "10.0.0.1",
+        "172.31.0.10",
+        "192.168.1.1",
+        "100.64.0.1",
+        "169.254.169.254",
+        "fd00::1",
+        "fe80::1",
+        "64:ff9b::a00:1",
+    )
     for policy in of_kind(made(name), "NetworkPolicy"):
         for rule in policy["spec"].get("egress", ()):
             blocks = [peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer]
@@ -151,7 +191,9 @@ def test_stores_are_reached_at_no_private_address(name: str) -> None:
                 continue
             for address in map(ip_address, private):
                 open_to = [block for block in blocks if address in ip_network(block["cidr"])]
-                assert all(any(address in ip_network(one) for one in block["except"]) for block in open_to)
+                assert all(
+                    any(address in ip_network(one) for one in block["except"]) for block in open_to
+                )
 
 
 @pytest.mark.parametrize("name", [*EVERY, *CHARTS])
@@ -170,20 +212,29 @@ def test_what_is_not_let_through_is_held_up(name: str) -> None:
             assert rule.get("from") or rule.get("to"), "everybody"
 
 
-def test_the_table_is_what_pods_listen_on_and_call() -> None:
-    """Of the manifests: each port but that of probes is reached by somebody, and each address of the settings is an edge."""
+def test_table_is_what_pods_listen_on_and_call() -> None:
+    """Of the manifests: each port but that of probes is reached by somebody, and each address of
+    the settings is an edge.
+    """
     objects = rendered("overlays/gke-l4-spot")
     reached = {(to, port) for _, to, port in MESH | IN | EDGE_IN}
     called: set[Edge] = set()
     for workload in workloads(objects):
         for container in containers(workload):
-            listening = {(component(workload), port["containerPort"]) for port in container["ports"] if port["name"] != "health"}
+            listening = {
+                (component(workload), port["containerPort"])
+                for port in container["ports"]
+                if port["name"] != "health"
+            }
             assert listening <= reached
             reached -= listening
             variables = environment(objects, container)
             for key in ("SHOAL_ROUTERS", "SHOAL_REDIS_URL"):
                 for host, port in re.findall(r"([\w-]+):(\d+)", variables.get(key, "")):
                     selector = {"matchLabels": named(objects, "Service", host)["spec"]["selector"]}
-                    called |= {(component(workload), component(one), int(port)) for one in selected(objects, selector)}
+                    called |= {
+                        (component(workload), component(one), int(port))
+                        for one in selected(objects, selector)
+                    }
     assert reached == set()
     assert called == MESH | EDGE_TO_ROUTERS

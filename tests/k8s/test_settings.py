@@ -1,4 +1,6 @@
-"""Variables in manifests are those that the services read, and those they read are set or have a default that is good here."""
+"""Variables in manifests are those that the services read, and those they read are set or have a
+default that is good here.
+"""
 
 from __future__ import annotations
 
@@ -174,8 +176,12 @@ def test_every_variable_is_one_that_the_service_reads(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", READ)
-def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(service: str) -> None:
-    somewhere = {one for name in EVERY for one in told(rendered(name), service) if not one.startswith(OTHERS)}
+def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
+    service: str,
+) -> None:
+    somewhere = {
+        one for name in EVERY for one in told(rendered(name), service) if not one.startswith(OTHERS)
+    }
     assert asked(service) == somewhere | GOOD_DEFAULTS[service]
     assert somewhere & GOOD_DEFAULTS[service] == set()
 
@@ -205,13 +211,22 @@ def test_services_take_the_settings_of_their_pods(name: str, tmp_path: Path) -> 
         variables = node.pod(workload).environment()
         settings = READ[component(workload)](variables)
         assert settings.metrics_address
-        assert settings.health_address if component(workload) == "worker" else settings.security.health_address
+        assert (
+            settings.health_address
+            if component(workload) == "worker"
+            else settings.security.health_address
+        )
 
 
 def test_tenants_and_users_are_as_the_code_writes_and_reads_them() -> None:
     objects = rendered("overlays/kind-cpu")
-    assert parse_tenants(named(objects, "ConfigMap", "tenants")["data"]["tenants.yaml"], "tenants.yaml").by_name == {}
-    users = (K8S / "overlays/kind-cpu/users.acl").read_text()
-    assert users == acl_file(router="development-router", scheduler="development-scheduler", admin=None), (
-        "run shoal redis-acl again"
+    assert (
+        parse_tenants(
+            named(objects, "ConfigMap", "tenants")["data"]["tenants.yaml"], "tenants.yaml"
+        ).by_name
+        == {}
     )
+    users = (K8S / "overlays/kind-cpu/users.acl").read_text()
+    assert users == acl_file(
+        router="development-router", scheduler="development-scheduler", admin=None
+    ), "run shoal redis-acl again"

@@ -1,4 +1,6 @@
-"""A batch of packed sequences for attention, and what attention is of it by definition, written out naively."""
+"""A batch of packed sequences for attention, and what attention is of it by definition, written out
+naively.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,23 @@ from torch import Tensor
 from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 
-# Queries and keys of each sequence: one token; runs that are viewed as one batch; long enough for any block; a prefix that others
-# computed; the last row alone; and queries that nobody attends to (ColBERT's expansion).
-SHAPES = ((1, 1), (1, 1), (7, 7), (7, 7), (7, 7), (30, 30), (64, 64), (200, 200), (40, 90), (1, 33), (9, 3), (9, 3))
+# Queries and keys of each sequence: one token; runs that are viewed as one batch; long enough for
+# any block; a prefix that others computed; the last row alone; and queries that nobody attends to
+# (ColBERT's expansion).
+SHAPES = (
+    (1, 1),
+    (1, 1),
+    (7, 7),
+    (7, 7),
+    (7, 7),
+    (30, 30),
+    (64, 64),
+    (200, 200),
+    (40, 90),
+    (1, 33),
+    (9, 3),
+    (9, 3),
+)
 
 
 @dataclass(frozen=True)
@@ -45,15 +61,23 @@ class Batch:
         """Views of fused projections, as in an encoder."""
         own, shared, dim = heads
         generator = torch.Generator().manual_seed(own * 100 + dim)
-        q = torch.randn(sum(own for own, _ in shapes), own + shared, dim, generator=generator)[:, :own]
-        k, v = torch.randn(sum(seen for _, seen in shapes), 2 * shared, dim, generator=generator).split(shared, dim=1)
+        q = torch.randn(sum(own for own, _ in shapes), own + shared, dim, generator=generator)[
+            :, :own
+        ]
+        k, v = torch.randn(
+            sum(seen for _, seen in shapes), 2 * shared, dim, generator=generator
+        ).split(shared, dim=1)
         bias = torch.randn(own, 2 * reach + 1, generator=generator) if biased else None
         q, k, v = (t.to(dtype).to(device) for t in (q, k, v))
-        return Batch(shapes, q, k, v, None if bias is None else bias.to(device), *sight, softcap=softcap)
+        return Batch(
+            shapes, q, k, v, None if bias is None else bias.to(device), *sight, softcap=softcap
+        )
 
     @property
     def layout(self) -> Layout:
-        return Layout.of([own for own, _ in self.shapes], [seen for _, seen in self.shapes], self.q.device)
+        return Layout.of(
+            [own for own, _ in self.shapes], [seen for _, seen in self.shapes], self.q.device
+        )
 
     def attend(self, layout: Layout | None = None) -> Tensor:
         layout = self.layout if layout is None else layout
@@ -70,16 +94,32 @@ class Batch:
         )
 
     def by_triton(self) -> Tensor:
-        varlen_triton = pytest.importorskip("libs.kernels.attention.varlen_triton", exc_type=ImportError)
+        varlen_triton = pytest.importorskip(
+            "libs.kernels.attention.varlen_triton", exc_type=ImportError
+        )
         out: Tensor = varlen_triton.attend(
-            self.q, self.k, self.v, self.layout, self.scale, self.causal, self.window, self.bias, self.softcap
+            self.q,
+            self.k,
+            self.v,
+            self.layout,
+            self.scale,
+            self.causal,
+            self.window,
+            self.bias,
+            self.softcap,
         )
         return out
 
     def defined(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """Sequence by sequence, all in one type."""
         queries, keys = [own for own, _ in self.shapes], [seen for _, seen in self.shapes]
-        parts = zip(*(t.cpu().to(dtype).split(n) for t, n in ((self.q, queries), (self.k, keys), (self.v, keys))), strict=True)
+        parts = zip(
+            *(
+                t.cpu().to(dtype).split(n)
+                for t, n in ((self.q, queries), (self.k, keys), (self.v, keys))
+            ),
+            strict=True,
+        )
         return torch.cat([self._of_sequence(*part) for part in parts])
 
     def _of_sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Compiles every Triton kernel for NVIDIA GPUs in the variants that are launched, which needs no GPU; run by `test_compiling.py` in
-a process of its own, since in the tests' own process Triton interprets.
+"""Compiles every Triton kernel for NVIDIA GPUs in the variants that are launched, which needs no
+GPU; run by `test_compiling.py` in a process of its own, since in the tests' own process Triton
+interprets.
 
-The functions that launch kernels are called with tensors of the meta device, in the shapes of published models. Prints a line of
-JSON for each variant.
+The functions that launch kernels are called with tensors of the meta device, in the shapes of
+published models. Prints a line of JSON for each variant.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from libs.kernels.rows import fused_triton, rope_triton
 from libs.kernels.rows.rope import HeadNorms
 from tests.support.triton_launches import Launch, recorded_launches
 
-# Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, technical specifications).
+# Bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide,
+# technical specifications).
 SHARED_BYTES: Final = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 TOKENS: Final = 100
 
@@ -38,8 +40,8 @@ def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def attention() -> None:
-    """T5, MPNet and ALiBi (a bias alone), Gemma 2 (soft-capped, causal, windowed), float32, all masks together, and the widest
-    heads."""
+    """T5, MPNet and ALiBi (a bias alone), Gemma 2 (soft-capped, causal, windowed), float32, all
+    masks together, and the widest heads."""
     layout = Layout.of((TOKENS,), (TOKENS,), "meta")
     sights = (
         (False, None, True, None),
@@ -48,14 +50,18 @@ def attention() -> None:
         (False, 5, False, None),
         (True, 5, True, 50.0),
     )
-    for dtype, size, (causal, window, biased, softcap) in product((torch.bfloat16, torch.float32), (64, 80, 128, 256), sights):
+    for dtype, size, (causal, window, biased, softcap) in product(
+        (torch.bfloat16, torch.float32), (64, 80, 128, 256), sights
+    ):
         q, k, v = of(TOKENS, 18, size, dtype=dtype).split_with_sizes((14, 2, 2), dim=1)
         bias = of(14, 2 * TOKENS + 1, dtype=dtype) if biased else None
         varlen_triton.attend(q, k, v, layout, 0.1, causal, window, bias, softcap)
 
 
 def rows() -> None:
-    """Norms of BERT, ModernBERT, Qwen3 and Gemma 3, also of narrow rows; gated activations; reductions."""
+    """Norms of BERT, ModernBERT, Qwen3 and Gemma 3, also of narrow rows; gated activations;
+    reductions.
+    """
     for dtype, size, rms, is_biased in (
         (torch.bfloat16, 1024, False, True),
         (torch.bfloat16, 768, False, False),
@@ -88,10 +94,18 @@ ROTATIONS: Final = (
 
 
 def rotations() -> None:
-    for dtype, (queries, keys, size, pairs, is_normed) in product((torch.bfloat16, torch.float32), ROTATIONS):
+    for dtype, (queries, keys, size, pairs, is_normed) in product(
+        (torch.bfloat16, torch.float32), ROTATIONS
+    ):
         both = of(TOKENS, queries + 2 * keys, size, dtype=dtype)[:, : queries + keys]
-        norms = HeadNorms(of(size, dtype=dtype), of(size, dtype=dtype), queries, 1e-6, 0.0) if is_normed else None
-        cos, sin = rope_triton.angles(of(TOKENS, dtype=torch.int32), of(pairs, dtype=torch.float32), 1.0)
+        norms = (
+            HeadNorms(of(size, dtype=dtype), of(size, dtype=dtype), queries, 1e-6, 0.0)
+            if is_normed
+            else None
+        )
+        cos, sin = rope_triton.angles(
+            of(TOKENS, dtype=torch.int32), of(pairs, dtype=torch.float32), 1.0
+        )
         rope_triton.norm_rotate_(both, (cos, sin), norms)
     rope_triton.norm_rotate_(of(TOKENS, 6, 64), None, HeadNorms(of(64), of(64), 4, 1e-6, 0.0))
     for dtype in (torch.int32, torch.float32):
@@ -103,13 +117,27 @@ def decode_steps() -> None:
     """Qwen3, and heads of 256 with everything; multi-query heads of 80 that only read."""
     cu_keys, numbers = of(9, dtype=torch.int32), of(8, 64, dtype=torch.int32)
     for dtype, (heads, kv_heads, size, stores, is_all) in product(
-        (torch.bfloat16, torch.float32), ((16, 8, 128, True, False), (16, 8, 256, True, True), (20, 1, 80, False, False))
+        (torch.bfloat16, torch.float32),
+        ((16, 8, 128, True, False), (16, 8, 256, True, True), (20, 1, 80, False, False)),
     ):
         pages = of(9, kv_heads, size, PAGE, dtype=dtype), of(9, kv_heads, PAGE, size, dtype=dtype)
-        q, k, v = of(8, heads + 2 * kv_heads, size, dtype=dtype).split_with_sizes((heads, kv_heads, kv_heads), dim=1)
+        q, k, v = of(8, heads + 2 * kv_heads, size, dtype=dtype).split_with_sizes(
+            (heads, kv_heads, kv_heads), dim=1
+        )
         window, softcap = (5, 50.0) if is_all else (None, None)
         bias = of(heads, 2 * TOKENS + 1, dtype=dtype) if is_all else None
-        paged_triton.attend(q, k if stores else None, v if stores else None, pages, cu_keys, numbers, 0.1, window, bias, softcap)
+        paged_triton.attend(
+            q,
+            k if stores else None,
+            v if stores else None,
+            pages,
+            cu_keys,
+            numbers,
+            0.1,
+            window,
+            bias,
+            softcap,
+        )
 
 
 def distances() -> None:
@@ -118,14 +146,18 @@ def distances() -> None:
     for dtype, size in product((torch.bfloat16, torch.float32), (64, 80, 256)):
         q, k, v = of(TOKENS, 36, size, dtype=dtype).split(12, 1)
         scores, table = of(12, TOKENS, 512, dtype=dtype), of(1023, dtype=torch.int32)
-        disentangled_triton.attend(q, k, v, scores, scores, table, 0, layout, 0.1, of(TOKENS, 12, size, dtype=dtype))
+        disentangled_triton.attend(
+            q, k, v, scores, scores, table, 0, layout, 0.1, of(TOKENS, 12, size, dtype=dtype)
+        )
 
 
 VARIANTS: Final = (attention, rows, rotations, decode_steps, distances)
 
 
 def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
-    """The variant's name, its shared memory, registers a thread and bytes of spilled registers. `capability`: as 90 for 9.0."""
+    """The variant's name, its shared memory, registers a thread and bytes of spilled registers.
+    `capability`: as 90 for 9.0.
+    """
     compiler = importlib.import_module("triton.compiler")
     backends = importlib.import_module("triton.backends.compiler")
     places = {name: (place,) for place, name in enumerate(launch.kernel.arg_names)}
@@ -135,8 +167,12 @@ def compile_launch(launch: Launch, capability: int) -> dict[str, Any]:
         constexprs={places[name]: value for name, value in launch.constants},
         attrs={places[name]: [["tt.divisibility", 16]] for name in launch.aligned},
     )
-    compiled = compiler.compile(source, target=backends.GPUTarget("cuda", capability, 32), options=dict(launch.options))
-    assert compiled.metadata.shared <= SHARED_BYTES[capability], f"{launch}: {compiled.metadata.shared} bytes"
+    compiled = compiler.compile(
+        source, target=backends.GPUTarget("cuda", capability, 32), options=dict(launch.options)
+    )
+    assert compiled.metadata.shared <= SHARED_BYTES[capability], (
+        f"{launch}: {compiled.metadata.shared} bytes"
+    )
     return {
         "kernel": launch.name,
         "constants": dict(launch.constants),
@@ -161,7 +197,12 @@ def _resources(cubin: bytes, capability: int) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([folder / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [folder / "cuobjdump", "-res-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout + done.stderr)
     assert found is not None, f"{done.stdout}{done.stderr}"
     return {"registers": int(found[1]), "stack": int(found[2])}

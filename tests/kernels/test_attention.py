@@ -1,4 +1,6 @@
-"""One grid holds every implementation of the attention seam to the definition, written out naively in float64."""
+"""One grid holds every implementation of the attention seam to the definition, written out naively
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ SIGHT = ((False, None), (True, None), (False, 0), (False, 5), (True, 5), (False,
 
 @pytest.fixture(params=["fused", "products", "fused in blocks", "products in blocks", *SETS])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way in which a CPU can compute attention, whatever this machine would choose: each instruction set of the native kernel,
-    and both ways of a dense run, also in blocks smaller than the texts."""
+    """Each way in which a CPU can compute attention, whatever this machine would choose: each
+    instruction set of the native kernel, and both ways of a dense run, also in blocks smaller than
+    the texts."""
     path = str(request.param)
     if path in SETS:
         use_native(monkeypatch, request.getfixturevalue("library"), path)
@@ -46,14 +49,20 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_runs_are_of_equal_neighbours() -> None:
-    assert runs([3, 3, 5, 3], [3, 3, 5, 4]) == (Run(0, 0, 2, 3, 3), Run(6, 6, 1, 5, 5), Run(11, 11, 1, 3, 4))
+    assert runs([3, 3, 5, 3], [3, 3, 5, 4]) == (
+        Run(0, 0, 2, 3, 3),
+        Run(6, 6, 1, 5, 5),
+        Run(11, 11, 1, 3, 4),
+    )
     assert runs([], []) == ()
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.usefixtures("way")
-def test_every_way_equals_the_definition(heads: tuple[int, int, int], sight: tuple[bool, int | None]) -> None:
+def test_every_way_equals_the_definition(
+    heads: tuple[int, int, int], sight: tuple[bool, int | None]
+) -> None:
     for biased, softcap in ((False, None), (True, None), (True, 0.8), (False, 5.0)):
         batch = Batch.of(heads, sight, biased=biased, softcap=softcap)
         assert error(batch.attend(), batch.defined()) < 1e-5
@@ -72,18 +81,24 @@ def test_every_way_equals_the_definition(heads: tuple[int, int, int], sight: tup
     ],
 )
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-def test_triton_equals_the_definition(heads: tuple[int, int, int], sight: tuple[bool, int | None], biased: bool) -> None:
+def test_triton_equals_the_definition(
+    heads: tuple[int, int, int], sight: tuple[bool, int | None], biased: bool
+) -> None:
     """Compiled where there is a GPU, else in Triton's interpreter."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for softcap in (None, 0.8):
-        batch = Batch.of(heads, sight, biased=biased, shapes=FEW_SHAPES, device=device, softcap=softcap)
+        batch = Batch.of(
+            heads, sight, biased=biased, shapes=FEW_SHAPES, device=device, softcap=softcap
+        )
         assert error(batch.by_triton(), batch.defined()) < 1e-5
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.usefixtures("way")
 def test_bfloat16_is_as_close_as_plain_torch(heads: tuple[int, int, int]) -> None:
-    """Rounding errors stay below 3 times those of the definition computed in bfloat16 throughout."""
+    """Rounding errors stay below 3 times those of the definition computed in bfloat16
+    throughout.
+    """
     for sight, biased in product(((False, None), (True, 20)), (False, True)):
         batch = Batch.of(heads, sight, biased=biased, dtype=torch.bfloat16)
         got, wanted = batch.attend(), batch.defined()
@@ -93,9 +108,13 @@ def test_bfloat16_is_as_close_as_plain_torch(heads: tuple[int, int, int]) -> Non
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_triton_in_float16_is_as_close_as_plain_torch() -> None:
-    """Triton's interpreter multiplies no bfloat16 matrices; bfloat16 is tested on the accelerator."""
+    """Triton's interpreter multiplies no bfloat16 matrices; bfloat16 is tested on the
+    accelerator.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    batch = Batch.of((2, 1, 16), (True, None), biased=True, shapes=FEW_SHAPES, dtype=torch.float16, device=device)
+    batch = Batch.of(
+        (2, 1, 16), (True, None), biased=True, shapes=FEW_SHAPES, dtype=torch.float16, device=device
+    )
     got, wanted = batch.by_triton(), batch.defined()
     assert got.dtype is torch.float16
     assert error(got, wanted) < 3 * error(batch.defined(torch.float16), wanted)
@@ -103,23 +122,38 @@ def test_triton_in_float16_is_as_close_as_plain_torch() -> None:
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("sight", [(False, None), (True, None), (True, 5)])
-def test_the_last_row_of_each_sequence_equals_that_row_of_all(
+def test_last_row_of_each_sequence_equals_that_row_of_all(
     heads: tuple[int, int, int], sight: tuple[bool, int | None], way: str
 ) -> None:
     shapes = tuple((n, n) for n in (1, 7, 7, 30, 200))
     whole = Batch.of(heads, sight, biased=True, shapes=shapes)
     last = torch.tensor([sum(n for n, _ in shapes[: i + 1]) - 1 for i in range(len(shapes))])
-    rows = Batch(tuple((1, n) for n, _ in shapes), whole.q[last], whole.k, whole.v, whole.bias, whole.causal, whole.window)
+    rows = Batch(
+        tuple((1, n) for n, _ in shapes),
+        whole.q[last],
+        whole.k,
+        whole.v,
+        whole.bias,
+        whole.causal,
+        whole.window,
+    )
     assert error(rows.attend(), whole.attend()[last]) < 1e-5, way
 
 
 def test_order_and_neighbours_do_not_matter() -> None:
     """The same sequences in another order, so in other runs."""
-    straight = Batch.of((4, 4, 32), (False, 5), shapes=tuple((n, n) for n in (1, 1, 7, 7, 7, 30, 64, 200)))
+    straight = Batch.of(
+        (4, 4, 32), (False, 5), shapes=tuple((n, n) for n in (1, 1, 7, 7, 7, 30, 64, 200))
+    )
     order = [7, 2, 0, 5, 3, 6, 1, 4]
     lengths = [n for n, _ in straight.shapes]
-    q, k, v = (torch.cat([t.split(lengths)[i] for i in order]) for t in (straight.q, straight.k, straight.v))
-    turned = Batch(tuple(straight.shapes[i] for i in order), q, k, v, None, straight.causal, straight.window)
+    q, k, v = (
+        torch.cat([t.split(lengths)[i] for i in order])
+        for t in (straight.q, straight.k, straight.v)
+    )
+    turned = Batch(
+        tuple(straight.shapes[i] for i in order), q, k, v, None, straight.causal, straight.window
+    )
     wanted = straight.attend().split(lengths)
     assert error(turned.attend(), torch.cat([wanted[i] for i in order])) < 1e-6
 
@@ -158,7 +192,9 @@ def test_long_sequences_never_hold_all_scores(
         monkeypatch.setattr(dense, "_prefers_fused", lambda q, run: kept == "fused")
     length = 1024
     for sight, biased in product(((False, None), (True, None), (False, 64)), (False, True)):
-        batch = Batch.of((2, 1, 8), sight, biased=biased, shapes=((length, length),), dtype=dtype, reach=length)
+        batch = Batch.of(
+            (2, 1, 8), sight, biased=biased, shapes=((length, length),), dtype=dtype, reach=length
+        )
         with Largest() as largest:
             batch.attend()
         assert 0 < largest.numbers <= dense._SCORES_AT_ONCE
@@ -176,16 +212,20 @@ def test_nothing_is_read_on_the_host() -> None:
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("heads", [*HEADS, (4, 4, 64), (14, 2, 64), (2, 1, 256)])
 @pytest.mark.parametrize("sight", SIGHT)
-def test_the_accelerator_equals_the_definition(heads: tuple[int, int, int], sight: tuple[bool, int | None]) -> None:
+def test_accelerator_equals_the_definition(
+    heads: tuple[int, int, int], sight: tuple[bool, int | None]
+) -> None:
     """Whichever kernel takes it, in all types, and without waiting for the device.
 
-    Errors of float32 grow with the head size: of 256 plain arithmetic on a CPU has 8.4e-6 here, too near to 1e-5 for a sum in
-    another order.
+    Errors of float32 grow with the head size: of 256 plain arithmetic on a CPU has 8.4e-6 here, too
+    near to 1e-5 for a sum in another order.
     """
     float32 = 1e-5 if heads[2] < 256 else 2e-5
     aligned = tuple((own, seen) for own, seen in SHAPES if seen >= own)
     for (dtype, bound), biased, shapes in product(
-        ((torch.float32, float32), (torch.bfloat16, 0.03), (torch.float16, 0.004)), (False, True), (SHAPES, aligned)
+        ((torch.float32, float32), (torch.bfloat16, 0.03), (torch.float16, 0.004)),
+        (False, True),
+        (SHAPES, aligned),
     ):
         batch = Batch.of(heads, sight, biased=biased, shapes=shapes, dtype=dtype, device="cuda")
         layout = batch.layout
@@ -196,7 +236,9 @@ def test_the_accelerator_equals_the_definition(heads: tuple[int, int, int], sigh
 
 
 def test_torch_has_the_flash_operator() -> None:
-    """With the arguments that `varlen.py` gives it: on the meta device the operator is checked, and nothing computed."""
+    """With the arguments that `varlen.py` gives it: on the meta device the operator is checked, and
+    nothing computed.
+    """
     q, k = (torch.empty(6, heads, 64, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
     ends = torch.empty(3, dtype=torch.int32, device="meta")
     for sides in ((-1, -1), (-1, 0), (5, 5), (5, 0)):
@@ -207,20 +249,42 @@ def test_torch_has_the_flash_operator() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 @pytest.mark.parametrize("sight", [(False, None), (True, None), (False, 5), (True, 5)])
 @pytest.mark.parametrize("heads", [(4, 4, 64), (14, 2, 64), (2, 1, 256)])
-def test_the_flash_operator_equals_torchs_own_call_of_it(heads: tuple[int, int, int], sight: tuple[bool, int | None]) -> None:
-    """`varlen_attn` of this torch gives the operator the same arguments. From torch 2.12 on it must be asked for shared heads."""
-    batch = Batch.of(heads, sight, shapes=((1, 1), (7, 7), (40, 90), (200, 200)), dtype=torch.bfloat16, device="cuda")
+def test_flash_operator_equals_torchs_own_call_of_it(
+    heads: tuple[int, int, int], sight: tuple[bool, int | None]
+) -> None:
+    """`varlen_attn` of this torch gives the operator the same arguments. From torch 2.12 on it must
+    be asked for shared heads.
+    """
+    batch = Batch.of(
+        heads,
+        sight,
+        shapes=((1, 1), (7, 7), (40, 90), (200, 200)),
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
     varlen_attn = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    grouped = (
+        {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    )
     (causal, window), layout = sight, batch.layout
     sides = (-1 if window is None else window, 0 if causal else -1 if window is None else window)
     ends = layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys
-    wanted = varlen_attn(batch.q, batch.k, batch.v, *ends, scale=batch.scale, window_size=sides, **grouped)
-    assert torch.equal(varlen._torch_flash(batch.q, batch.k, batch.v, *ends, batch.scale, sides), wanted)
+    wanted = varlen_attn(
+        batch.q, batch.k, batch.v, *ends, scale=batch.scale, window_size=sides, **grouped
+    )
+    assert torch.equal(
+        varlen._torch_flash(batch.q, batch.k, batch.v, *ends, batch.scale, sides), wanted
+    )
 
 
 @pytest.mark.parametrize(
-    "files", [(), ("__init__.py", "cute/__init__.py"), ("__init__.py", "flash_attn_interface.py"), ("cute/__init__.py",)]
+    "files",
+    [
+        (),
+        ("__init__.py", "cute/__init__.py"),
+        ("__init__.py", "flash_attn_interface.py"),
+        ("cute/__init__.py",),
+    ],
 )
 def test_flash_attn_is_used_only_with_its_interface(
     files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

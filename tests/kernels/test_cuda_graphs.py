@@ -1,4 +1,6 @@
-"""CUDA graphs on a GPU: a captured encoder against the eager one, the memory that a graph takes, and threads beside a capture."""
+"""CUDA graphs on a GPU: a captured encoder against the eager one, the memory that a graph takes,
+and threads beside a capture.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ from libs.models.work import InputSequence
 from tests.parity.checkpoints import Pooling, SentenceFiles, write_checkpoint
 from tests.support.device import no_synchronization
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 DEVICE = torch.device("cuda")
 BUCKET = Bucket(64, 4, 64)
@@ -42,7 +47,9 @@ BATCHES = ((12,), (1, 4, 9), (60, 2, 1), (16, 16, 16, 16), (12,))
 def encoder_of(directory: Path, dtype: torch.dtype) -> PackedEncoder:
     write_checkpoint("modernbert", directory, hidden=256, heads=4, layers=4)
     config = json.loads((directory / "config.json").read_text())
-    return build_encoder(config, TensorFile.open(directory), dtype=dtype, device=DEVICE, head_tables={})[0]
+    return build_encoder(
+        config, TensorFile.open(directory), dtype=dtype, device=DEVICE, head_tables={}
+    )[0]
 
 
 def sequences(*lengths: int) -> list[InputSequence]:
@@ -55,7 +62,14 @@ def forward_of(encoder: PackedEncoder, buffer: Tensor, bucket: Bucket = BUCKET) 
 
 
 def model_of(directory: Path, pooling: Pooling) -> PackedModel:
-    write_checkpoint("modernbert", directory, hidden=256, heads=4, layers=4, sentence=SentenceFiles(pooling=pooling))
+    write_checkpoint(
+        "modernbert",
+        directory,
+        hidden=256,
+        heads=4,
+        layers=4,
+        sentence=SentenceFiles(pooling=pooling),
+    )
     return load_model(directory, "org/graphed", DEVICE, torch.bfloat16)
 
 
@@ -67,7 +81,9 @@ class Memory:
     bytes: int = 0
 
     def graphs(self, *, check_every: int) -> Graphs:
-        return Graphs(CudaCapture(DEVICE), Owner(self._reserve, self._tell), most=8, check_every=check_every)
+        return Graphs(
+            CudaCapture(DEVICE), Owner(self._reserve, self._tell), most=8, check_every=check_every
+        )
 
     def _reserve(self, size: int) -> bool:
         self.bytes = size
@@ -77,7 +93,9 @@ class Memory:
         self.told[event] += 1
 
 
-def captured(encoder: PackedEncoder, capture: CudaCapture | None = None, bucket: Bucket = BUCKET) -> CudaGraph:
+def captured(
+    encoder: PackedEncoder, capture: CudaCapture | None = None, bucket: Bucket = BUCKET
+) -> CudaGraph:
     forward = partial(forward_of, encoder, bucket=bucket)
     graph = (capture or CudaCapture(DEVICE)).capture(forward, filled(bucket, sequences(5)))
     assert graph is not None
@@ -85,10 +103,14 @@ def captured(encoder: PackedEncoder, capture: CudaCapture | None = None, bucket:
 
 
 def replayed(graph: CudaGraph, batch: list[InputSequence], bucket: Bucket = BUCKET) -> Tensor:
-    return graph.replay(partial(fill, bucket=bucket, sequences=batch))[: sum(one.tokens for one in batch)]
+    return graph.replay(partial(fill, bucket=bucket, sequences=batch))[
+        : sum(one.tokens for one in batch)
+    ]
 
 
-def assert_equal_to_eager(graph: CudaGraph, encoder: PackedEncoder, bucket: Bucket = BUCKET) -> None:
+def assert_equal_to_eager(
+    graph: CudaGraph, encoder: PackedEncoder, bucket: Bucket = BUCKET
+) -> None:
     for lengths in BATCHES:
         batch = sequences(*lengths)
         hidden = replayed(graph, batch, bucket)
@@ -119,7 +141,9 @@ def lacks_memory(encoder: PackedEncoder, buffer: Tensor) -> Tensor:
 FAILURES: tuple[Callable[[PackedEncoder, Tensor], Tensor], ...] = (waits, raises, lacks_memory)
 
 
-def fail(encoder: PackedEncoder, forward: Callable[[PackedEncoder, Tensor], Tensor], capture: CudaCapture) -> None:
+def fail(
+    encoder: PackedEncoder, forward: Callable[[PackedEncoder, Tensor], Tensor], capture: CudaCapture
+) -> None:
     with pytest.raises((RuntimeError, ValueError)):  # torch.OutOfMemoryError is a RuntimeError
         capture.capture(partial(forward, encoder), filled(BUCKET, sequences(5)))
 
@@ -129,7 +153,7 @@ def fail(encoder: PackedEncoder, forward: Callable[[PackedEncoder, Tensor], Tens
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_a_graph_answers_as_the_encoder_does(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_graph_answers_as_the_encoder_does(tmp_path: Path, dtype: torch.dtype) -> None:
     encoder = encoder_of(tmp_path, dtype)
     before = torch.cuda.current_stream()
     graph = captured(encoder)
@@ -149,13 +173,17 @@ def test_graphs_of_one_pool_answer_in_any_order(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_replays_without_a_wait_between_them(tmp_path: Path) -> None:
-    """Inputs are copied on a stream of their own: never before the replay before has read its own."""
+    """Inputs are copied on a stream of their own: never before the replay before has read its
+    own.
+    """
     encoder = encoder_of(tmp_path, torch.float32)
     graph = captured(encoder)
     batches = [sequences(number % 50 + 1) for number in range(200)]
     found = [replayed(graph, batch).clone() for batch in batches]
     for hidden, batch in zip(found, batches, strict=True):
-        assert distance(hidden, encoder.forward(Packed.of([batch[0].ids], device="cuda"))) < tolerance(torch.float32)
+        assert distance(
+            hidden, encoder.forward(Packed.of([batch[0].ids], device="cuda"))
+        ) < tolerance(torch.float32)
 
 
 @torch.inference_mode()
@@ -177,7 +205,7 @@ def test_two_answers_may_be_on_their_way_to_the_host(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_a_replay_and_its_copy_do_not_wait_for_the_device(tmp_path: Path) -> None:
+def test_replay_and_its_copy_do_not_wait_for_the_device(tmp_path: Path) -> None:
     graph = captured(encoder_of(tmp_path, torch.float32))
     replayed(graph, sequences(5))
     graph.start_copy().wait()
@@ -187,11 +215,17 @@ def test_a_replay_and_its_copy_do_not_wait_for_the_device(tmp_path: Path) -> Non
     assert np.isfinite(copy.wait()).all()
 
 
-@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token", "lasttoken", "weightedmean_tokens"])
-def test_a_models_vectors_come_from_its_graphs(tmp_path: Path, pooling: Pooling) -> None:
+@pytest.mark.parametrize(
+    "pooling", ["mean_tokens", "cls_token", "lasttoken", "weightedmean_tokens"]
+)
+def test_models_vectors_come_from_its_graphs(tmp_path: Path, pooling: Pooling) -> None:
     """The whole way: expected shapes are captured after the load, with the head, and checked."""
     model = model_of(tmp_path, pooling)
-    batches = [sequences(12), sequences(20), sequences(16, 20, 3)]  # of the buckets that are captured after a load
+    batches = [
+        sequences(12),
+        sequences(20),
+        sequences(16, 20, 3),
+    ]  # of the buckets that are captured after a load
     wanted = [model.forward("dense", batch) for batch in batches]
     memory = Memory()
     model.keep_graphs(memory.graphs(check_every=2))
@@ -201,7 +235,9 @@ def test_a_models_vectors_come_from_its_graphs(tmp_path: Path, pooling: Pooling)
     for _ in range(4):
         for batch, vectors in zip(batches, wanted, strict=True):
             for got, one in zip(model.forward("dense", batch), vectors, strict=True):
-                assert distance(torch.tensor(got)[None], torch.tensor(one)[None]) < tolerance(torch.bfloat16)
+                assert distance(torch.tensor(got)[None], torch.tensor(one)[None]) < tolerance(
+                    torch.bfloat16
+                )
     assert memory.told["replayed"] == 12
     assert (memory.told["failed"], memory.told["differed"]) == (0, 0)
     model.park().resume()
@@ -231,7 +267,7 @@ def test_dropped_graphs_give_their_memory_back(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_a_forgotten_capture_gives_its_memory_back(tmp_path: Path) -> None:
+def test_forgotten_capture_gives_its_memory_back(tmp_path: Path) -> None:
     """As of a model that leaves the device without being asked to drop its graphs."""
     encoder = encoder_of(tmp_path, torch.bfloat16)
     captured(encoder)
@@ -254,7 +290,7 @@ def test_smaller_graphs_fit_into_the_memory_of_the_largest(tmp_path: Path) -> No
 
 
 @torch.inference_mode()
-def test_a_graph_dropped_alone_leaves_the_others_usable(tmp_path: Path) -> None:
+def test_graph_dropped_alone_leaves_the_others_usable(tmp_path: Path) -> None:
     encoder, capture = encoder_of(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
     first, second = (captured(encoder, capture) for _ in range(2))
     first.drop()
@@ -268,7 +304,7 @@ def test_a_graph_dropped_alone_leaves_the_others_usable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("forward", FAILURES)
 @torch.inference_mode()
-def test_a_capture_that_fails_leaves_the_device_as_it_was(
+def test_capture_that_fails_leaves_the_device_as_it_was(
     tmp_path: Path, forward: Callable[[PackedEncoder, Tensor], Tensor]
 ) -> None:
     encoder, capture = encoder_of(tmp_path, torch.bfloat16), CudaCapture(DEVICE)
@@ -295,7 +331,7 @@ def test_failed_captures_keep_no_memory(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_a_failed_capture_harms_no_other_models_graphs(tmp_path: Path) -> None:
+def test_failed_capture_harms_no_other_models_graphs(tmp_path: Path) -> None:
     encoder = encoder_of(tmp_path, torch.bfloat16)
     other = captured(encoder)
     for forward in FAILURES:
@@ -331,7 +367,9 @@ def _recovers() -> object:
 @pytest.mark.parametrize("other", [_pins, _loads, _trims, _recovers])
 @torch.inference_mode()
 def test_captures_beside_other_threads(tmp_path: Path, other: Callable[[], object]) -> None:
-    """Adapters and answers use the device without asking; loads and trims wait for a capture, which does not begin beside them."""
+    """Adapters and answers use the device without asking; loads and trims wait for a capture, which
+    does not begin beside them.
+    """
     encoder = encoder_of(tmp_path, torch.bfloat16)
     stop, errors = threading.Event(), []
 

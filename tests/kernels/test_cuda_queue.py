@@ -1,4 +1,6 @@
-"""Two batches on a GPU: launches that do not wait, answers as of one batch at a time, and the times by the device's events."""
+"""Two batches on a GPU: launches that do not wait, answers as of one batch at a time, and the times
+by the device's events.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,19 @@ from libs.models.loaded.cuda_queue import CudaQueue, cuda_queue
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.device import no_synchronization
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 TEXTS = [f"text number {number} of this batch" for number in range(64)]
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> PackedModel:
-    found = write_checkpoint("bert", tmp_path, sentence=SentenceFiles(), hidden=256, heads=4, layers=4)
+    found = write_checkpoint(
+        "bert", tmp_path, sentence=SentenceFiles(), hidden=256, heads=4, layers=4
+    )
     return load_model(found, "org/m", torch.device("cuda"), torch.float16)
 
 
@@ -30,7 +37,7 @@ def busy(milliseconds: float) -> None:
     torch.cuda._sleep(int(milliseconds * 1e6))
 
 
-def test_a_batch_is_launched_while_another_is_on_the_device(model: PackedModel) -> None:
+def test_batch_is_launched_while_another_is_on_the_device(model: PackedModel) -> None:
     jobs = [model.prepare(EncodeWork(TEXTS[start : start + 32])) for start in (0, 32)]
     wanted = [model.forward(job.head, job.sequences) for job in jobs]
     torch.cuda.synchronize()
@@ -44,7 +51,9 @@ def test_a_batch_is_launched_while_another_is_on_the_device(model: PackedModel) 
         np.testing.assert_array_equal(np.stack(batch.collect()), np.stack(one))  # type: ignore[arg-type]
     assert first.seconds > 0
     assert 0 < second.seconds < 1
-    assert 0 <= second.idle_seconds < 0.001, "the second batch was launched long before the first one ended"
+    assert 0 <= second.idle_seconds < 0.001, (
+        "the second batch was launched long before the first one ended"
+    )
 
 
 def test_waiting_releases_the_interpreters_lock(model: PackedModel) -> None:
@@ -68,7 +77,7 @@ def test_waiting_releases_the_interpreters_lock(model: PackedModel) -> None:
     batch.collect()
 
 
-def test_a_model_is_parked_when_the_device_has_computed(model: PackedModel) -> None:
+def test_model_is_parked_when_the_device_has_computed(model: PackedModel) -> None:
     model.gather()
     job = model.prepare(EncodeWork(TEXTS))
     wanted = model.forward(job.head, job.sequences)
@@ -80,7 +89,10 @@ def test_a_model_is_parked_when_the_device_has_computed(model: PackedModel) -> N
     torch.full((64 << 20,), 0xFF, dtype=torch.uint8, device="cuda")
     np.testing.assert_array_equal(np.stack(batch.collect()), np.stack(wanted))  # type: ignore[arg-type]
     parked.resume()
-    np.testing.assert_array_equal(np.stack(model.forward(job.head, job.sequences)), np.stack(wanted))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(
+        np.stack(model.forward(job.head, job.sequences)),  # type: ignore[arg-type]
+        np.stack(wanted),  # type: ignore[arg-type]
+    )
 
 
 def test_results_are_read_ahead_of_a_batch_that_was_launched_since() -> None:

@@ -1,4 +1,6 @@
-"""Decode steps on a GPU: the loop writes the same tokens with gathered keys, by the Triton kernel, and from CUDA graphs."""
+"""Decode steps on a GPU: the loop writes the same tokens with gathered keys, by the Triton kernel,
+and from CUDA graphs.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def texts(loop: DecodeLoop, asked: Sequence[Ids]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3_text"])
-def test_tokens_are_those_of_gathered_keys(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_those_of_gathered_keys(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = load(tmp_path, name, torch.float32)
     loop = DecodeLoop(writer, 64)
     by_kernel = texts(loop, prompts())
@@ -88,7 +92,7 @@ def test_tokens_are_those_of_gathered_keys(name: str, tmp_path: Path, monkeypatc
 
 
 @torch.inference_mode()
-def test_a_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
+def test_step_does_not_wait_for_the_device(tmp_path: Path) -> None:
     writer = load(tmp_path, "qwen3", torch.bfloat16)
     pages = writer.pages(8)
     steps = StepForward(writer, pages)

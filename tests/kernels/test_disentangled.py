@@ -1,4 +1,6 @@
-"""The Triton kernel of disentangled attention against its definition in float64; interpreted without a GPU."""
+"""The Triton kernel of disentangled attention against its definition in float64; interpreted
+without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,28 @@ from tests.support.device import no_synchronization
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2
-# Queries and keys: one and two tokens, the edges of a tile of 32, more positions than have a distance of their own, the last row of
-# a sequence alone, and queries that no token attends to.
-SHAPES = ((1, 1), (2, 2), (31, 31), (32, 32), (33, 33), (64, 64), (65, 65), (1, 1), (1, 33), (1, 64), (9, 3), (5, 70))
+# Queries and keys: one and two tokens, the edges of a tile of 32, more positions than have a
+# distance of their own, the last row of a sequence alone, and queries that no token attends to.
+SHAPES = (
+    (1, 1),
+    (2, 2),
+    (31, 31),
+    (32, 32),
+    (33, 33),
+    (64, 64),
+    (65, 65),
+    (1, 1),
+    (1, 33),
+    (1, 64),
+    (9, 3),
+    (5, 70),
+)
 FEW_SHAPES = ((1, 1), (33, 33), (2, 2), (1, 40))
-DISTANCES = {"exact": Distances.exact(20), "buckets": Distances.bucketed(16, 40), "far": Distances.bucketed(64, 512)}
+DISTANCES = {
+    "exact": Distances.exact(20),
+    "buckets": Distances.bucketed(16, 40),
+    "far": Distances.bucketed(64, 512),
+}
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
@@ -47,7 +66,9 @@ class Inputs:
         kinds: tuple[str, ...] = ("c2p", "p2c"),
         dtype: torch.dtype = torch.float32,
     ) -> Inputs:
-        """Queries, keys and values are views of one projection where the numbers of both are equal, as in an encoder."""
+        """Queries, keys and values are views of one projection where the numbers of both are equal,
+        as in an encoder.
+        """
         generator = torch.Generator().manual_seed(size)
         queries, keys = (sum(counts) for counts in zip(*shapes, strict=True))
 
@@ -67,22 +88,52 @@ class Inputs:
         """`first`: leave out the rows before it, and as many at the end."""
         module = importlib.import_module("libs.kernels.attention.disentangled_triton")
         last = self.distances.embeddings - first
-        c2p, p2c = (None if x is None else x[..., first:last].contiguous() for x in (self.c2p, self.p2c))
+        c2p, p2c = (
+            None if x is None else x[..., first:last].contiguous() for x in (self.c2p, self.p2c)
+        )
         table = torch.tensor(self.distances.rows, dtype=torch.int32, device=DEVICE)
-        out = torch.full((len(self.q), HEADS + 1, self.q.shape[2]), torch.nan, dtype=self.q.dtype, device=DEVICE)
-        module.attend(self.q, self.k, self.v, c2p, p2c, table, first, layout or self.layout(), self.scale, out[:, :HEADS])
+        out = torch.full(
+            (len(self.q), HEADS + 1, self.q.shape[2]), torch.nan, dtype=self.q.dtype, device=DEVICE
+        )
+        module.attend(
+            self.q,
+            self.k,
+            self.v,
+            c2p,
+            p2c,
+            table,
+            first,
+            layout or self.layout(),
+            self.scale,
+            out[:, :HEADS],
+        )
         assert out[:, HEADS:].isnan().all()
         return out[:, :HEADS]
 
     def defined(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """Sequence by sequence, on the CPU."""
         queries, keys = [own for own, _ in self.shapes], [seen for _, seen in self.shapes]
-        q, k, v = (x.cpu().to(dtype).split(n) for x, n in ((self.q, queries), (self.k, keys), (self.v, keys)))
-        c2p = [None] * len(queries) if self.c2p is None else self.c2p.cpu().to(dtype).split(queries, dim=1)
-        p2c = [None] * len(queries) if self.p2c is None else self.p2c.cpu().to(dtype).split(keys, dim=1)
-        return torch.cat([self._of_sequence(*parts) for parts in zip(q, k, v, c2p, p2c, strict=True)])
+        q, k, v = (
+            x.cpu().to(dtype).split(n)
+            for x, n in ((self.q, queries), (self.k, keys), (self.v, keys))
+        )
+        c2p = (
+            [None] * len(queries)
+            if self.c2p is None
+            else self.c2p.cpu().to(dtype).split(queries, dim=1)
+        )
+        p2c = (
+            [None] * len(queries)
+            if self.p2c is None
+            else self.p2c.cpu().to(dtype).split(keys, dim=1)
+        )
+        return torch.cat(
+            [self._of_sequence(*parts) for parts in zip(q, k, v, c2p, p2c, strict=True)]
+        )
 
-    def _of_sequence(self, q: Tensor, k: Tensor, v: Tensor, c2p: Tensor | None, p2c: Tensor | None) -> Tensor:
+    def _of_sequence(
+        self, q: Tensor, k: Tensor, v: Tensor, c2p: Tensor | None, p2c: Tensor | None
+    ) -> Tensor:
         scores = torch.einsum("ihd,jhd->hij", q, k) * self.scale
         places, keys = range(max(0, len(k) - len(q)), max(len(k), len(q))), range(len(k))
         row = torch.tensor([[self.distances.row(place - key) for key in keys] for place in places])
@@ -151,8 +202,10 @@ def test_float16_is_as_close_as_plain_torch() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 @pytest.mark.parametrize("size", [32, 64, 80, 128, 256])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03), (torch.float16, 0.004)])
-def test_the_accelerator_equals_the_definition(size: int, dtype: torch.dtype, bound: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03), (torch.float16, 0.004)]
+)
+def test_accelerator_equals_the_definition(size: int, dtype: torch.dtype, bound: float) -> None:
     """Every type and tile, without waiting for the device."""
     inputs = Inputs.of((*SHAPES, (90, 90)), DISTANCES["buckets"], size=size, dtype=dtype)
     layout = inputs.layout()
@@ -161,5 +214,16 @@ def test_the_accelerator_equals_the_definition(size: int, dtype: torch.dtype, bo
     table = torch.tensor(inputs.distances.rows, dtype=torch.int32, device=DEVICE)
     got = torch.empty_like(inputs.q, memory_format=torch.contiguous_format)
     with no_synchronization():
-        module.attend(inputs.q, inputs.k, inputs.v, inputs.c2p, inputs.p2c, table, 0, layout, inputs.scale, got)
+        module.attend(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            inputs.c2p,
+            inputs.p2c,
+            table,
+            0,
+            layout,
+            inputs.scale,
+            got,
+        )
     assert error(got, inputs.defined()) < bound

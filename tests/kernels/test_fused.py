@@ -1,4 +1,6 @@
-"""Norms, rotation, gated activation and reductions against their definitions in float64: the plain path and the Triton kernel."""
+"""Norms, rotation, gated activation and reductions against their definitions in float64: the plain
+path and the Triton kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from libs.kernels.rows.segments import Reduction
 from tests.kernels.ways import use_dense
 from tests.support.device import no_synchronization
 
-# Triton's interpreter runs on CPU tensors; where there is a GPU the kernels are compiled, and the plain path is for the CPU alone.
+# Triton's interpreter runs on CPU tensors; where there is a GPU the kernels are compiled, and the
+# plain path is for the CPU alone.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)]
 
@@ -40,7 +43,9 @@ def assert_close(got: Tensor, wanted: Tensor, bound: float) -> None:
     assert ((got.cpu().double() - wanted).abs() <= bound * wanted.abs().clamp(min=1)).all()
 
 
-def normed(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float) -> Tensor:
+def normed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float
+) -> Tensor:
     """In float64."""
     x = x if rms else x - x.mean(-1, keepdim=True)
     y = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (weight + shift)
@@ -55,21 +60,43 @@ def test_norms_after_a_residual_add(
     x, residual = random(5, 40, dtype=dtype), random(5, 41, dtype=dtype)[:, :40]
     weight, bias = random(40, dtype=dtype), random(1, 40, dtype=dtype)[0] if biased else None
     total = (x.double() + residual.double()).to(dtype)
-    wanted = normed(total.double(), weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms, shift=shift)
+    wanted = normed(
+        total.double(),
+        weight.double(),
+        None if bias is None else bias.double(),
+        1e-5,
+        rms=rms,
+        shift=shift,
+    )
     if rms:
         plain = norms.add_rms_norm(x, residual, weight, 1e-5, shift=shift)
     else:
         plain = norms.add_layer_norm(x, residual, weight, bias, 1e-5)
     rows = x, residual, weight
-    given = x.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE), None if bias is None else bias.to(DEVICE), 1e-5
+    given = (
+        x.to(DEVICE),
+        residual.to(DEVICE),
+        weight.to(DEVICE),
+        None if bias is None else bias.to(DEVICE),
+        1e-5,
+    )
     triton = fused.add_norm(*given, rms=rms, shift=shift)
     for got_total, got in (plain, triton):
         assert got.dtype is got_total.dtype is dtype
         assert_close(got_total, total.double(), bound)
         assert_close(got, wanted, 2 * bound)
-    alone = norms.rms_norm_of_sum(*rows, 1e-5, shift=shift) if rms else norms.layer_norm_of_sum(*rows, bias, 1e-5)
+    alone = (
+        norms.rms_norm_of_sum(*rows, 1e-5, shift=shift)
+        if rms
+        else norms.layer_norm_of_sum(*rows, bias, 1e-5)
+    )
     exact = normed(
-        x.double() + residual.double(), weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms, shift=shift
+        x.double() + residual.double(),
+        weight.double(),
+        None if bias is None else bias.double(),
+        1e-5,
+        rms=rms,
+        shift=shift,
     )
     assert_close(fused.norm_of_sum(*given, rms=rms, shift=shift), exact, 2 * bound)
     assert_close(alone, wanted, 2 * bound)  # of the rounded sum
@@ -79,19 +106,36 @@ def test_norms_after_a_residual_add(
 @pytest.mark.parametrize(("rms", "biased", "shift"), NORMS)
 @pytest.mark.parametrize("size", [40, 600])
 def test_norms_before_a_residual_add(
-    size: int, rms: bool, biased: bool, shift: float, dtype: torch.dtype, bound: float, fused: ModuleType
+    size: int,
+    rms: bool,
+    biased: bool,
+    shift: float,
+    dtype: torch.dtype,
+    bound: float,
+    fused: ModuleType,
 ) -> None:
     """Several rows a program, of which the last has fewer; and one row a program."""
     x, residual = random(29, size, dtype=dtype), random(29, size + 1, dtype=dtype)[:, :size]
     weight, bias = random(size, dtype=dtype), random(1, size, dtype=dtype)[0] if biased else None
     wanted = residual.double() + normed(
-        x.double(), weight.double(), None if bias is None else bias.double(), 1e-5, rms=rms, shift=shift
+        x.double(),
+        weight.double(),
+        None if bias is None else bias.double(),
+        1e-5,
+        rms=rms,
+        shift=shift,
     )
     if rms:
         plain = norms.rms_norm_plus(x, residual, weight, 1e-5, shift=shift)
     else:
         plain = norms.layer_norm_plus(x, residual, weight, bias, 1e-5)
-    given = x.to(DEVICE), residual.to(DEVICE), weight.to(DEVICE), None if bias is None else bias.to(DEVICE), 1e-5
+    given = (
+        x.to(DEVICE),
+        residual.to(DEVICE),
+        weight.to(DEVICE),
+        None if bias is None else bias.to(DEVICE),
+        1e-5,
+    )
     triton = fused.norm_plus(*given, rms=rms, shift=shift)
     for got in (plain, triton):
         assert got.dtype is dtype
@@ -112,13 +156,17 @@ def test_rms_norm_of_each_head(shift: float, fused: ModuleType) -> None:
 @pytest.mark.parametrize(("dtype", "bound"), TYPES)
 @pytest.mark.parametrize("pairs", [3, 8])
 def test_rotation_turns_pairs_by_position(pairs: int, dtype: torch.dtype, bound: float) -> None:
-    """The first heads of a fused projection; with 3 pairs a part of each head is left as it is. In Triton: `test_rope.py`."""
+    """The first heads of a fused projection; with 3 pairs a part of each head is left as it is. In
+    Triton: `test_rope.py`.
+    """
     whole = random(7, 5, 16, dtype=dtype)
     positions = torch.tensor([0, 1, 2, 3, 0, 1, 500], dtype=torch.int32)
     frequencies = torch.rand(pairs, generator=torch.Generator().manual_seed(1))
     x = whole.double()[:, :3]
     angle = positions.float()[:, None].mul(frequencies).double()[:, None]
-    pair = torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs]) * torch.polar(torch.full_like(angle, 1.5), angle)
+    pair = torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs]) * torch.polar(
+        torch.full_like(angle, 1.5), angle
+    )
     wanted = torch.cat((pair.real, pair.imag, x[..., 2 * pairs :]), dim=-1)
     cos, sin = rope.angles(positions, frequencies, 1.5)
     got = rope.rotate(whole.clone()[:, :3], cos, sin)
@@ -140,10 +188,16 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
 @pytest.mark.parametrize(("dtype", "bound"), TYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("gate_last", [False, True])
-def test_gated_activation(activation: Activation, gate_last: bool, dtype: torch.dtype, bound: float, fused: ModuleType) -> None:
+def test_gated_activation(
+    activation: Activation, gate_last: bool, dtype: torch.dtype, bound: float, fused: ModuleType
+) -> None:
     x = random(6, 34, dtype=dtype) * 3
     first, second = x.double().chunk(2, dim=1)
-    wanted = activated(second, activation) * first if gate_last else activated(first, activation) * second
+    wanted = (
+        activated(second, activation) * first
+        if gate_last
+        else activated(first, activation) * second
+    )
     assert_close(gated.gate_up(x, activation, gate_last=gate_last), wanted, bound)
     assert_close(fused.gate_up(x.to(DEVICE), activation, gate_last=gate_last), wanted, bound)
 
@@ -155,7 +209,10 @@ REDUCTIONS: list[Reduction] = ["sum", "mean", "max"]
 @pytest.mark.parametrize("how", REDUCTIONS)
 def test_reductions_of_each_sequence(how: Reduction, dtype: torch.dtype, fused: ModuleType) -> None:
     lengths = (1, 4, 1, 70, 2)
-    values, cu_seqlens = random(sum(lengths), 67, dtype=dtype), torch.tensor((0, 1, 5, 6, 76, 78), dtype=torch.int32)
+    values, cu_seqlens = (
+        random(sum(lengths), 67, dtype=dtype),
+        torch.tensor((0, 1, 5, 6, 76, 78), dtype=torch.int32),
+    )
     parts = values.double().split(lengths)
     if how == "max":
         wanted = torch.stack([part.amax(0) for part in parts])
@@ -164,7 +221,10 @@ def test_reductions_of_each_sequence(how: Reduction, dtype: torch.dtype, fused: 
     got = fused.reduce(values.to(DEVICE), cu_seqlens.to(DEVICE), how)
     assert got.dtype is torch.float32
     assert_close(got, wanted, 1e-5)
-    for row in segments.reduce(values, how, cu_seqlens), segments.reduce(values.to("meta"), how, cu_seqlens.to("meta")):
+    for row in (
+        segments.reduce(values, how, cu_seqlens),
+        segments.reduce(values.to("meta"), how, cu_seqlens.to("meta")),
+    ):
         assert row.shape == wanted.shape
         assert row.dtype is torch.float32
     assert_close(segments.reduce(values, how, cu_seqlens), wanted, 1e-5)
@@ -173,13 +233,15 @@ def test_reductions_of_each_sequence(how: Reduction, dtype: torch.dtype, fused: 
 def test_plain_paths_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     use_dense(monkeypatch)
     x, weight = random(4, 12), random(12)
-    assert torch.equal(norms.layer_norm(x, weight, None, 1e-5), F.layer_norm(x, (12,), weight, None, 1e-5))
+    assert torch.equal(
+        norms.layer_norm(x, weight, None, 1e-5), F.layer_norm(x, (12,), weight, None, 1e-5)
+    )
     assert torch.equal(norms.rms_norm(x, weight, 1e-5), F.rms_norm(x, (12,), weight, 1e-5))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
-def test_the_seams_take_the_kernels_on_an_accelerator() -> None:
+def test_seams_take_the_kernels_on_an_accelerator() -> None:
     """And none of them waits for the device."""
     x, weight = random(5, 64).cuda(), random(64).cuda()
     cu_seqlens = torch.tensor((0, 2, 5), dtype=torch.int32, device="cuda")

@@ -21,12 +21,20 @@ SPEC = EncoderSpec(
 
 
 def random(*shape: int, device: str = "cpu") -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(torch.bfloat16).to(device)
+    return (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+        .to(torch.bfloat16)
+        .to(device)
+    )
 
 
 def filled(gated: bool, device: str = "cpu") -> Experts | GatedExperts:
     """Random weights of a size that keeps states near 1."""
-    experts = GatedExperts(replace(SPEC, gated=True, gate_limit=7.0), EXPERTS) if gated else Experts(SPEC, EXPERTS)
+    experts = (
+        GatedExperts(replace(SPEC, gated=True, gate_limit=7.0), EXPERTS)
+        if gated
+        else Experts(SPEC, EXPERTS)
+    )
     for name, parameter in experts.named_parameters():
         scale = 0.1 if "bias" in name else HIDDEN**-0.5
         parameter.data = random(*parameter.shape, device=device) * scale
@@ -41,9 +49,13 @@ def routed(experts: Experts | GatedExperts, x: Tensor) -> tuple[Tensor, Tensor]:
     return values, chosen
 
 
-def one_by_one(experts: Experts | GatedExperts, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+def one_by_one(
+    experts: Experts | GatedExperts, x: Tensor, shares: Tensor, chosen: Tensor
+) -> Tensor:
     """In float64: every expert for every row."""
-    spread = torch.zeros(len(x), EXPERTS, dtype=torch.float64, device=x.device).scatter(-1, chosen, shares.double())
+    spread = torch.zeros(len(x), EXPERTS, dtype=torch.float64, device=x.device).scatter(
+        -1, chosen, shares.double()
+    )
     return experts.double().of_all(x.double(), spread)
 
 
@@ -75,7 +87,7 @@ def test_grouped_products_are_of_certain_devices_and_types() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_accelerator_equals_all_experts(gated: bool) -> None:
+def test_accelerator_equals_all_experts(gated: bool) -> None:
     """Without waiting for the device; where it has no grouped products all experts compute."""
     experts, x = filled(gated, "cuda"), random(1000, HIDDEN, device="cuda")
     assert not has_grouped(x.float(), HIDDEN)

@@ -1,4 +1,6 @@
-"""Linear layers in int8: every implementation against what the codes stand for, rows that depend on nothing else, the choice."""
+"""Linear layers in int8: every implementation against what the codes stand for, rows that depend on
+nothing else, the choice.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ WAYS = ("avx2", "avx512_vnni", "torch")
 SHAPES = ((384, 1152), (96, 64), (33, 7), (1, 5), (70, 130), (300, 65))
 ROWS = (1, 2, 3, 4, 5, 6, 7, 130)
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 1e-2}
-"""Of the largest result. A number half-way between two codes may become either; bfloat16 rounds the results too."""
+"""Of the largest result. A number half-way between two codes may become either; bfloat16 rounds the
+results too.
+"""
 
 
 @pytest.fixture(params=WAYS)
@@ -48,7 +52,9 @@ def defined(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     low = wide.amin(1, keepdim=True)
     step = (wide.amax(1, keepdim=True) - low) / 255
     rows = torch.where(step > 0, ((wide - low) / step).round() * step, 0.0) + low
-    return F.linear(rows, codes.double() * scale.double()[:, None], None if bias is None else bias.double())
+    return F.linear(
+        rows, codes.double() * scale.double()[:, None], None if bias is None else bias.double()
+    )
 
 
 def error(got: Tensor, wanted: Tensor, among: Tensor) -> float:
@@ -58,16 +64,24 @@ def error(got: Tensor, wanted: Tensor, among: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_equals_what_the_codes_stand_for(chosen: Way, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+def test_equals_what_the_codes_stand_for(
+    chosen: Way, inputs: int, outputs: int, dtype: torch.dtype
+) -> None:
     weight, bias = numbers(outputs, inputs), numbers(outputs)
-    for layer, shift in ((Int8Weight(weight, bias, chosen), bias), (Int8Weight(weight, None, chosen), None)):
+    for layer, shift in (
+        (Int8Weight(weight, bias, chosen), bias),
+        (Int8Weight(weight, None, chosen), None),
+    ):
         for rows in ROWS:
             x, residual = numbers(rows, inputs).to(dtype), numbers(rows, outputs).to(dtype)
             wanted = defined(x, weight, shift)
             parts = torch.cat((wanted, residual.double()))
             assert error(layer.forward(x), wanted, wanted) < BOUNDS[dtype]
             assert error(layer.forward(x, gelu=True), F.gelu(wanted), wanted) < BOUNDS[dtype]
-            assert error(layer.forward(x, residual=residual), wanted + residual.double(), parts) < BOUNDS[dtype]
+            assert (
+                error(layer.forward(x, residual=residual), wanted + residual.double(), parts)
+                < BOUNDS[dtype]
+            )
 
 
 def test_gelu_is_near_the_exact_one(chosen: Way) -> None:
@@ -80,7 +94,7 @@ def test_gelu_is_near_the_exact_one(chosen: Way) -> None:
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_a_row_depends_on_nothing_but_itself(chosen: Way, dtype: torch.dtype) -> None:
+def test_row_depends_on_nothing_but_itself(chosen: Way, dtype: torch.dtype) -> None:
     """Bit by bit: alone, among others at any place, and however many threads compute."""
     layer = Int8Weight(numbers(192, 384), numbers(192), chosen)
     x, residual = numbers(301, 384).to(dtype), numbers(301, 192).to(dtype)
@@ -91,7 +105,10 @@ def test_a_row_depends_on_nothing_but_itself(chosen: Way, dtype: torch.dtype) ->
         assert torch.equal(layer.forward(x, gelu=True, residual=residual), whole)
     torch.set_num_threads(before)
     for row in (0, 1, 5, 95, 96, 97, 300):
-        assert torch.equal(layer.forward(x[row : row + 1], gelu=True, residual=residual[row : row + 1]), whole[row : row + 1])
+        assert torch.equal(
+            layer.forward(x[row : row + 1], gelu=True, residual=residual[row : row + 1]),
+            whole[row : row + 1],
+        )
     backwards = layer.forward(x.flip(0), gelu=True, residual=residual.flip(0))
     assert torch.equal(backwards.flip(0), whole)
 
@@ -138,10 +155,12 @@ def test_codes_at_their_limits(chosen: Way) -> None:
     weight = torch.ones(16, 1536)
     x = torch.ones(6, 1536)
     x[:, 0] = 0
-    assert torch.allclose(Int8Weight(weight, None, chosen).forward(x), torch.full((6, 16), 1535.0), rtol=1e-5)
+    assert torch.allclose(
+        Int8Weight(weight, None, chosen).forward(x), torch.full((6, 16), 1535.0), rtol=1e-5
+    )
 
 
-def test_the_range_of_each_output_is_its_own() -> None:
+def test_range_of_each_output_is_its_own() -> None:
     weight = torch.stack((numbers(50), 1000 * numbers(50)))
     codes, scale = codes_of(weight)
     assert codes.abs().amax(1).tolist() == [127, 127]
@@ -182,15 +201,20 @@ class TestPackedLinear:
             assert torch.allclose(small.forward(x)[:7], without[1][:7], atol=1e-4)
             assert not torch.allclose(wanted[7:], without[0][7:])
 
-    def test_the_weight_is_released_and_nothing_is_done_twice(self) -> None:
+    def test_weight_is_released_and_nothing_is_done_twice(self) -> None:
         _, small = self.pair()
         held = small.quantised
         small.quantise()
         small.prepare()
-        assert (small.quantised is held, small.packed, small.bias, small.weight.numel()) == (True, None, None, 0)
+        assert (small.quantised is held, small.packed, small.bias, small.weight.numel()) == (
+            True,
+            None,
+            None,
+            0,
+        )
         assert sum(tensor.nbytes for tensor in small.buffers()) == 96 * 64 + 12 * 64
 
-    def test_a_weight_of_another_type_waits_as_it_is(self) -> None:
+    def test_weight_of_another_type_waits_as_it_is(self) -> None:
         """Before it is quantised: a weight in float32, activations in bfloat16."""
         layer = PackedLinear(96, 64, bias=False)
         layer.load_state_dict({"weight": numbers(64, 96)}, assign=True)
@@ -226,7 +250,7 @@ class TestChoice:
         monkeypatch.setattr(int8, "variants", lambda: (FakeWay(wrong),))
         assert int8.way().name == "torch"
 
-    def test_a_cpu_that_has_none_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cpu_that_has_none_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def unknown(*arguments: Any, **options: Any) -> Tensor:
             raise NotImplementedError("no kernel")
 

@@ -21,7 +21,11 @@ def test_equal_queries_and_keys_share_their_ends() -> None:
     assert layout.cu_queries is layout.cu_keys
     assert layout.cu_queries.tolist() == [0, 1, 4]
     other = Layout.of((1, 3), (2, 3))
-    assert (other.cu_queries.tolist(), other.cu_keys.tolist(), other.max_keys) == ([0, 1, 4], [0, 2, 5], 3)
+    assert (other.cu_queries.tolist(), other.cu_keys.tolist(), other.max_keys) == (
+        [0, 1, 4],
+        [0, 2, 5],
+        3,
+    )
 
 
 def test_positions_follow_the_shared_prefix() -> None:
@@ -31,7 +35,10 @@ def test_positions_follow_the_shared_prefix() -> None:
     assert batch.keys == (1, 3, 5, 8)
     assert batch.key_rows is not None
     assert batch.key_rows.tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 5, *range(7, 15)]
-    assert (batch.layout.cu_queries.tolist(), batch.layout.cu_keys.tolist()) == ([0, 1, 4, 7, 15], [0, 1, 4, 9, 17])
+    assert (batch.layout.cu_queries.tolist(), batch.layout.cu_keys.tolist()) == (
+        [0, 1, 4, 7, 15],
+        [0, 1, 4, 9, 17],
+    )
 
 
 def test_axes_are_positions_where_none_are_given() -> None:
@@ -56,7 +63,7 @@ def test_one_copy_brings_all_and_each_part_is_aligned() -> None:
 
 @pytest.mark.gpu
 @GPU
-def test_a_batch_on_the_accelerator_equals_that_on_the_cpu() -> None:
+def test_batch_on_the_accelerator_equals_that_on_the_cpu() -> None:
     def of(device: str) -> Packed:
         return Packed.of(IDS, TYPES, device, before=[None, None, 1, None], seen=[0, 0, 2, 0])
 
@@ -66,6 +73,10 @@ def test_a_batch_on_the_accelerator_equals_that_on_the_cpu() -> None:
     for own, plain in ((ours.layout, wanted.layout), (ours.row_layout(), wanted.row_layout())):
         assert own.cu_queries.cpu().tolist() == plain.cu_queries.tolist()
         assert own.cu_keys.cpu().tolist() == plain.cu_keys.tolist()
-        assert (own.max_queries, own.max_keys, own.runs) == (plain.max_queries, plain.max_keys, plain.runs)
+        assert (own.max_queries, own.max_keys, own.runs) == (
+            plain.max_queries,
+            plain.max_keys,
+            plain.runs,
+        )
     for rows in ("first", "last"):
         assert ours.rows(rows).cpu().tolist() == wanted.rows(rows).tolist()

@@ -16,22 +16,31 @@ def layer(
     inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool, gelu: bool = False
 ) -> tuple[PackedLinear, Tensor, Tensor | None]:
     generator = torch.Generator().manual_seed(inputs)
-    linear = PackedLinear(inputs, outputs, bias=bias, activation="gelu" if gelu else "none").to(dtype)
-    state = {name: torch.randn(value.shape, generator=generator).to(dtype) for name, value in linear.state_dict().items()}
+    linear = PackedLinear(inputs, outputs, bias=bias, activation="gelu" if gelu else "none").to(
+        dtype
+    )
+    state = {
+        name: torch.randn(value.shape, generator=generator).to(dtype)
+        for name, value in linear.state_dict().items()
+    }
     linear.load_state_dict(state, assign=True)
     return linear, state["weight"], state.get("bias")
 
 
 def error(got: Tensor, wanted: Tensor, among: Tensor | None = None) -> float:
     """Relative to the largest number, or to the largest of those that `wanted` was made of."""
-    return ((got.double() - wanted).abs().max() / (wanted if among is None else among).abs().max()).item()
+    return (
+        (got.double() - wanted).abs().max() / (wanted if among is None else among).abs().max()
+    ).item()
 
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 130])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_equals_linear_gelu_and_add(inputs: int, outputs: int, rows: int, bias: bool, prepared: bool) -> None:
+def test_equals_linear_gelu_and_add(
+    inputs: int, outputs: int, rows: int, bias: bool, prepared: bool
+) -> None:
     x, residual = torch.randn(rows, inputs), torch.randn(rows, outputs)
     for dtype, bound in ((torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
         plain, weight, shift = layer(inputs, outputs, dtype, bias=bias)
@@ -44,7 +53,8 @@ def test_equals_linear_gelu_and_add(inputs: int, outputs: int, rows: int, bias: 
         more = residual.to(dtype).double()
         parts = torch.cat((wanted, more))
         assert error(plain.forward(low), wanted) < bound
-        # GELU may take all large numbers away, and a sum cancel them, but not what they were rounded by.
+        # GELU may take all large numbers away, and a sum cancel them, but not what they were
+        # rounded by.
         assert error(curved.forward(low), F.gelu(wanted), wanted) < bound
         assert error(plain.add(low, residual.to(dtype)), wanted + more, parts) < bound
         assert error(curved.add(low, residual.to(dtype)), F.gelu(wanted) + more, parts) < bound
@@ -54,7 +64,13 @@ def test_non_contiguous_input() -> None:
     linear, weight, bias = layer(64, 192, torch.float32, bias=True)
     linear.prepare()
     x = torch.randn(64, 9).T
-    assert error(linear.forward(x), F.linear(x.double(), weight.double(), None if bias is None else bias.double())) < 1e-6
+    assert (
+        error(
+            linear.forward(x),
+            F.linear(x.double(), weight.double(), None if bias is None else bias.double()),
+        )
+        < 1e-6
+    )
 
 
 def test_preparing_releases_the_plain_weight_and_can_be_repeated() -> None:

@@ -14,8 +14,12 @@ LENGTHS = (1, 4, 30, 9, 2, 2)
 @pytest.mark.parametrize("chunk", [1, 40, 1 << 24])
 def test_equals_a_loop(chunk: int) -> None:
     query, documents = torch.randn(5, 16), torch.randn(sum(LENGTHS), 16)
-    wanted = torch.stack([(part @ query.T).max(0).values.sum() for part in documents.split(LENGTHS)])
-    torch.testing.assert_close(maxsim(query, documents, LENGTHS, at_once=chunk), wanted, rtol=1e-5, atol=1e-5)
+    wanted = torch.stack(
+        [(part @ query.T).max(0).values.sum() for part in documents.split(LENGTHS)]
+    )
+    torch.testing.assert_close(
+        maxsim(query, documents, LENGTHS, at_once=chunk), wanted, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_no_documents_no_scores() -> None:

@@ -1,4 +1,6 @@
-"""The native library: that it is used here, all lengths and sizes, threads, and when torch's operators take over."""
+"""The native library: that it is used here, all lengths and sizes, threads, and when torch's
+operators take over.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ from tests.kernels.largest import Largest
 from tests.kernels.ways import use_dense, use_native
 
 ROOT = Path(__file__).parents[2]
-EVERY = tuple((n, n) for n in (*range(1, 70), 95, 96, 97, 127, 128, 129, 130, 255, 256, 257, 511, 512))
+EVERY = tuple(
+    (n, n) for n in (*range(1, 70), 95, 96, 97, 127, 128, 129, 130, 255, 256, 257, 511, 512)
+)
 SOME = EVERY[::5]
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 
 
 @pytest.fixture(params=SETS)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path) -> str:
+def instructions(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path
+) -> str:
     """Each instruction set that this CPU has; nothing falls back."""
     use_native(monkeypatch, library, request.param)
     monkeypatch.setattr(dense, "attend", _no_dense)
@@ -51,23 +57,40 @@ def has_avx2() -> bool:
 @pytest.mark.skipif(not has_avx2(), reason="there is no kernel for this CPU")
 @pytest.mark.usefixtures("library")
 def test_where_there_is_a_compiler_it_is_used() -> None:
-    """So that nothing makes it fall back unnoticed: asked in a process of its own, which has no variable set."""
+    """So that nothing makes it fall back unnoticed: asked in a process of its own, which has no
+    variable set.
+    """
     script = "import torch; from libs.kernels import native; print(native.name())"
-    variables = {name: value for name, value in os.environ.items() if name != "SHOAL_NATIVE_KERNELS"}
-    told = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
+    variables = {
+        name: value for name, value in os.environ.items() if name != "SHOAL_NATIVE_KERNELS"
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert told.stdout.strip() in SETS
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.usefixtures("instructions")
 def test_every_length(dtype: torch.dtype) -> None:
-    for dim, sight in (((2, 2, 32), (False, None)), ((2, 1, 64), (True, None)), ((2, 2, 16), (False, 20))):
+    for dim, sight in (
+        ((2, 2, 32), (False, None)),
+        ((2, 1, 64), (True, None)),
+        ((2, 2, 16), (False, 20)),
+    ):
         batch = Batch.of(dim, sight, shapes=EVERY, dtype=dtype)
         assert error(batch.attend(), batch.defined()) < BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("dim", [1, 3, 8, 20, 24, 31, 33, 48, 64, 72, 80, 96, 112, 128, 192, 256, 300])
+@pytest.mark.parametrize(
+    "dim", [1, 3, 8, 20, 24, 31, 33, 48, 64, 72, 80, 96, 112, 128, 192, 256, 300]
+)
 @pytest.mark.usefixtures("instructions")
 def test_every_size_of_heads(dim: int, dtype: torch.dtype) -> None:
     batch = Batch.of((2, 1, dim), (True, 40), biased=True, shapes=SOME, dtype=dtype, reach=600)
@@ -79,9 +102,21 @@ def test_every_size_of_heads(dim: int, dtype: torch.dtype) -> None:
 def test_other_keys_than_queries(dtype: torch.dtype) -> None:
     """One query, the last few, keys for the first half only, and none at all, which makes zeros."""
     ends = [n for n, _ in EVERY]
-    for few in (lambda n: (1, n), lambda n: (min(7, n), n), lambda n: (n, n // 2), lambda n: (n, 0 if n % 3 else n)):
+    for few in (
+        lambda n: (1, n),
+        lambda n: (min(7, n), n),
+        lambda n: (n, n // 2),
+        lambda n: (n, 0 if n % 3 else n),
+    ):
         for sight, biased in product(((False, None), (True, None), (False, 8)), (False, True)):
-            batch = Batch.of((2, 2, 32), sight, biased=biased, shapes=tuple(few(n) for n in ends), dtype=dtype, reach=600)
+            batch = Batch.of(
+                (2, 2, 32),
+                sight,
+                biased=biased,
+                shapes=tuple(few(n) for n in ends),
+                dtype=dtype,
+                reach=600,
+            )
             assert error(batch.attend(), batch.defined()) < BOUNDS[dtype]
 
 
@@ -110,7 +145,9 @@ def test_what_is_not_finite_stays_in_its_sequence(bad: float, dtype: torch.dtype
 
 def in_a_frame(t: Tensor) -> Tensor:
     """The same as a view of a larger tensor, in which all around it is NaN."""
-    frame = torch.full((t.shape[0] + 2, t.shape[1] + 2, t.shape[2] + 3), float("nan"), dtype=t.dtype)
+    frame = torch.full(
+        (t.shape[0] + 2, t.shape[1] + 2, t.shape[2] + 3), float("nan"), dtype=t.dtype
+    )
     frame[1:-1, 1:-1, 2:-1] = t
     return frame[1:-1, 1:-1, 2:-1]
 
@@ -121,15 +158,23 @@ def test_nothing_around_is_read(dtype: torch.dtype) -> None:
     """Rows before and after, and the heads beside these, are NaN, and rows begin at odd places."""
     for dim in (5, 16, 31, 64):
         plain = Batch.of((2, 2, dim), (False, 9), shapes=SOME, dtype=dtype)
-        framed = Batch(SOME, in_a_frame(plain.q), in_a_frame(plain.k), in_a_frame(plain.v), None, False, 9)
+        framed = Batch(
+            SOME, in_a_frame(plain.q), in_a_frame(plain.k), in_a_frame(plain.v), None, False, 9
+        )
         assert torch.equal(framed.attend(), plain.attend())
 
 
 @pytest.mark.usefixtures("instructions")
 def test_threads_compute_the_same() -> None:
-    """One long sequence, many short ones, few heads that share their keys: divided in different ways."""
+    """One long sequence, many short ones, few heads that share their keys: divided in different
+    ways.
+    """
     before = torch.get_num_threads()
-    for heads, shapes in (((2, 1, 64), ((1100, 1100),)), ((8, 2, 32), EVERY), ((1, 1, 32), ((600, 700), (3, 3)))):
+    for heads, shapes in (
+        ((2, 1, 64), ((1100, 1100),)),
+        ((8, 2, 32), EVERY),
+        ((1, 1, 32), ((600, 700), (3, 3))),
+    ):
         for sight in ((False, None), (True, 100)):
             batch = Batch.of(heads, sight, shapes=shapes)
             found = []
@@ -141,7 +186,7 @@ def test_threads_compute_the_same() -> None:
 
 
 @pytest.mark.usefixtures("instructions")
-def test_a_batch_whose_biases_change() -> None:
+def test_batch_whose_biases_change() -> None:
     """The table of a bias is kept for the layers that share it, and only for them."""
     batch = Batch.of((2, 2, 16), biased=True)
     assert batch.bias is not None
@@ -163,7 +208,9 @@ def test_what_it_does_not_take_is_left_to_torch(library: Path) -> None:
     assert not takes(q.half(), k.half(), v.half(), batch.layout)
     assert not takes(q, k.bfloat16(), v, batch.layout)
     assert not takes(q.clone().requires_grad_(), k, v, batch.layout)
-    assert not takes(q, k.mT.contiguous().mT, v, batch.layout), "elements of a head that are not adjacent"
+    assert not takes(q, k.mT.contiguous().mT, v, batch.layout), (
+        "elements of a head that are not adjacent"
+    )
     assert not takes(q, k, v[:, :, :8], batch.layout)
     assert not takes(q[1:], k, v, batch.layout), "a row too few"
 
@@ -175,7 +222,7 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("asked_anew")
-def test_a_variable_turns_it_off(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_turns_it_off(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert library.exists()
     monkeypatch.setenv("SHOAL_NATIVE_KERNELS", "0")
     assert native.name() == "none: SHOAL_NATIVE_KERNELS is 0"
@@ -185,7 +232,9 @@ def test_a_variable_turns_it_off(library: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("asked_anew")
-def test_without_it_torch_computes(library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_it_torch_computes(
+    library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Each reason, by the name that a worker logs; and attention is what it was."""
     batch = Batch.of((4, 2, 16), (True, 20), biased=True)
 
@@ -219,10 +268,12 @@ class FakeOldCpu:
         return -1
 
 
-def test_the_trial_finds_wrong_results(library: Path) -> None:
+def test_trial_finds_wrong_results(library: Path) -> None:
     good = loading.load(library, "avx2")
     assert not trial.wrong(good)
-    assert trial.wrong(Native("avx2", lambda packed, kind: 1, good.layer, good.rows)) == "softmax", "out of memory"
+    assert (
+        trial.wrong(Native("avx2", lambda packed, kind: 1, good.layer, good.rows)) == "softmax"
+    ), "out of memory"
 
     def forgets_the_bias(packed: bytes, kind: int) -> int:
         return good.attention(packed[:48] + bytes(8) + packed[56:], kind)
@@ -236,38 +287,53 @@ def test_the_trial_finds_wrong_results(library: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("norm", "norms"), ("gate", "gates"), ("rotate", "rotations"), ("pool", "sums"), ("embed", "embeddings"), ("layer", "layers")],
+    [
+        ("norm", "norms"),
+        ("gate", "gates"),
+        ("rotate", "rotations"),
+        ("pool", "sums"),
+        ("embed", "embeddings"),
+        ("layer", "layers"),
+    ],
 )
-def test_the_trial_finds_what_does_nothing(name: str, told: str, library: Path) -> None:
+def test_trial_finds_what_does_nothing(name: str, told: str, library: Path) -> None:
     best = loading.instruction_sets(library)[-1]
     loaded = loading.load(library, best)
     if name == "layer" and not loaded.has_layers(torch.float32):
         pytest.skip("this CPU has no AVX512")
     assert loaded.rows is not None
     if name == "layer":
-        loaded = Native(best, loaded.attention, lambda packed, kind: 0, loaded.rows, paged=loaded.paged)
+        loaded = Native(
+            best, loaded.attention, lambda packed, kind: 0, loaded.rows, paged=loaded.paged
+        )
     else:
         setattr(loaded.rows, name, lambda *arguments: 0)
     assert trial.wrong(loaded) == told
 
 
 @pytest.mark.usefixtures("asked_anew", "library")
-def test_the_trial_is_not_counted_as_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be the first forward that asks, under a mode that counts what lives (`libs/models/loaded/probe.py`)."""
+def test_trial_is_not_counted_as_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the first forward that asks, under a mode that counts what lives
+    (`libs/models/loaded/probe.py`).
+    """
     monkeypatch.delenv("SHOAL_NATIVE_KERNELS", raising=False)
     with Largest() as largest:
         native.name()
     assert largest.numbers == 0
 
 
-def test_memory_that_runs_out_leaves_it_to_torch(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_leaves_it_to_torch(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_native(monkeypatch, library, "avx2")
     monkeypatch.setattr(attention, "native", lambda: Native("avx2", lambda packed, kind: 1))
     batch = Batch.of((4, 2, 16))
     assert error(batch.attend(), batch.defined()) < 1e-5
 
 
-def test_dense_and_native_agree_in_a_model_of_both(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_and_native_agree_in_a_model_of_both(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As near to each other as both are to the definition."""
     batch = Batch.of((4, 2, 32), (False, 64), dtype=torch.bfloat16)
     with monkeypatch.context() as patch:
@@ -283,7 +349,9 @@ class TestBuild:
         assert build.build() == library
         assert library.stat().st_mtime_ns == changed
 
-    def test_other_sources_make_another_library(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_other_sources_make_another_library(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         """And so one that was built of older sources is not loaded."""
         monkeypatch.setattr(build, "SOURCE", shutil.copytree(build.SOURCE, tmp_path / "source"))
         names = {build.library().name}
@@ -295,7 +363,9 @@ class TestBuild:
         assert len(files) > 20
         assert len(names) == 1 + len(files), "each of them counts"
 
-    @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="nothing is built here")
+    @pytest.mark.skipif(
+        sys.platform != "linux" or platform.machine() != "x86_64", reason="nothing is built here"
+    )
     def test_without_a_compiler_one_line_says_so(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -303,7 +373,10 @@ class TestBuild:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CXX", raising=False)
         assert build.main() == 0
-        assert capsys.readouterr().err == "native kernels are left out: no C++ compiler: neither $CXX nor g++ nor c++\n"
+        assert (
+            capsys.readouterr().err
+            == "native kernels are left out: no C++ compiler: neither $CXX nor g++ nor c++\n"
+        )
         broken = tmp_path / "broken"
         broken.write_text("#!/bin/sh\necho no such option >&2; exit 1\n")
         broken.chmod(0o755)
@@ -312,13 +385,17 @@ class TestBuild:
         assert "broken fails: no such option" in capsys.readouterr().err
         assert not list(tmp_path.glob("*.so"))
 
-    def test_another_machine_gets_none(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_another_machine_gets_none(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "aarch64")
         with pytest.raises(build.CannotBuild, match="aarch64"):
             build.build(tmp_path)
 
     def test_it_runs_on_old_systems(self, library: Path) -> None:
-        """Those that torch's own wheels run on (manylinux_2_28): no symbol of a later glibc or libstdc++."""
+        """Those that torch's own wheels run on (manylinux_2_28): no symbol of a later glibc or
+        libstdc++.
+        """
         content = library.read_bytes()
         assert all(int(minor) <= 28 for minor in re.findall(rb"GLIBC_2\.(\d+)", content))
         assert all(int(minor) <= 24 for minor in re.findall(rb"GLIBCXX_3\.4\.(\d+)", content))

@@ -1,4 +1,6 @@
-"""Whole layers in the native library against torch's operators, for the forms of layers that families have."""
+"""Whole layers in the native library against torch's operators, for the forms of layers that
+families have.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,47 @@ from tests.kernels.ways import use_dense, use_native
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.support.texts import texts
 
-# Post-norm, also with a bias by distance; windows and a first layer without a norm; heads' norms and shared heads; causal.
-KINDS: tuple[Kind, ...] = ("bert", "xlm-roberta", "mpnet", "modernbert", "nomic_bert", "qwen3", "llama", "eurobert")
+# Post-norm, also with a bias by distance; windows and a first layer without a norm; heads' norms
+# and shared heads; causal.
+KINDS: tuple[Kind, ...] = (
+    "bert",
+    "xlm-roberta",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+    "qwen3",
+    "llama",
+    "eurobert",
+)
 SETS = {torch.float32: "avx512", torch.bfloat16: "avx512_bf16"}
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 0.04}
-LENGTHS = ((1,), (12,), (13,), (14,), (15,), (1, 1, 2), (3, 9, 20), (64,), (5,) * 12, (100, 60), (257,), (300, 129, 90))
+LENGTHS = (
+    (1,),
+    (12,),
+    (13,),
+    (14,),
+    (15,),
+    (1, 1, 2),
+    (3, 9, 20),
+    (64,),
+    (5,) * 12,
+    (100, 60),
+    (257,),
+    (300, 129, 90),
+)
 
 
-def loaded(kind: Kind, directory: Path, dtype: torch.dtype, config: Mapping[str, object] | None = None) -> PackedModel:
-    write_checkpoint(kind, directory, hidden=96, heads=3, layers=3, config={"max_position_embeddings": 520, **(config or {})})
+def loaded(
+    kind: Kind, directory: Path, dtype: torch.dtype, config: Mapping[str, object] | None = None
+) -> PackedModel:
+    write_checkpoint(
+        kind,
+        directory,
+        hidden=96,
+        heads=3,
+        layers=3,
+        config={"max_position_embeddings": 520, **(config or {})},
+    )
     return load_model(directory, "test/model", torch.device("cpu"), dtype)
 
 
@@ -46,14 +80,18 @@ def batch_of(lengths: tuple[int, ...]) -> Packed:
 
 
 @pytest.fixture(params=SETS, ids=str)
-def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path) -> torch.dtype:
+def dtype(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path
+) -> torch.dtype:
     """Each type, with the instruction set that its layers need."""
     found: torch.dtype = request.param
     use_native(monkeypatch, library, SETS[found])
     if not prepacking_works(found):
         pytest.skip("weights are not prepacked here")
     if not lies_in_panels(found):
-        pytest.skip("oneDNN lays weights of this type out otherwise on this CPU, as on those with AMX, so torch's way is taken")
+        pytest.skip(
+            "oneDNN lays weights of this type out otherwise on this CPU, as on those with AMX, so torch's way is taken"
+        )
     return found
 
 
@@ -89,7 +127,9 @@ def error(got: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors_are_no_larger_than_torchs(kind: Kind, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_no_larger_than_torchs(
+    kind: Kind, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against the model in float32; in float32 itself, against torch."""
     encoder = encoder_of(loaded(kind, tmp_path, dtype))
     exact = encoder_of(load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32))
@@ -107,7 +147,9 @@ def test_errors_are_no_larger_than_torchs(kind: Kind, dtype: torch.dtype, tmp_pa
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "quick_gelu", "relu", "silu"])
-def test_every_activation(activation: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_activation(
+    activation: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype, {"hidden_act": activation}))
     counted = Counted(monkeypatch)
     got = encoder.forward(batch_of((3, 9)))
@@ -116,33 +158,48 @@ def test_every_activation(activation: str, dtype: torch.dtype, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("lengths", [(5, 11, 30), (300,), (1,) * 100 + (170, 210), (130,) * 9])
-def test_threads_compute_the_same(lengths: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
-    """Alone, and in groups that share the outputs of their rows, also where some thread is left over."""
+def test_threads_compute_the_same(
+    lengths: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Alone, and in groups that share the outputs of their rows, also where some thread is left
+    over.
+    """
     encoder, before = encoder_of(loaded("modernbert", tmp_path, dtype)), torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3, 5, 8):
             torch.set_num_threads(threads)
-            found += [encoder.forward(batch_of(lengths)), encoder.forward(batch_of(lengths), "last")]
+            found += [
+                encoder.forward(batch_of(lengths)),
+                encoder.forward(batch_of(lengths), "last"),
+            ]
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(other, found[number % 2]) for number, other in enumerate(found))
 
 
 @pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert", "qwen3"])
-def test_a_text_has_the_same_bits_in_any_batch(kind: Kind, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_text_has_the_same_bits_in_any_batch(
+    kind: Kind, dtype: torch.dtype, tmp_path: Path
+) -> None:
     """Alone, in a batch of few, and among thousands of tokens."""
     encoder = encoder_of(loaded(kind, tmp_path, dtype))
     rng = np.random.default_rng(0)
-    mine = [rng.integers(5, 200, length, dtype=np.int32) for length in (1, 7, 13, 80, 130, 200, 330)]
-    others = [rng.integers(5, 200, int(length), dtype=np.int32) for length in rng.integers(1, 250, 24)]
+    mine = [
+        rng.integers(5, 200, length, dtype=np.int32) for length in (1, 7, 13, 80, 130, 200, 330)
+    ]
+    others = [
+        rng.integers(5, 200, int(length), dtype=np.int32) for length in rng.integers(1, 250, 24)
+    ]
     choices: tuple[Rows | None, ...] = (None, "first", "last")
     for rows in choices:
         alone = [encoder.forward(Packed.of([text]), rows) for text in mine]
         for batch in (mine[:3], mine, [*others[:12], *mine, *others[12:]]):
             own = [next((i for i, text in enumerate(mine) if text is each), None) for each in batch]
             sizes = [len(each) if rows is None else 1 for each in batch]
-            for number, part in zip(own, encoder.forward(Packed.of(batch), rows).split(sizes), strict=True):
+            for number, part in zip(
+                own, encoder.forward(Packed.of(batch), rows).split(sizes), strict=True
+            ):
                 assert number is None or torch.equal(part, alone[number])
 
 
@@ -153,7 +210,10 @@ def test_minilm_gives_a_text_the_same_bits_in_any_batch(dtype: torch.dtype) -> N
 
     def vectors(some: list[str]) -> list[object]:
         prepared = model.prepare(EncodeWork(some))
-        return [np.asarray(getattr(each, "dense", each)).tobytes() for each in model.forward(prepared.head, prepared.sequences)]
+        return [
+            np.asarray(getattr(each, "dense", each)).tobytes()
+            for each in model.forward(prepared.head, prepared.sequences)
+        ]
 
     many = texts(160, shortest=1, longest=60)
     whole = vectors(many)
@@ -164,14 +224,18 @@ def test_minilm_gives_a_text_the_same_bits_in_any_batch(dtype: torch.dtype) -> N
 def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: Path) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     encoder.token_weight[7] = float("nan")
-    batch = Packed.of([np.full(4, 5, np.int32), np.array([5, 7, 5], np.int32), np.full(4, 6, np.int32)])
+    batch = Packed.of(
+        [np.full(4, 5, np.int32), np.array([5, 7, 5], np.int32), np.full(4, 6, np.int32)]
+    )
     first, second, third = encoder.forward(batch).split((4, 3, 4))
     assert first.isfinite().all()
     assert second.isnan().all()
     assert third.isfinite().all()
 
 
-def test_what_is_counted_and_adapters_take_torchs_way(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_counted_and_adapters_take_torchs_way(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     counted = Counted(monkeypatch)
     with Largest() as largest:
@@ -190,7 +254,7 @@ def test_what_is_counted_and_adapters_take_torchs_way(dtype: torch.dtype, tmp_pa
     assert counted.layers == 2, "keys that are chosen"
 
 
-def test_a_model_that_began_without_the_library_uses_it_later(
+def test_model_that_began_without_the_library_uses_it_later(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
@@ -200,7 +264,9 @@ def test_a_model_that_began_without_the_library_uses_it_later(
     assert counted.layers == 3
 
 
-def test_memory_that_runs_out_leaves_it_to_torch(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_leaves_it_to_torch(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     wanted, good = encoder.forward(batch_of((9,))), library.native()
     assert good is not None

@@ -1,4 +1,6 @@
-"""Resizing by the native library gives the bytes of the Pillow that is pinned, by every instruction set."""
+"""Resizing by the native library gives the bytes of the Pillow that is pinned, by every instruction
+set.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def natives_of_this_cpu(library: Path) -> list[Native]:
 
 
 def drawn(height: int, width: int, seed: int, *, is_harsh: bool) -> NDArray[np.uint8]:
-    """With a fourth byte, which must not be seen. Harsh: 0 and 255, so that sums leave the range of a byte between the passes."""
+    """With a fourth byte, which must not be seen. Harsh: 0 and 255, so that sums leave the range of
+    a byte between the passes.
+    """
     draw = np.random.default_rng(seed)
     if is_harsh:
         return draw.integers(0, 2, (height, width, 4), np.uint8) * np.uint8(255)
@@ -35,7 +39,14 @@ def drawn(height: int, width: int, seed: int, *, is_harsh: bool) -> NDArray[np.u
 @settings(max_examples=400, deadline=None)
 @given(sides, sides, sides, sides, st.sampled_from(FILTERS), st.booleans(), st.integers(0, 1000))
 def test_bytes_are_pillows(
-    natives: list[Native], height: int, width: int, rows: int, columns: int, resample: int, is_harsh: bool, seed: int
+    natives: list[Native],
+    height: int,
+    width: int,
+    rows: int,
+    columns: int,
+    resample: int,
+    is_harsh: bool,
+    seed: int,
 ) -> None:
     pixels = drawn(height, width, seed, is_harsh=is_harsh)
     plain = np.ascontiguousarray(pixels[..., :3])
@@ -47,11 +58,17 @@ def test_bytes_are_pillows(
             np.testing.assert_array_equal(made, wanted)
 
 
-@pytest.mark.parametrize("size", [(40, 30), (40, 17), (19, 30)], ids=["both stay", "the height stays", "the width stays"])
+@pytest.mark.parametrize(
+    "size", [(40, 30), (40, 17), (19, 30)], ids=["both stay", "the height stays", "the width stays"]
+)
 @pytest.mark.parametrize("step", [3, 4])
-def test_a_side_that_stays(natives: list[Native], size: tuple[int, int], step: int) -> None:
+def test_side_that_stays(natives: list[Native], size: tuple[int, int], step: int) -> None:
     pixels = drawn(40, 30, 1, is_harsh=False)[..., :step]
-    wanted = np.asarray(Image.fromarray(np.ascontiguousarray(pixels[..., :3])).resize(size[::-1], Image.Resampling.BICUBIC))
+    wanted = np.asarray(
+        Image.fromarray(np.ascontiguousarray(pixels[..., :3])).resize(
+            size[::-1], Image.Resampling.BICUBIC
+        )
+    )
     for native in natives:
         np.testing.assert_array_equal(resize.resized(pixels, size, resize.BICUBIC, native), wanted)
 
@@ -60,4 +77,7 @@ def test_what_the_library_leaves_to_others(natives: list[Native]) -> None:
     pixels = drawn(4, 4, 1, is_harsh=False)
     assert resize.resized(pixels, (2, 2), Image.Resampling.NEAREST, natives[0]) is None
     assert resize.resized(pixels[:0], (2, 2), resize.BICUBIC, natives[0]) is None
-    assert resize.resized(pixels, (2, 2), resize.BICUBIC, Native("avx2", lambda packed, kind: 1)) is None
+    assert (
+        resize.resized(pixels, (2, 2), resize.BICUBIC, Native("avx2", lambda packed, kind: 1))
+        is None
+    )

@@ -1,4 +1,6 @@
-"""Row functions of the native library against float64: every instruction set, sizes with and without tails, what is not finite."""
+"""Row functions of the native library against float64: every instruction set, sizes with and
+without tails, what is not finite.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ ENDED = [float("nan"), float("inf")]
 
 
 @pytest.fixture(params=SETS, autouse=True)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path) -> str:
+def instructions(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: Path
+) -> str:
     """Each instruction set that this CPU has."""
     use_native(monkeypatch, library, request.param)
     return str(request.param)
@@ -57,7 +61,11 @@ def in_a_frame(t: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("rms", "shift"), [(False, 0.0), (True, 0.0), (True, 1.0)])
 def test_norms(size: int, rms: bool, shift: float, dtype: torch.dtype) -> None:
-    x, weight, bias = 3 * random(5, size).to(dtype) + 1, random(size, dtype=dtype), random(1, size, dtype=dtype)[0]
+    x, weight, bias = (
+        3 * random(5, size).to(dtype) + 1,
+        random(size, dtype=dtype),
+        random(1, size, dtype=dtype)[0],
+    )
     own = x.double() if rms else x.double() - x.double().mean(1, keepdim=True)
     wanted = own / (own.square().mean(1, keepdim=True) + 1e-5).sqrt() * (weight.double() + shift)
     wanted = wanted if rms else wanted + bias.double()
@@ -74,12 +82,14 @@ def test_norms_of_heads_in_a_fused_projection(dtype: torch.dtype) -> None:
     assert_near(rows.norm(x, weight, None, 1e-6, rms=True), wanted, BOUNDS[dtype])
 
 
-def test_a_mean_far_from_zero_costs_no_digits() -> None:
+def test_mean_far_from_zero_costs_no_digits() -> None:
     x, one = random(4, 384) + 1000, torch.ones(384)
     wanted = F.layer_norm(x.double(), (384,), one.double(), None, 1e-5)
     got = rows.norm(x, one, None, 1e-5)
     assert got is not None
-    assert (got - wanted).abs().max() <= 2 * (F.layer_norm(x, (384,), one, None, 1e-5) - wanted).abs().max()
+    assert (got - wanted).abs().max() <= 2 * (
+        F.layer_norm(x, (384,), one, None, 1e-5) - wanted
+    ).abs().max()
 
 
 @TYPES
@@ -102,8 +112,14 @@ def test_gates(size: int, activation: str, dtype: torch.dtype) -> None:
     first, second = x.double().chunk(2, dim=1)
     function = FUNCTIONS[activation]
     for given in (x, in_a_frame(x)):
-        assert_near(rows.gate_up(given, activation, gate_last=False), function(first) * second, BOUNDS[dtype])
-        assert_near(rows.gate_up(given, activation, gate_last=True), function(second) * first, BOUNDS[dtype])
+        assert_near(
+            rows.gate_up(given, activation, gate_last=False),
+            function(first) * second,
+            BOUNDS[dtype],
+        )
+        assert_near(
+            rows.gate_up(given, activation, gate_last=True), function(second) * first, BOUNDS[dtype]
+        )
 
 
 @TYPES
@@ -111,7 +127,26 @@ def test_gates(size: int, activation: str, dtype: torch.dtype) -> None:
 def test_activations_of_all_magnitudes(activation: str, dtype: torch.dtype) -> None:
     """Far from zero, and where nothing is finite: as torch has it."""
     x = torch.tensor(
-        [0.0, -0.0, 1e-20, -1e-20, 5, -5, 12, -12, 88, -88, 200, -200, 1e4, -1e4, 3e38, -3e38, float("inf"), float("nan")]
+        [
+            0.0,
+            -0.0,
+            1e-20,
+            -1e-20,
+            5,
+            -5,
+            12,
+            -12,
+            88,
+            -88,
+            200,
+            -200,
+            1e4,
+            -1e4,
+            3e38,
+            -3e38,
+            float("inf"),
+            float("nan"),
+        ]
     )
     own = x.to(dtype)[None]
     got = rows.gate_up(torch.cat((own, torch.ones_like(own)), dim=1), activation, gate_last=False)
@@ -123,15 +158,23 @@ def test_activations_of_all_magnitudes(activation: str, dtype: torch.dtype) -> N
 @TYPES
 @pytest.mark.parametrize("pairs", [1, 5, 8, 16, 20, 24, 32, 48, 64])
 def test_rotations(pairs: int, dtype: torch.dtype) -> None:
-    """The first heads of a fused projection, in place; the rest of each head and the other heads stay."""
-    whole, cos, sin = random(7, 5, 2 * pairs + 3, dtype=dtype), random(7, pairs), random(1, 7, pairs)[0]
+    """The first heads of a fused projection, in place; the rest of each head and the other heads
+    stay.
+    """
+    whole, cos, sin = (
+        random(7, 5, 2 * pairs + 3, dtype=dtype),
+        random(7, pairs),
+        random(1, 7, pairs)[0],
+    )
     before = whole.clone()
     low, high = before[:, :3, :pairs].double(), before[:, :3, pairs : 2 * pairs].double()
     c, s = cos.double()[:, None], sin.double()[:, None]
     got = rows.rotate(whole[:, :3], cos, sin)
     assert got is not None
     assert got.data_ptr() == whole.data_ptr()
-    wanted = torch.cat((low * c - high * s, high * c + low * s, before[:, :3, 2 * pairs :].double()), dim=2)
+    wanted = torch.cat(
+        (low * c - high * s, high * c + low * s, before[:, :3, 2 * pairs :].double()), dim=2
+    )
     assert_near(got, wanted, 2 * BOUNDS[dtype])
     assert torch.equal(whole[:, 3:], before[:, 3:])
 
@@ -145,7 +188,9 @@ def test_sums_means_and_maxima(size: int, dtype: torch.dtype) -> None:
     for given in (x, in_a_frame(x)):
         for how, function in functions.items():
             got = rows.reduce(given, how, cumulated(lengths, "cpu"))
-            assert_near(got, torch.stack([function(part) for part in x.double().split(lengths)]), 1e-5)
+            assert_near(
+                got, torch.stack([function(part) for part in x.double().split(lengths)]), 1e-5
+            )
             assert got is not None
             assert got.dtype is torch.float32
 
@@ -165,7 +210,7 @@ def test_what_is_not_finite_stays_in_its_sequence(how: str, bad: float, dtype: t
     assert got[[0, 2]].isfinite().all()
 
 
-def test_a_long_sum_is_as_exact_as_torchs() -> None:
+def test_long_sum_is_as_exact_as_torchs() -> None:
     x = random(20_000, 16) + 1
     wanted = x.double().sum(0)
     got = rows.reduce(x, "sum", cumulated((20_000,), "cpu"))
@@ -177,18 +222,25 @@ def test_a_long_sum_is_as_exact_as_torchs() -> None:
 def test_embeddings(dtype: torch.dtype) -> None:
     for size in SIZES:
         table, places = random(11, size, dtype=dtype), random(5, size, dtype=dtype)
-        numbers, positions = torch.tensor((10, 0, 3, 3), dtype=torch.int32), torch.tensor((0, 4, 1, 2), dtype=torch.int32)
+        numbers, positions = (
+            torch.tensor((10, 0, 3, 3), dtype=torch.int32),
+            torch.tensor((0, 4, 1, 2), dtype=torch.int32),
+        )
         got = rows.embed(table, numbers, places, positions)
         assert got is not None
         assert torch.equal(got, table[numbers.long()] + places[positions.long()])
 
 
-def test_a_number_outside_its_table_is_left_to_torch() -> None:
+def test_number_outside_its_table_is_left_to_torch() -> None:
     table, places = random(11, 8), random(5, 8)
     inside = torch.tensor((1, 2), dtype=torch.int32)
     for wrong in (-1, 11, 2**31 - 1):
-        assert rows.embed(table, torch.tensor((1, wrong), dtype=torch.int32), places, inside) is None
-        assert rows.embed(table, inside, places, torch.tensor((1, wrong), dtype=torch.int32)) is None
+        assert (
+            rows.embed(table, torch.tensor((1, wrong), dtype=torch.int32), places, inside) is None
+        )
+        assert (
+            rows.embed(table, inside, places, torch.tensor((1, wrong), dtype=torch.int32)) is None
+        )
 
 
 @TYPES
@@ -201,8 +253,14 @@ def test_threads_compute_the_same(dtype: torch.dtype) -> None:
         found: list[list[Tensor | None]] = []
         for threads in (1, 2, 3, 8):
             torch.set_num_threads(threads)
-            gated, pooled = rows.gate_up(x, "silu", gate_last=False), rows.reduce(x, "mean", cu_seqlens)
-            turned, embedded = rows.rotate(x.clone().view(700, 6, 64), cos, sin), rows.embed(x, numbers, x, numbers)
+            gated, pooled = (
+                rows.gate_up(x, "silu", gate_last=False),
+                rows.reduce(x, "mean", cu_seqlens),
+            )
+            turned, embedded = (
+                rows.rotate(x.clone().view(700, 6, 64), cos, sin),
+                rows.embed(x, numbers, x, numbers),
+            )
             found.append([rows.norm(x, weight, None, 1e-5), gated, pooled, turned, embedded])
     finally:
         torch.set_num_threads(before)
@@ -217,7 +275,9 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
     x, weight, ends = random(6, 32), random(32), cumulated((2, 4), "cpu")
     assert rows.norm(x.half(), weight.half(), None, 1e-5) is None
     assert rows.norm(x.bfloat16(), weight, None, 1e-5) is None, "weights of another type"
-    assert rows.norm(x.T, torch.ones(6), None, 1e-5) is None, "numbers of a row that are not adjacent"
+    assert rows.norm(x.T, torch.ones(6), None, 1e-5) is None, (
+        "numbers of a row that are not adjacent"
+    )
     assert rows.norm(x.clone().requires_grad_(), weight, None, 1e-5) is None
     assert rows.gate_up(x.T, "gelu", gate_last=False) is None
     assert rows.reduce(x.T, "mean", ends) is None

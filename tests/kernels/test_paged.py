@@ -1,4 +1,6 @@
-"""Attention over pages equals attention over the same keys in a row, by every instruction set and by torch's operators."""
+"""Attention over pages equals attention over the same keys in a row, by every instruction set and
+by torch's operators.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,22 @@ def _not_native(*arguments: object) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (7, 1, 64), (6, 2, 20), (8, 4, 128)])
 @pytest.mark.parametrize(
-    ("causal", "window", "biased"), [(True, None, False), (True, 20, False), (False, None, False), (True, None, True)]
+    ("heads", "kv_heads", "dim"), [(4, 4, 16), (7, 1, 64), (6, 2, 20), (8, 4, 128)]
+)
+@pytest.mark.parametrize(
+    ("causal", "window", "biased"),
+    [(True, None, False), (True, 20, False), (False, None, False), (True, None, True)],
 )
 @pytest.mark.usefixtures("_way")
 def test_equals_attention_over_rows(
-    dtype: torch.dtype, heads: int, kv_heads: int, dim: int, causal: bool, window: int | None, biased: bool
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    causal: bool,
+    window: int | None,
+    biased: bool,
 ) -> None:
     generator = torch.Generator().manual_seed(dim)
 
@@ -49,23 +60,46 @@ def test_equals_attention_over_rows(
     total = sum(map(pages_for, KEYS))
     numbers = torch.randperm(total, generator=generator).tolist()
     pages = [[numbers.pop() for _ in range(pages_for(keys))] for keys in KEYS]
-    keys, values, q = random(sum(KEYS), kv_heads, dim), random(sum(KEYS), kv_heads, dim), random(sum(ROWS), heads, dim)
+    keys, values, q = (
+        random(sum(KEYS), kv_heads, dim),
+        random(sum(KEYS), kv_heads, dim),
+        random(sum(ROWS), heads, dim),
+    )
     bias = torch.randn(heads, 2 * 128 + 1, generator=generator) if biased else None
     [memory] = empty_pages(1, total, kv_heads, dim, dtype, "cpu")
     for tensor in memory:
         tensor.fill_(torch.nan)
     before = [every - own for every, own in zip(KEYS, ROWS, strict=True)]
-    old = torch.cat([torch.arange(first, first + count) for first, count in zip(paged.starts(KEYS), before, strict=True)])
-    new = torch.cat([torch.arange(last - own, last) for last, own in zip(torch.tensor(KEYS).cumsum(0).tolist(), ROWS, strict=True)])
+    old = torch.cat(
+        [
+            torch.arange(first, first + count)
+            for first, count in zip(paged.starts(KEYS), before, strict=True)
+        ]
+    )
+    new = torch.cat(
+        [
+            torch.arange(last - own, last)
+            for last, own in zip(torch.tensor(KEYS).cumsum(0).tolist(), ROWS, strict=True)
+        ]
+    )
     some = [place for place, count in enumerate(before) if count]
-    stored = PagedLayout.of([before[i] for i in some], [pages[i] for i in some], rows=[before[i] for i in some])
+    stored = PagedLayout.of(
+        [before[i] for i in some], [pages[i] for i in some], rows=[before[i] for i in some]
+    )
     paged.store(keys[old], values[old], memory, stored)
     where = PagedLayout.of(KEYS, pages, rows=ROWS)
     found = paged.attend(
         q, keys[new], values[new], memory, where, scale=0.2, causal=causal, window=window, bias=bias
     )  # fmt: skip
     wanted = varlen_attention(
-        q.float(), keys.float(), values.float(), Layout.of(ROWS, KEYS), scale=0.2, causal=causal, window=window, bias=bias
+        q.float(),
+        keys.float(),
+        values.float(),
+        Layout.of(ROWS, KEYS),
+        scale=0.2,
+        causal=causal,
+        window=window,
+        bias=bias,
     )
     bound = 1e-5 if dtype is torch.float32 else 0.05
     torch.testing.assert_close(found.float(), wanted, rtol=bound, atol=bound)
@@ -81,7 +115,9 @@ def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
     found = paged.attend(
         q, None, None, memory, PagedLayout.of([40], [[2, 0]], rows=[0], queries=[3]), scale=0.25, causal=False
     )  # fmt: skip
-    torch.testing.assert_close(found, varlen_attention(q, k, v, Layout.of([3], [40]), scale=0.25), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        found, varlen_attention(q, k, v, Layout.of([3], [40]), scale=0.25), rtol=1e-5, atol=1e-5
+    )
     assert not memory[0][[1, 3]].any()
     assert not memory[1][[1, 3]].any()
     assert not memory[0][0, :, :, 40 - PAGE :].any()

@@ -1,4 +1,6 @@
-"""The Triton kernel of decode steps equals attention over gathered pages: interpreted here, compiled where there is a GPU."""
+"""The Triton kernel of decode steps equals attention over gathered pages: interpreted here,
+compiled where there is a GPU.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from libs.kernels.attention import paged_triton
 
 KEYS = (1, 31, 32, 33, 64, 65, 100, 200)
 HEADS = ((4, 4, 16), (7, 1, 64), (6, 2, 20), (16, 8, 32), (20, 1, 8))
-SIGHTS = ((None, False, None), (20, False, None), (None, True, None), (None, False, 5.0), (33, True, 5.0))
+SIGHTS = (
+    (None, False, None),
+    (20, False, None),
+    (None, True, None),
+    (None, False, 5.0),
+    (33, True, 5.0),
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,9 @@ class Case:
     bias: Tensor
 
     @staticmethod
-    def of(keys: Sequence[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: str) -> Case:
+    def of(
+        keys: Sequence[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: str
+    ) -> Case:
         """Pages in no order, and everything that was never written is NaN."""
         generator = torch.Generator().manual_seed(dim)
 
@@ -87,18 +97,32 @@ def _never(*arguments: object) -> Tensor:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
 @pytest.mark.parametrize(("window", "biased", "softcap"), SIGHTS)
 @pytest.mark.usefixtures("interpreted")
-def test_a_step_equals_attention_over_gathered_pages(
-    dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int | None, biased: bool, softcap: float | None
+def test_step_equals_attention_over_gathered_pages(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    window: int | None,
+    biased: bool,
+    softcap: float | None,
 ) -> None:
     """bfloat16 is tested on the GPU: Triton's interpreter multiplies no such matrices."""
     case = Case.of(KEYS, heads, kv_heads, dim, dtype, "cpu")
     check(case, window, biased, softcap, 1e-5 if dtype is torch.float32 else 0.004)
 
 
-def check(case: Case, window: int | None, biased: bool, softcap: float | None, bound: float) -> None:
+def check(
+    case: Case, window: int | None, biased: bool, softcap: float | None, bound: float
+) -> None:
     """The result, and the pages after it."""
     bias = case.bias if biased else None
-    sight: dict[str, Any] = {"scale": 0.2, "causal": True, "window": window, "bias": bias, "softcap": softcap}
+    sight: dict[str, Any] = {
+        "scale": 0.2,
+        "causal": True,
+        "window": window,
+        "bias": bias,
+        "softcap": softcap,
+    }
     before = [tensor.clone() for tensor in case.memory]
     found = paged.attend(case.q, case.k, case.v, case.memory, case.where, **sight)
     wanted = varlen_attention(
@@ -120,11 +144,18 @@ def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
     """As the empty places of a graph's batch: their page tables say anything."""
     case = Case.of((40, 7), 4, 2, 16, torch.float32, "cpu")
     before = [tensor.clone() for tensor in case.memory]
-    q, k, v = (torch.cat((tensor[:1], torch.full_like(tensor, torch.nan), tensor[1:])) for tensor in (case.q, case.k, case.v))
+    q, k, v = (
+        torch.cat((tensor[:1], torch.full_like(tensor, torch.nan), tensor[1:]))
+        for tensor in (case.q, case.k, case.v)
+    )
     cu_keys = torch.tensor([0, 40, 40, 40, 47], dtype=torch.int32)
-    numbers = torch.cat((case.where.numbers[:1], torch.zeros_like(case.where.numbers), case.where.numbers[1:]))
+    numbers = torch.cat(
+        (case.where.numbers[:1], torch.zeros_like(case.where.numbers), case.where.numbers[1:])
+    )
     found = paged_triton.attend(q, k, v, case.memory, cu_keys, numbers, 0.2, None, None, None)
-    wanted = varlen_attention(case.q, case.every_k, case.every_v, Layout.of((1, 1), (40, 7)), scale=0.2, causal=True)
+    wanted = varlen_attention(
+        case.q, case.every_k, case.every_v, Layout.of((1, 1), (40, 7)), scale=0.2, causal=True
+    )
     torch.testing.assert_close(found[[0, 3]], wanted, rtol=1e-5, atol=1e-5)
     assert not found[1:3].any()
     paged._store(case.k, case.v, (before[0], before[1]), case.where)
@@ -157,7 +188,9 @@ def test_prefill_takes_the_path_of_gathered_pages(monkeypatch: pytest.MonkeyPatc
     for rows, queries in ((40, 40), (40, 1)):
         where = PagedLayout.of([40], [[1, 0]], rows=[rows], queries=[queries])
         found = paged.attend(k[-queries:], k, v, memory, where, scale=0.25)
-        wanted = varlen_attention(k[-queries:], k, v, Layout.of([queries], [40]), scale=0.25, causal=True)
+        wanted = varlen_attention(
+            k[-queries:], k, v, Layout.of([queries], [40]), scale=0.25, causal=True
+        )
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
@@ -178,16 +211,21 @@ def test_slots_are_those_of_the_last_rows() -> None:
     assert (page.tolist(), place.tolist()) == ([1, 1, 0, 0, 0, 2], [6, 7, 0, 1, 2, 0])
     assert page.dtype is place.dtype is torch.int64
     page, place = where.all_slots()
-    assert (page[:40].tolist(), place[:40].tolist()) == ([4] * 32 + [1] * 8, [*range(32), *range(8)])
+    assert (page[:40].tolist(), place[:40].tolist()) == (
+        [4] * 32 + [1] * 8,
+        [*range(32), *range(8)],
+    )
     assert len(page) == len(place) == 108
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [*HEADS, (16, 8, 128), (32, 4, 256), (8, 8, 80)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [*HEADS, (16, 8, 128), (32, 4, 256), (8, 8, 80)]
+)
 @pytest.mark.parametrize(("window", "biased", "softcap"), SIGHTS)
-def test_the_accelerator_equals_attention_over_rows(
+def test_accelerator_equals_attention_over_rows(
     heads: int, kv_heads: int, dim: int, window: int | None, biased: bool, softcap: float | None
 ) -> None:
     """In all types, with pages that were never written, and without waiting for the device."""
@@ -195,4 +233,13 @@ def test_the_accelerator_equals_attention_over_rows(
         case = Case.of(KEYS, heads, kv_heads, dim, dtype, "cuda")
         check(case, window, biased, softcap, bound)
         with no_synchronization():
-            paged.attend(case.q, case.k, case.v, case.memory, case.where, scale=0.2, window=window, softcap=softcap)
+            paged.attend(
+                case.q,
+                case.k,
+                case.v,
+                case.memory,
+                case.where,
+                scale=0.2,
+                window=window,
+                softcap=softcap,
+            )

@@ -14,11 +14,15 @@ CU_SEQLENS = torch.tensor((0, 3, 6, 7, 27, 32), dtype=torch.int32)
 ACTIVATIONS: list[SpladeActivation] = ["log1p_relu", "log1p_relu_twice"]
 
 
-def weights(hidden: Tensor, weight: Tensor, bias: Tensor | None, activation: SpladeActivation) -> list[Tensor]:
+def weights(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, activation: SpladeActivation
+) -> list[Tensor]:
     """Of all tokens, sequence by sequence, in float64."""
     logits = hidden.double() @ weight.double().T
     logits = torch.log1p(torch.relu(logits if bias is None else logits + bias.double()))
-    return list((torch.log1p(logits) if activation == "log1p_relu_twice" else logits).split(LENGTHS))
+    return list(
+        (torch.log1p(logits) if activation == "log1p_relu_twice" else logits).split(LENGTHS)
+    )
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -26,12 +30,18 @@ def weights(hidden: Tensor, weight: Tensor, bias: Tensor | None, activation: Spl
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_pooled_over_tokens(
-    activation: SpladeActivation, at_once: int | None, biased: bool, dtype: torch.dtype, bound: float
+    activation: SpladeActivation,
+    at_once: int | None,
+    biased: bool,
+    dtype: torch.dtype,
+    bound: float,
 ) -> None:
     hidden, weight = torch.randn(sum(LENGTHS), 16).to(dtype), torch.randn(100, 16).to(dtype)
     bias = torch.randn(100) if biased else None
     parts = weights(hidden, weight, bias, activation)
-    best = splade_max(hidden, weight, bias, CU_SEQLENS, LENGTHS, activation=activation, at_once=at_once)
+    best = splade_max(
+        hidden, weight, bias, CU_SEQLENS, LENGTHS, activation=activation, at_once=at_once
+    )
     assert best.dtype is torch.float32
     assert (best - torch.stack([part.amax(0) for part in parts])).abs().max() < bound
     total = splade_sum(hidden, weight, bias, CU_SEQLENS, activation=activation, at_once=at_once)
@@ -39,14 +49,14 @@ def test_pooled_over_tokens(
     assert (total - torch.stack([part.sum(0) for part in parts])).abs().max() < 10 * bound
 
 
-def test_the_logits_of_all_tokens_are_never_there() -> None:
+def test_logits_of_all_tokens_are_never_there() -> None:
     hidden, weight = torch.randn(sum(LENGTHS), 16), torch.randn(5000, 16)
     with Largest(but=weight) as largest:
         splade_max(hidden, weight, torch.randn(5000), CU_SEQLENS, LENGTHS, at_once=4000)
     assert 0 < largest.numbers <= len(LENGTHS) * 5000 < sum(LENGTHS) * 5000
 
 
-def test_the_largest_weight_of_each_id() -> None:
+def test_largest_weight_of_each_id() -> None:
     ids = torch.tensor([5, 9, 5, 9, 9, 0, 7])
     found = max_by_id(ids, torch.tensor([0.1, 0.2, 0.4, 0.3, 0.1, -1.0, 0.5]), (3, 2, 2))
     offsets, columns, values = found

@@ -46,18 +46,36 @@ def names(path: Path) -> x509.SubjectAlternativeName:
 
 
 def test_everybody_gets_a_certificate_and_is_told_what_to_set(run: Run, tmp_path: Path) -> None:
-    done = run("certs", tmp_path / "c", "--host", "router.example", "--host", "10.0.0.7", "--name", "client/search")
+    done = run(
+        "certs",
+        tmp_path / "c",
+        "--host",
+        "router.example",
+        "--host",
+        "10.0.0.7",
+        "--name",
+        "client/search",
+    )
     assert done.exit_code == 0, done.output
     for role in EVERYBODY:
         assert f"spiffe://shoal/{role}/default" in done.output
-    for wanted in ("client-search.pem", f"SHOAL_TLS_CLIENT_CA={tmp_path}/c/ca.pem", f"SHOAL_TLS_CA={tmp_path}/c/ca.pem", "again"):
+    for wanted in (
+        "client-search.pem",
+        f"SHOAL_TLS_CLIENT_CA={tmp_path}/c/ca.pem",
+        f"SHOAL_TLS_CA={tmp_path}/c/ca.pem",
+        "again",
+    ):
         assert wanted in done.output
     for file in (tmp_path / "c").iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == (0o600 if file.suffix == ".key" else 0o644)
     assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
     router = names(tmp_path / "c/router.pem")
     assert router.get_values_for_type(x509.DNSName) == ["localhost", "router.example"]
-    assert sorted(map(str, router.get_values_for_type(x509.IPAddress))) == ["10.0.0.7", "127.0.0.1", "::1"]
+    assert sorted(map(str, router.get_values_for_type(x509.IPAddress))) == [
+        "10.0.0.7",
+        "127.0.0.1",
+        "::1",
+    ]
     assert names(tmp_path / "c/worker.pem").get_values_for_type(x509.DNSName) == []
 
 
@@ -67,22 +85,39 @@ def test_certificates_are_what_servers_and_openssl_take(tmp_path: Path) -> None:
         uri = names(tmp_path / f"{role}.pem").get_values_for_type(x509.UniformResourceIdentifier)[0]
         who = certified([uri.encode()], "shoal")
         assert (who.role, who.tenant) == (role, "default")
-    any_tenant = names(tmp_path / "client-any.pem").get_values_for_type(x509.UniformResourceIdentifier)[0]
+    any_tenant = names(tmp_path / "client-any.pem").get_values_for_type(
+        x509.UniformResourceIdentifier
+    )[0]
     assert certified([any_tenant.encode()], "shoal").tenant == "*"
     for role in SERVERS:
-        Security(cert=tmp_path / f"{role}.pem", key=tmp_path / f"{role}.key", client_ca=tmp_path / "ca.pem").check_files()
+        Security(
+            cert=tmp_path / f"{role}.pem",
+            key=tmp_path / f"{role}.key",
+            client_ca=tmp_path / "ca.pem",
+        ).check_files()
     for path in tmp_path.glob("*.pem"):
         key = certificate(path).public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         assert key.curve.name == "secp256r1"
         if path.name != "ca.pem":
             purpose = "sslserver" if path.stem in (*SERVERS, "redis") else "sslclient"
-            verify = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile", str(tmp_path / "ca.pem"), str(path)]
+            verify = [
+                "openssl",
+                "verify",
+                "-x509_strict",
+                "-purpose",
+                purpose,
+                "-CAfile",
+                str(tmp_path / "ca.pem"),
+                str(path),
+            ]
             subprocess.run(verify, check=True, capture_output=True)
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, path.with_suffix(".key"))
 
 
-def test_a_second_run_renews_certificates_and_keeps_authority_hosts_and_names(run: Run, tmp_path: Path) -> None:
+def test_second_run_renews_certificates_and_keeps_authority_hosts_and_names(
+    run: Run, tmp_path: Path
+) -> None:
     run("certs", tmp_path, "--host", "router.example", "--name", "client/search", "--days", "1")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     done = run("certs", tmp_path, "--json")
@@ -93,14 +128,21 @@ def test_a_second_run_renews_certificates_and_keeps_authority_hosts_and_names(ru
     for name in after:
         assert (before[name] == after[name]) == name.startswith("ca."), name
     assert "router.example" in names(tmp_path / "router.pem").get_values_for_type(x509.DNSName)
-    assert {one["uri"] for one in told["certificates"]} >= {"spiffe://shoal/client/search", "spiffe://shoal/admin/default"}
+    assert {one["uri"] for one in told["certificates"]} >= {
+        "spiffe://shoal/client/search",
+        "spiffe://shoal/admin/default",
+    }
     ends = datetime.fromisoformat(next(one["ends"] for one in told["certificates"]))
     assert timedelta(days=29) < ends - datetime.now(UTC) <= timedelta(days=30)
 
 
 @pytest.mark.parametrize("damage", ["no key", "another key", "no certificate", "text", "ended"])
-def test_an_authority_that_cannot_sign_is_kept_unless_forced(run: Run, tmp_path: Path, damage: str) -> None:
-    issue_all(tmp_path, [], now=datetime.now(UTC) - timedelta(days=400) if damage == "ended" else None)
+def test_authority_that_cannot_sign_is_kept_unless_forced(
+    run: Run, tmp_path: Path, damage: str
+) -> None:
+    issue_all(
+        tmp_path, [], now=datetime.now(UTC) - timedelta(days=400) if damage == "ended" else None
+    )
     ca, key = tmp_path / "ca.pem", tmp_path / "ca.key"
     match damage:
         case "no key":
@@ -118,7 +160,11 @@ def test_an_authority_that_cannot_sign_is_kept_unless_forced(run: Run, tmp_path:
     assert "Traceback" not in done.output
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert run("certs", tmp_path, "--force").exit_code == 0
-    subprocess.run(["openssl", "verify", "-CAfile", str(ca), str(tmp_path / "router.pem")], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "verify", "-CAfile", str(ca), str(tmp_path / "router.pem")],
+        check=True,
+        capture_output=True,
+    )
 
 
 def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
@@ -144,7 +190,9 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
         ("--trust-domain", "UPPER/x"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(run: Run, tmp_path: Path, wrong: tuple[str, str]) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    run: Run, tmp_path: Path, wrong: tuple[str, str]
+) -> None:
     done = run("certs", tmp_path / "c", *wrong)
     assert done.exit_code == 1, done.output
     assert "error" in done.output

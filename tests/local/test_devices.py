@@ -1,4 +1,6 @@
-"""Which device each worker of `shoal up` gets. No accelerator is needed: what is decided is pure, and torch is asked here, too."""
+"""Which device each worker of `shoal up` gets. No accelerator is needed: what is decided is pure,
+and torch is asked here, too.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from services.local.workplace import Workplace
 UUIDS = ("GPU-1a", "GPU-2b")
 
 
-def test_the_parents_list_is_kept_and_without_one_all_are_numbered() -> None:
+def test_parents_list_is_kept_and_without_one_all_are_numbered() -> None:
     assert visible(None, 3) == ("0", "1", "2")
     assert visible("2, 0", 2) == ("2", "0")
     assert visible(",".join(UUIDS), 2) == UUIDS
@@ -60,7 +62,9 @@ def test_one_worker_an_accelerator_else_one_a_core() -> None:
 def test_each_worker_sees_its_own_accelerator_alone(tmp_path: Path) -> None:
     settings = Settings(workers=2, accelerators=UUIDS, device="cuda")
     common = _common_variables(settings, "127.0.0.1:1", "", Workplace(tmp_path, tmp_path))
-    workers = [common | extra for role, _, _, extra in _services(settings, None) if role == "worker"]
+    workers = [
+        common | extra for role, _, _, extra in _services(settings, None) if role == "worker"
+    ]
     assert [worker["CUDA_VISIBLE_DEVICES"] for worker in workers] == list(UUIDS)
     assert {worker["SHOAL_DEVICE"] for worker in workers} == {"cuda"}
     with pytest.raises(InvalidInput, match="share"):

@@ -12,8 +12,27 @@ from services.local.settings import Settings
 from services.local.supervision.environment import environment_of
 
 SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
-OTHERS = ("SHOAL_TOKEN", "SHOAL_REDIS_URL", "SHOAL_TLS_KEY", "SHOAL_JWKS", "GITHUB_TOKEN", "DATABASE_URL", "CCACHE_SECRET")
-ENVIRON = dict.fromkeys((*SECRETS, *OTHERS, "PATH", "HOME", "SHOAL_LOG_LEVEL", "OTEL_SERVICE_NAME", "CUDA_VISIBLE_DEVICES"), "x")
+OTHERS = (
+    "SHOAL_TOKEN",
+    "SHOAL_REDIS_URL",
+    "SHOAL_TLS_KEY",
+    "SHOAL_JWKS",
+    "GITHUB_TOKEN",
+    "DATABASE_URL",
+    "CCACHE_SECRET",
+)
+ENVIRON = dict.fromkeys(
+    (
+        *SECRETS,
+        *OTHERS,
+        "PATH",
+        "HOME",
+        "SHOAL_LOG_LEVEL",
+        "OTEL_SERVICE_NAME",
+        "CUDA_VISIBLE_DEVICES",
+    ),
+    "x",
+)
 
 
 @pytest.mark.parametrize("role", ["redis", "router", "scheduler", "worker"])
@@ -21,7 +40,9 @@ def test_each_kind_is_told_what_it_needs(role: str) -> None:
     names = environment_of(role, ENVIRON).keys()
     assert {"PATH", "HOME"} <= names
     assert not {*OTHERS} & names
-    assert {*SECRETS, "CUDA_VISIBLE_DEVICES"} & names == ({*SECRETS, "CUDA_VISIBLE_DEVICES"} if role == "worker" else set())
+    assert {*SECRETS, "CUDA_VISIBLE_DEVICES"} & names == (
+        {*SECRETS, "CUDA_VISIBLE_DEVICES"} if role == "worker" else set()
+    )
     assert ("SHOAL_LOG_LEVEL" in names) == ("OTEL_SERVICE_NAME" in names) == (role != "redis")
 
 
@@ -35,6 +56,8 @@ async def test_only_workers_are_given_the_hub_s_token(monkeypatch: pytest.Monkey
     async with running(Settings(port=0, has_scheduler=True)) as mesh:
         environments = {name: told(pid) for name, pid in mesh.supervisor.pids.items()}
     assert environments.keys() == {"redis", "router", "scheduler", "worker-0"}
-    assert [name for name, told in environments.items() if b"HF_TOKEN=hf_secret" in told] == ["worker-0"]
+    assert [name for name, told in environments.items() if b"HF_TOKEN=hf_secret" in told] == [
+        "worker-0"
+    ]
     assert not [name for name, told in environments.items() if b"GITHUB_TOKEN" in told]
     assert os.environ["HF_TOKEN"] == "hf_secret"

@@ -12,7 +12,7 @@ from tests.generation.served import write
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 
 
-def test_an_example_is_a_model_that_is_there_and_encodes(tmp_path: Path) -> None:
+def test_example_is_a_model_that_is_there_and_encodes(tmp_path: Path) -> None:
     elsewhere = write_checkpoint("bert", tmp_path / "elsewhere", sentence=SentenceFiles())
     shelf = tmp_path / "shelf"
     assert example_model(f"{shelf}:a/b={elsewhere}", "") == "a/b"  # the folder has no checkpoint
@@ -38,7 +38,9 @@ def test_an_example_is_a_model_that_is_there_and_encodes(tmp_path: Path) -> None
         ("org/name", "is the folder of one model: .*org/name="),
     ],
 )
-def test_folder_without_models_is_refused_when_the_mesh_starts(tmp_path: Path, entry: str, words: str) -> None:
+def test_folder_without_models_is_refused_when_the_mesh_starts(
+    tmp_path: Path, entry: str, words: str
+) -> None:
     folder = tmp_path / entry
     (folder / "empty" / "folder").mkdir(parents=True)
     if entry:
@@ -52,7 +54,10 @@ def test_default_model_is_one_that_the_mesh_can_have(tmp_path: Path) -> None:
     models = f"a/b={tmp_path}"
     assert default_model(models, models, "") == "a/b"
     assert default_model("org/in-the-hub", "", "hf") == "org/in-the-hub"
-    with pytest.raises(InvalidInput, match="no folder has the model org/nowhere, and SHOAL_STORES names no store that could"):
+    with pytest.raises(
+        InvalidInput,
+        match="no folder has the model org/nowhere, and SHOAL_STORES names no store that could",
+    ):
         default_model("org/nowhere", models, "")
     with pytest.raises(InvalidInput, match=r"'/models/a' is not a model: give org/name"):
         default_model("/models/a", models, "hf")

@@ -1,4 +1,6 @@
-"""`shoal up --metrics-address`: one page with the metrics of every process, whatever this shell's own variable says."""
+"""`shoal up --metrics-address`: one page with the metrics of every process, whatever this shell's
+own variable says.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,23 @@ def page(address: str) -> dict[str, set[str]]:
 
 
 async def test_one_page_has_the_metrics_of_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOAL_METRICS_ADDRESS", "127.0.0.1:1")  # of this shell: no child may take it
-    settings = Settings(port=0, http_port=0, workers=2, has_scheduler=True, metrics_address="127.0.0.1:0")
+    monkeypatch.setenv(
+        "SHOAL_METRICS_ADDRESS", "127.0.0.1:1"
+    )  # of this shell: no child may take it
+    settings = Settings(
+        port=0, http_port=0, workers=2, has_scheduler=True, metrics_address="127.0.0.1:0"
+    )
     async with running(settings) as mesh:
         everyone = {"router", "scheduler", "worker-0", "worker-1", "edge"}
         assert page(mesh.metrics_address)["up"] == everyone
         assert page(mesh.metrics_address)["process_resident_memory_bytes"] == everyone
         before = mesh.supervisor.pids["worker-1"]
         os.kill(before, signal.SIGKILL)
-        wait_until(lambda: page(mesh.metrics_address)["up"] != everyone, 30.0, "the page to say that a worker is down")
+        wait_until(
+            lambda: page(mesh.metrics_address)["up"] != everyone,
+            30.0,
+            "the page to say that a worker is down",
+        )
 
 
 async def test_no_process_serves_metrics_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +56,13 @@ async def test_no_process_serves_metrics_unless_asked(monkeypatch: pytest.Monkey
         assert mesh.metrics_address == ""
 
 
-def test_a_process_that_does_not_answer_is_down() -> None:
+def test_process_that_does_not_answer_is_down() -> None:
     (up,) = gather({"worker-0": "127.0.0.1:1"})
-    assert [(sample.name, sample.labels, sample.value) for sample in up.samples] == [("up", {"process": "worker-0"}, 0.0)]
+    assert [(sample.name, sample.labels, sample.value) for sample in up.samples] == [
+        ("up", {"process": "worker-0"}, 0.0)
+    ]
 
 
-def test_an_address_without_a_port_is_refused() -> None:
+def test_address_without_a_port_is_refused() -> None:
     with pytest.raises(InvalidInput, match="host:port"):
         Settings(metrics_address="9464")

@@ -19,7 +19,7 @@ from services.local.settings import Settings
         {"http_port": 8080, "tei_grpc_port": 65536},
     ],
 )
-def test_a_port_for_tei_is_the_edges_and_its_own(given: dict[str, Any]) -> None:
+def test_port_for_tei_is_the_edges_and_its_own(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         Settings(**given)
     assert caught.value.field == "tei-grpc-port"

@@ -59,7 +59,9 @@ def test_minilm_as_json_with_its_trace_and_its_picture(run: Run, tmp_path: Path)
     assert request["requests"] == 4
     assert [stage["name"] for stage in request["stages"]] == STAGES
     assert sum(stage["seconds"] for stage in request["stages"]) == pytest.approx(request["seconds"])
-    assert {"forward", "prepare", "queue"} <= {stage["name"] for stage in request["stages"] if stage["seconds"] > 0}
+    assert {"forward", "prepare", "queue"} <= {
+        stage["name"] for stage in request["stages"] if stage["seconds"] > 0
+    }
     assert json.loads(trace.read_text())["traceEvents"]
     assert "GEMM" in plot.read_text() or "<svg" in plot.read_text()
 
@@ -82,8 +84,18 @@ def test_tables_of_a_directory_with_texts_of_a_file(run: Run, small: Path, tmp_p
     assert "client and wire" not in done.stdout
 
 
-def test_a_model_by_its_name(run: Run, small: Path) -> None:
-    done = run("my/model", "--model", f"my/model={small}", *SHORT, "--requests", "0", "--dtype", "float32", "--json")
+def test_model_by_its_name(run: Run, small: Path) -> None:
+    done = run(
+        "my/model",
+        "--model",
+        f"my/model={small}",
+        *SHORT,
+        "--requests",
+        "0",
+        "--dtype",
+        "float32",
+        "--json",
+    )
     assert json.loads(done.stdout)["forward"]["model"] == "my/model"
     assert json.loads(done.stdout)["request"] is None
 
@@ -110,20 +122,24 @@ def test_what_no_stop_tells_is_named() -> None:
         ([MINILM, "--plot", "parts.txt"], "must end in .png, .svg, .pdf"),
     ],
 )
-def test_what_cannot_be_profiled_is_told_in_words(run: Run, arguments: Sequence[str], problem: str) -> None:
+def test_what_cannot_be_profiled_is_told_in_words(
+    run: Run, arguments: Sequence[str], problem: str
+) -> None:
     done = run(*arguments)
     assert (done.exit_code, done.stdout) == (1, "")
     assert problem in done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there_is_told(run: Run) -> None:
+def test_device_that_is_not_there_is_told(run: Run) -> None:
     done = run(MINILM, "--device", "cuda")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "torch finds no such device" in done.stderr
 
 
-def test_without_matplotlib_a_plot_is_refused_before_anything_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = run(MINILM, "--plot", "parts.svg")
     assert (done.exit_code, done.stdout) == (1, "")

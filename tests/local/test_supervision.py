@@ -27,7 +27,9 @@ ROLES: dict[str, Role] = {
 }
 
 
-def test_a_child_is_started_again_with_growing_pauses_and_given_up_at_its_fourth_end_within_a_minute() -> None:
+def test_child_is_started_again_with_growing_pauses_and_given_up_at_its_fourth_end_within_a_minute() -> (
+    None
+):
     history, pauses = History(), []
     for now in (0.0, 10.0, 20.0):
         history = history.ended(now)
@@ -40,7 +42,7 @@ def test_a_child_is_started_again_with_growing_pauses_and_given_up_at_its_fourth
     assert history.ended(30.0).state == "given up"
 
 
-def test_a_child_that_was_killed_after_a_settled_run_is_restarted_without_backoff() -> None:
+def test_child_that_was_killed_after_a_settled_run_is_restarted_without_backoff() -> None:
     history = History().ended(0.0).started(0.0).ended(SETTLED_SECONDS + 0.1)
     assert history.pause_seconds == 0.0
     assert next_step(history) == "it is restarted now (restart 2 of at most 3 within 60 s)"
@@ -69,7 +71,9 @@ def test_ends_are_forgotten_after_a_minute() -> None:
         (["redis"], False),
     ],
 )
-def test_a_mesh_serves_while_it_has_redis_a_router_and_one_worker(given_up: list[str], serves: bool) -> None:
+def test_mesh_serves_while_it_has_redis_a_router_and_one_worker(
+    given_up: list[str], serves: bool
+) -> None:
     assert can_serve(ROLES, given_up) == serves
 
 

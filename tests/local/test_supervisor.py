@@ -1,4 +1,6 @@
-"""Children that end are started again: real processes, by the rules of `policy.py` without its pauses."""
+"""Children that end are started again: real processes, by the rules of `policy.py` without its
+pauses.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,29 @@ def child(folder: Path, name: str, code: str) -> Child:
 SERVE = "import time; time.sleep(600)"
 
 
-async def test_who_ends_too_often_is_given_up_with_its_last_words_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_who_ends_too_often_is_given_up_with_its_last_words_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
     said: list[str] = []
     redis, router = (child(tmp_path, name, SERVE) for name in ("redis", "router"))
-    good = child(tmp_path, "good", f"""print('{{"level": "INFO", "message": "settings"}}', flush=True); {SERVE}""")
+    good = child(
+        tmp_path,
+        "good",
+        f"""print('{{"level": "INFO", "message": "settings"}}', flush=True); {SERVE}""",
+    )
     bad = child(tmp_path, "bad", "print('no such device'); raise SystemExit(3)")
     state = tmp_path / "processes.json"
     async with redis, router, good, bad:
-        roles: list[tuple[supervision.Role, Child]] = [("redis", redis), ("router", router), ("worker", good), ("worker", bad)]
+        roles: list[tuple[supervision.Role, Child]] = [
+            ("redis", redis),
+            ("router", router),
+            ("worker", good),
+            ("worker", bad),
+        ]
         async with Supervisor(roles, state, said.append) as supervisor:
-            await until(lambda: processes.read(state)[-1].state == "given up", "the bad one to be given up")
+            await until(
+                lambda: processes.read(state)[-1].state == "given up", "the bad one to be given up"
+            )
             told = {process.name: process for process in processes.read(state)}
             assert [told[name].state for name in ("redis", "router", "good")] == ["running"] * 3
             assert told["bad"].restarts == 3
@@ -55,7 +70,10 @@ async def test_who_ends_too_often_is_given_up_with_its_last_words_and_the_others
             for _ in range(4):
                 await _killed_once(good, state)
             assert "good was ended by SIGKILL" in await supervisor.wait_for_failure()
-            assert next(one for one in processes.read(state) if one.name == "good").detail == "was ended by SIGKILL"
+            assert (
+                next(one for one in processes.read(state) if one.name == "good").detail
+                == "was ended by SIGKILL"
+            )
 
 
 async def until(predicate: Callable[[], bool], what: str) -> None:
@@ -63,7 +81,9 @@ async def until(predicate: Callable[[], bool], what: str) -> None:
 
 
 async def _killed_once(child: Child, state: Path) -> None:
-    restarts = next(process.restarts for process in processes.read(state) if process.name == child.name)
+    restarts = next(
+        process.restarts for process in processes.read(state) if process.name == child.name
+    )
     os.kill(child.pid, signal.SIGKILL)
 
     def moved_on() -> bool:
@@ -88,7 +108,9 @@ def test_children_die_with_their_parent_however_that_dies(tmp_path: Path) -> Non
         "    await child.wait()\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen([sys.executable, "-c", parent, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", parent, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.kill()
@@ -129,8 +151,10 @@ def _fail(place: Workplace) -> None:
     raise NoCapacity("it failed")
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"name": "a", "state": "odd", "restarts": 1, "detail": ""}]'])
-def test_a_file_of_processes_that_says_something_else_is_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["{", "{}", "[1]", '[{"name": "a", "state": "odd", "restarts": 1, "detail": ""}]']
+)
+def test_file_of_processes_that_says_something_else_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "processes.json"
     assert processes.read(path) == ()
     path.write_text(text)

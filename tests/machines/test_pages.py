@@ -1,4 +1,6 @@
-"""The pages of docs/operations against what they are about: versions, images, commands, alerts and objects."""
+"""The pages of docs/operations against what they are about: versions, images, commands, alerts and
+objects.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FOLDER: Final = ROOT / "docs/operations"
 PAGES: Final = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
 RULES: Final = {
     rule["alert"]: rule
-    for group in yaml.safe_load((K8S / "components/alerts/rules.yaml").read_text())["spec"]["groups"]
+    for group in yaml.safe_load((K8S / "components/alerts/rules.yaml").read_text())["spec"][
+        "groups"
+    ]
     for rule in group["rules"]
 }
 
@@ -26,14 +30,21 @@ def commands(page: str) -> str:
     return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", PAGES[page])])
 
 
-def test_the_readme_lists_each_page() -> None:
+def test_readme_lists_each_page() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [name for name in PAGES if f"(docs/operations/{name}.md)" not in readme] == []
 
 
-def test_the_upgrade_table_has_the_versions_of_the_code() -> None:
-    wanted = {"WIRE_VERSION": WIRE_VERSION, "OLDEST_WIRE_VERSION": OLDEST_WIRE_VERSION, "LAYOUT_VERSION": LAYOUT_VERSION}
-    found = {name: int(number) for name, number in re.findall(r"`(\w+_VERSION)` (\d+)", PAGES["upgrading"])}
+def test_upgrade_table_has_the_versions_of_the_code() -> None:
+    wanted = {
+        "WIRE_VERSION": WIRE_VERSION,
+        "OLDEST_WIRE_VERSION": OLDEST_WIRE_VERSION,
+        "LAYOUT_VERSION": LAYOUT_VERSION,
+    }
+    found = {
+        name: int(number)
+        for name, number in re.findall(r"`(\w+_VERSION)` (\d+)", PAGES["upgrading"])
+    }
     assert found == wanted
 
 
@@ -51,24 +62,32 @@ def test_targets_of_make_exist(page: str) -> None:
     assert set(re.findall(r"(?m)(?:^|[;&] *)make ([a-z0-9-]+)", commands(page))) <= targets
 
 
-def test_the_air_gapped_list_has_every_image_that_is_run() -> None:
+def test_air_gapped_list_has_every_image_that_is_run() -> None:
     objects = [*rendered("base"), *rendered("components/edge"), *rendered("components/gpu-l4")]
-    images = {container["image"] for workload in workloads(objects) for container in containers(workload)}
+    images = {
+        container["image"] for workload in workloads(objects) for container in containers(workload)
+    }
     images |= set(re.findall(r"image: (\S+)", (K8S / "model-folder/folder.yaml").read_text()))
     section = PAGES["air-gapped"]
     table = section[section.index("## Images") : section.index("On a machine with the internet")]
     others = {"docker/Dockerfile", "external-redis", "redis-sentinel", "k8s/model-folder"}
     listed = set(re.findall(r"`([a-z0-9./-]+(?::[\w.-]+)?)`", table)) - others
-    assert listed == {image.removesuffix(":0.1.0") if image.startswith("shoal-") else image for image in images}
+    assert listed == {
+        image.removesuffix(":0.1.0") if image.startswith("shoal-") else image for image in images
+    }
 
 
-def test_the_air_gapped_loops_bring_what_is_run() -> None:
+def test_air_gapped_loops_bring_what_is_run() -> None:
     loops = re.findall(r"for target in (.*?); do", PAGES["air-gapped"])
     assert loops == ["edge router scheduler worker-cuda"] * 2
 
 
 def test_compose_commands_name_the_file_and_its_profiles() -> None:
-    lines = [line for line in commands("single-machine").splitlines() if line.startswith("docker compose ")]
+    lines = [
+        line
+        for line in commands("single-machine").splitlines()
+        if line.startswith("docker compose ")
+    ]
     assert lines
     profiles = {name for one in yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"].values()
                 for name in one.get("profiles", ())}  # fmt: skip
@@ -78,7 +97,7 @@ def test_compose_commands_name_the_file_and_its_profiles() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if "BudgetBurns" in name])
-def test_the_objectives_page_has_windows_and_factor_of_each_alert(name: str) -> None:
+def test_objectives_page_has_windows_and_factor_of_each_alert(name: str) -> None:
     (row,) = (line for line in PAGES["slo"].splitlines() if f"[{name}]" in line)
     _, _, windows, factor, _, severity, _ = (cell.strip() for cell in row.split("|"))
     expression, labels = RULES[name]["expr"], RULES[name]["labels"]
@@ -88,7 +107,7 @@ def test_the_objectives_page_has_windows_and_factor_of_each_alert(name: str) -> 
     assert re.search(r"> [\d.]+ \* (0\.001|0\.01)\b", expression)
 
 
-def test_the_route_to_several_meshes_names_a_service_and_a_gateway() -> None:
+def test_route_to_several_meshes_names_a_service_and_a_gateway() -> None:
     (written,) = re.findall(r"```yaml\n(.*?)```", PAGES["several-meshes"], re.DOTALL)
     route = yaml.safe_load(written)
     objects = rendered("components/edge-gateway")

@@ -29,7 +29,10 @@ def read_unit(role: str) -> Mapping[str, list[str]]:
 
 
 def test_there_is_a_unit_for_each_service() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {"shoal.target", *(f"shoal-{role}.service" for role in ROLES)}
+    assert {path.name for path in FOLDER.iterdir()} == {
+        "shoal.target",
+        *(f"shoal-{role}.service" for role in ROLES),
+    }
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -49,19 +52,30 @@ def test_services_take_the_settings_of_their_unit(role: str) -> None:
 
 
 def test_units_of_one_machine_share_no_address() -> None:
-    given = [value for role in ROLES for value in read_unit(role)["Environment"] if "_ADDRESS=" in value]
+    given = [
+        value for role in ROLES for value in read_unit(role)["Environment"] if "_ADDRESS=" in value
+    ]
     addresses = [value.partition("=")[2] for value in given]
     assert len(addresses) == len(set(addresses)) == 11
-    assert all(address.startswith("127.0.0.1:") for address in addresses), "beyond this machine a mesh needs TLS"
+    assert all(address.startswith("127.0.0.1:") for address in addresses), (
+        "beyond this machine a mesh needs TLS"
+    )
 
 
 def test_units_give_the_grace_of_pods() -> None:
     objects = [*rendered("base"), *rendered("components/edge")]
-    seconds = {component(one): template(one)["spec"]["terminationGracePeriodSeconds"] for one in workloads(objects)}
-    assert {role: read_unit(role)["TimeoutStopSec"] for role in ROLES} == {role: [str(seconds[role])] for role in ROLES}
+    seconds = {
+        component(one): template(one)["spec"]["terminationGracePeriodSeconds"]
+        for one in workloads(objects)
+    }
+    assert {role: read_unit(role)["TimeoutStopSec"] for role in ROLES} == {
+        role: [str(seconds[role])] for role in ROLES
+    }
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -70,11 +84,19 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
         (programs / f"shoal-{role}").chmod(0o755)
     for path in FOLDER.iterdir():
         # systemd-analyze wants each program and user to exist here.
-        text = path.read_text().replace("/opt/shoal/bin", str(programs)).replace("User=shoal", "User=root")
+        text = (
+            path.read_text()
+            .replace("/opt/shoal/bin", str(programs))
+            .replace("User=shoal", "User=root")
+        )
         (tmp_path / path.name).write_text(text)
     units = sorted(str(path) for path in tmp_path.glob("shoal*"))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", "--man=no", *units],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     said = [line for line in done.stderr.splitlines() if str(tmp_path) in line or "shoal" in line]
     assert (done.returncode, said) == (0, []), done.stderr

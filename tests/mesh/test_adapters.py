@@ -1,4 +1,6 @@
-"""LoRA adapters through the whole mesh: many over one base model, mixed requests, what is not there and what is broken."""
+"""LoRA adapters through the whole mesh: many over one base model, mixed requests, what is not there
+and what is broken.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ ADAPTERS = [f"adapters/{number}" for number in range(8)]
 NONE = ""
 KEPT = 3
 """Of a model at the same time: fewer than there are."""
-TEXTS = ["a boat", "many small boats in one harbour", "shoal: a large number of fish that swim together"]
+TEXTS = [
+    "a boat",
+    "many small boats in one harbour",
+    "shoal: a large number of fish that swim together",
+]
 
 Numbers = npt.NDArray[np.float32]
 Reference = Callable[[str], Numbers]
@@ -40,15 +46,22 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(shelf: Path) -> Reference:
-    """Writes a base model and its adapters, one of them broken; answers as PEFT's merged models do."""
+    """Writes a base model and its adapters, one of them broken; answers as PEFT's merged models
+    do.
+    """
     write_checkpoint("bert", shelf / BASE, sentence=SentenceFiles())
     merged = {NONE: random_model("bert")}
     for number, name in enumerate(ADAPTERS):
         targets = ["query", "dense", "value", "key"][: 1 + number % 4]
-        merged[name] = write_random_adapter("bert", shelf / name, seed=number, r=1 + number, target_modules=targets)
+        merged[name] = write_random_adapter(
+            "bert", shelf / name, seed=number, r=1 + number, target_modules=targets
+        )
     write_random_adapter("bert", shelf / "adapters/broken", seed=0, r=4, target_modules=["query"])
     weights = shelf / "adapters/broken/adapter_model.safetensors"
-    save_file({name.replace("layer.1", "layer.5"): tensor for name, tensor in load_file(weights).items()}, weights)
+    save_file(
+        {name.replace("layer.1", "layer.5"): tensor for name, tensor in load_file(weights).items()},
+        weights,
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(shelf / BASE)
 
     def vectors(adapter: str) -> Numbers:
@@ -56,15 +69,22 @@ def reference(shelf: Path) -> Reference:
         with torch.inference_mode():
             hidden = merged[adapter](**batch).last_hidden_state
         mask = batch["attention_mask"][..., None]
-        return cast("Numbers", torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).numpy())
+        return cast(
+            "Numbers", torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).numpy()
+        )
 
     return vectors
 
 
 @pytest.fixture(scope="module")
-def client(shelf: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[shoal.Client]:
+def client(
+    shelf: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[shoal.Client]:
     directory, environment = tmp_path_factory.mktemp("mesh"), {"SHOAL_ADAPTERS": str(KEPT)}
-    with Cluster(directory, models=str(shelf), environment=environment) as cluster, shoal.Client(cluster.address) as connected:
+    with (
+        Cluster(directory, models=str(shelf), environment=environment) as cluster,
+        shoal.Client(cluster.address) as connected,
+    ):
         yield connected
 
 
@@ -86,7 +106,12 @@ def test_adapters_and_none_at_the_same_time(client: shoal.Client, reference: Ref
     assert worst_at_once(client, reference, [NONE, *loaded] * 6) <= 1e-5
 
     def places() -> list[list[str]]:
-        return [sorted(place.adapters) for model in client.models.list() if model.model == BASE for place in model.places]
+        return [
+            sorted(place.adapters)
+            for model in client.models.list()
+            if model.model == BASE
+            for place in model.places
+        ]
 
     wait_until(lambda: places() == [loaded], 10, "the report")
 
@@ -99,15 +124,20 @@ def test_adapters_are_no_models(client: shoal.Client) -> None:
     assert [model.model for model in client.models.list()] == [BASE]
 
 
-def test_an_adapter_that_nobody_has_is_not_found(client: shoal.Client, reference: Reference) -> None:
+def test_adapter_that_nobody_has_is_not_found(client: shoal.Client, reference: Reference) -> None:
     with pytest.raises(shoal.errors.ModelNotFound, match="adapters/unknown") as raised:
         client.encode(BASE, TEXTS, adapter="adapters/unknown", timeout=30)
     assert raised.value.field == "adapter"
     assert error(client, reference, NONE) <= 1e-5
 
 
-def test_a_broken_adapter_names_file_and_tensor_and_its_model_serves_on(client: shoal.Client, reference: Reference) -> None:
-    with pytest.raises(shoal.errors.ModelBroken, match=r"adapter_model\.safetensors: tensor .*layer\.5.*query.*lora_"):
+def test_broken_adapter_names_file_and_tensor_and_its_model_serves_on(
+    client: shoal.Client, reference: Reference
+) -> None:
+    with pytest.raises(
+        shoal.errors.ModelBroken,
+        match=r"adapter_model\.safetensors: tensor .*layer\.5.*query.*lora_",
+    ):
         client.encode(BASE, TEXTS, adapter="adapters/broken", timeout=30)
     assert error(client, reference, NONE) <= 1e-5
     assert error(client, reference, ADAPTERS[0]) <= 1e-5

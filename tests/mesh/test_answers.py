@@ -1,4 +1,6 @@
-"""A tenant asks for very large answers through a mesh: memory of each process is bounded, and other tenants are answered."""
+"""A tenant asks for very large answers through a mesh: memory of each process is bounded, and other
+tenants are answered.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ RELATIONS: Final = "random/glirel"
 ENTITIES, LABELS, ITEMS = 120, 60, 200
 ATTACK_SECONDS: Final = 120.0
 MEMORY_BYTES, MEMORY_PER_BYTE = 64 << 20, 16
-"""The target of every process: at most this growth for a request, and this for each of its bytes."""
+"""The target of every process: at most this growth for a request, and this for each of its
+bytes.
+"""
 DELAY_SHARE: Final = 0.25
-"""Of the time that the attack takes: another tenant waited 42.6 of 68.3 s before answers were bounded, and 0.2 of 16 s since."""
+"""Of the time that the attack takes: another tenant waited 42.6 of 68.3 s before answers were
+bounded, and 0.2 of 16 s since.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +54,9 @@ def related(items: int, entities: int = ENTITIES, labels: int = LABELS) -> pb.Ex
 
 @dataclass
 class Light:
-    """The other tenant: requests one after another. `slowest`: the longest wait; `answered`: how many."""
+    """The other tenant: requests one after another. `slowest`: the longest wait; `answered`: how
+    many.
+    """
 
     stub: inference_pb2_grpc.InferenceServiceStub
     slowest: float = 0.0
@@ -62,10 +70,18 @@ class Light:
         self.answered += 1
 
 
-def test_a_relations_answer_takes_bounded_memory_and_other_tenants_are_answered_meanwhile(cluster: Cluster) -> None:
+def test_relations_answer_takes_bounded_memory_and_other_tenants_are_answered_meanwhile(
+    cluster: Cluster,
+) -> None:
     unlimited = [("grpc.max_receive_message_length", -1)]
-    with grpc.insecure_channel(cluster.address, unlimited) as hostile, grpc.insecure_channel(cluster.address) as channel:
-        attacker, light = inference_pb2_grpc.InferenceServiceStub(hostile), Light(inference_pb2_grpc.InferenceServiceStub(channel))
+    with (
+        grpc.insecure_channel(cluster.address, unlimited) as hostile,
+        grpc.insecure_channel(cluster.address) as channel,
+    ):
+        attacker, light = (
+            inference_pb2_grpc.InferenceServiceStub(hostile),
+            Light(inference_pb2_grpc.InferenceServiceStub(channel)),
+        )
         mesh = mesh_pb2_grpc.MeshServiceStub(channel)
 
         def enqueued() -> int:
@@ -76,8 +92,12 @@ def test_a_relations_answer_takes_bounded_memory_and_other_tenants_are_answered_
         light.ask()
         light = Light(light.stub)
         before, request = enqueued(), related(ITEMS)
-        peaks = {name: Peak(cluster.processes[name].pid) for name in ("router-0", "worker-0", "redis")}
-        call = attacker.Extract.future(request, timeout=ATTACK_SECONDS, metadata=(("x-shoal-tenant", "hostile"),))
+        peaks = {
+            name: Peak(cluster.processes[name].pid) for name in ("router-0", "worker-0", "redis")
+        }
+        call = attacker.Extract.future(
+            request, timeout=ATTACK_SECONDS, metadata=(("x-shoal-tenant", "hostile"),)
+        )
         wait_until(lambda: enqueued() > before, 30, "the attack is in its lane")
         begin = time.monotonic()
         while not call.done():
@@ -95,16 +115,25 @@ def test_a_relations_answer_takes_bounded_memory_and_other_tenants_are_answered_
         assert light.slowest < DELAY_SHARE * took
 
 
-def test_an_answer_of_labels_at_its_limit_takes_bounded_memory(cluster: Cluster) -> None:
+def test_answer_of_labels_at_its_limit_takes_bounded_memory(cluster: Cluster) -> None:
     labels = [f"{number:03}" for number in range(256)]
     items = (4 << 20) // sum(16 + len(label) for label in labels)
-    request = pb.ExtractRequest(model=FORMS, items=[pb.Item(text="boats")] * items, classify=pb.ClassifyTask(labels=labels))
+    request = pb.ExtractRequest(
+        model=FORMS, items=[pb.Item(text="boats")] * items, classify=pb.ClassifyTask(labels=labels)
+    )
     with grpc.insecure_channel(cluster.address) as channel:  # a client with gRPC's default limit
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        stub.Extract(pb.ExtractRequest(model=FORMS, items=request.items[:1], classify=request.classify), timeout=60)
-        peaks = {name: Peak(cluster.processes[name].pid) for name in ("router-0", "worker-0", "redis")}
+        stub.Extract(
+            pb.ExtractRequest(model=FORMS, items=request.items[:1], classify=request.classify),
+            timeout=60,
+        )
+        peaks = {
+            name: Peak(cluster.processes[name].pid) for name in ("router-0", "worker-0", "redis")
+        }
         answer, size = stub.Extract(request, timeout=60), request.ByteSize()
-    print(f"request {size:,} bytes, answer {answer.ByteSize():,}; { {name: peak.grown >> 20 for name, peak in peaks.items()} } MiB")
+    print(
+        f"request {size:,} bytes, answer {answer.ByteSize():,}; { {name: peak.grown >> 20 for name, peak in peaks.items()} } MiB"
+    )
     assert {len(result.labels) for result in answer.results} == {256}
     for name, peak in peaks.items():
         assert peak.grown < MEMORY_BYTES + MEMORY_PER_BYTE * size, name

@@ -1,7 +1,8 @@
-"""Who may call what: every method of every service x every role x every kind of credential, against a router and a scheduler.
+"""Who may call what: every method of every service x every role x every kind of credential, against
+a router and a scheduler.
 
-The methods come from the proto files, so that a new one is in the table at once; what is expected is written down here once more,
-by service, and not taken from `libs/serving/security/roles.py`.
+The methods come from the proto files, so that a new one is in the table at once; what is expected
+is written down here once more, by service, and not taken from `libs/serving/security/roles.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from tests.support.waiting import wait_until
 CODE = grpc.StatusCode
 ROLES = ("client", "admin", "worker", "scaler")
 LET_IN = {CODE.OK, CODE.INVALID_ARGUMENT, CODE.NOT_FOUND, CODE.FAILED_PRECONDITION}
-"""How a call without contents ends for who may call: what it lacks is said by the service itself."""
+"""How a call without contents ends for who may call: what it lacks is said by the service
+itself.
+"""
 
 BY_SERVICE: dict[str, set[str]] = {
     "shoal.v1.CallerService": {"client", "admin"},
@@ -73,16 +76,26 @@ class Method:
 
 
 def methods() -> Iterator[Method]:
-    names = [found.name for found in pkgutil.iter_modules(shoal.v1.__path__) if found.name.endswith("_pb2")]
+    names = [
+        found.name
+        for found in pkgutil.iter_modules(shoal.v1.__path__)
+        if found.name.endswith("_pb2")
+    ]
     for module in [*(import_module(f"shoal.v1.{name}") for name in names), externalscaler_pb2]:
         for service in module.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
-                yield Method(f"/{service.full_name}/{method.name}", service.full_name, method.server_streaming)
+                yield Method(
+                    f"/{service.full_name}/{method.name}",
+                    service.full_name,
+                    method.server_streaming,
+                )
 
 
 @dataclass(frozen=True)
 class Credential:
-    """What a caller of a role shows. `refusal`: what every call with it ends with; None: as its role may."""
+    """What a caller of a role shows. `refusal`: what every call with it ends with; None: as its
+    role may.
+    """
 
     name: str
     role: str
@@ -92,7 +105,9 @@ class Credential:
     tenant: str = ""
 
     def expects(self, method: Method) -> set[grpc.StatusCode]:
-        if self.refusal is not None and (self.refusal != CODE.PERMISSION_DENIED or self.role in method.roles):
+        if self.refusal is not None and (
+            self.refusal != CODE.PERMISSION_DENIED or self.role in method.roles
+        ):
             return {self.refusal}
         return LET_IN if self.role in method.roles else {CODE.PERMISSION_DENIED}
 
@@ -108,16 +123,25 @@ class World:
     def __post_init__(self) -> None:
         self.certificates = Certificates(self.directory)
         self.tokens = self.directory / "tokens.yaml"
-        entries = [f"- {{token: {self.token(role)}, subject: {role}, role: {role}, tenant: acme}}" for role in ROLES]
+        entries = [
+            f"- {{token: {self.token(role)}, subject: {role}, role: {role}, tenant: acme}}"
+            for role in ROLES
+        ]
         self.tokens.write_text("\n".join(["tokens:", *entries]))
-        self.jwks = write_jwks(self.directory / "keys.json", self.issuer, Issuer.make("EdDSA", "k2"))
+        self.jwks = write_jwks(
+            self.directory / "keys.json", self.issuer, Issuer.make("EdDSA", "k2")
+        )
 
     def token(self, role: str) -> str:
         return f"token-of-a-{role}-0123"
 
     def security(self, *, asks_callers: bool) -> Security:
         return self.certificates.security(
-            asks_callers=asks_callers, tokens=self.tokens, jwks=self.jwks, issuer=ISSUER, audience=AUDIENCE
+            asks_callers=asks_callers,
+            tokens=self.tokens,
+            jwks=self.jwks,
+            issuer=ISSUER,
+            audience=AUDIENCE,
         )
 
     def credentials(self) -> Iterator[Credential]:
@@ -127,10 +151,16 @@ class World:
             unknown, denied = CODE.UNAUTHENTICATED, CODE.PERMISSION_DENIED
             yield Credential("none", role, unknown)
             yield Credential("wrong token", role, unknown, self.token(role)[:-1])
-            yield Credential("expired JWT", role, unknown, self.issuer.token(role=role, seconds=-60))
+            yield Credential(
+                "expired JWT", role, unknown, self.issuer.token(role=role, seconds=-60)
+            )
             yield Credential("JWT of an unknown key", role, unknown, stranger.token(role=role))
-            yield Credential("another tenant, token", role, denied, self.token(role), tenant="other")
-            yield Credential("another tenant, JWT", role, denied, self.issuer.token(role=role), tenant="other")
+            yield Credential(
+                "another tenant, token", role, denied, self.token(role), tenant="other"
+            )
+            yield Credential(
+                "another tenant, JWT", role, denied, self.issuer.token(role=role), tenant="other"
+            )
             yield Credential("right token", role, None, self.token(role), tenant="acme")
             yield Credential("right JWT", role, None, self.issuer.token(role=role))
 
@@ -141,14 +171,36 @@ class World:
             right = self.certificates.channel_credentials(self.certificates.issue(f"{role}/acme"))
             unnamed = self.certificates.channel_credentials(self.certificates.issue("router"))
             foreign = self.certificates.channel_credentials(others.issue(f"{role}/acme"))
-            elsewhere = self.certificates.channel_credentials(self.certificates.issue(f"{role}/x", trust_domain="elsewhere"))
+            elsewhere = self.certificates.channel_credentials(
+                self.certificates.issue(f"{role}/x", trust_domain="elsewhere")
+            )
             yield Credential("right certificate", role, None, certificate=right)
-            yield Credential("right token, certificate of nobody", role, None, self.token(role), unnamed)
-            yield Credential("right certificate, wrong token", role, CODE.UNAUTHENTICATED, "wrong-token-0123456789", right)
-            yield Credential("right certificate, another tenant", role, CODE.PERMISSION_DENIED, certificate=right, tenant="other")
-            yield Credential("certificate of nobody", role, CODE.UNAUTHENTICATED, certificate=unnamed)
-            yield Credential("certificate of another domain", role, CODE.UNAUTHENTICATED, certificate=elsewhere)
-            yield Credential("certificate of another authority", role, CODE.UNAVAILABLE, certificate=foreign)
+            yield Credential(
+                "right token, certificate of nobody", role, None, self.token(role), unnamed
+            )
+            yield Credential(
+                "right certificate, wrong token",
+                role,
+                CODE.UNAUTHENTICATED,
+                "wrong-token-0123456789",
+                right,
+            )
+            yield Credential(
+                "right certificate, another tenant",
+                role,
+                CODE.PERMISSION_DENIED,
+                certificate=right,
+                tenant="other",
+            )
+            yield Credential(
+                "certificate of nobody", role, CODE.UNAUTHENTICATED, certificate=unnamed
+            )
+            yield Credential(
+                "certificate of another domain", role, CODE.UNAUTHENTICATED, certificate=elsewhere
+            )
+            yield Credential(
+                "certificate of another authority", role, CODE.UNAVAILABLE, certificate=foreign
+            )
             yield Credential("no certificate", role, CODE.UNAVAILABLE, self.token(role))
 
 
@@ -161,10 +213,18 @@ def world(tmp_path: Path) -> World:
 async def serving(kind: str, redis_url: str, security: Security) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         if kind == "router":
-            router = RouterSettings(router_id="r", address="127.0.0.1:0", redis_url=redis_url, security=security, grace_seconds=1.0)
+            router = RouterSettings(
+                router_id="r",
+                address="127.0.0.1:0",
+                redis_url=redis_url,
+                security=security,
+                grace_seconds=1.0,
+            )
             yield await stack.enter_async_context(router_app.running(router))
         else:
-            scheduler = SchedulerSettings("s", "127.0.0.1:0", redis_url=redis_url, security=security, grace_seconds=1.0)
+            scheduler = SchedulerSettings(
+                "s", "127.0.0.1:0", redis_url=redis_url, security=security, grace_seconds=1.0
+            )
             yield (await stack.enter_async_context(scheduler_app.running(scheduler))).grpc
 
 
@@ -173,12 +233,18 @@ async def serving(kind: str, redis_url: str, security: Security) -> AsyncIterato
 async def test_every_method_for_every_role_with_every_credential(
     kind: str, asks_callers: bool, world: World, server: RedisServer, redis: Redis
 ) -> None:
-    wanted = [method for method in methods() if (method.service == "externalscaler.ExternalScaler") == (kind == "scheduler")]
+    wanted = [
+        method
+        for method in methods()
+        if (method.service == "externalscaler.ExternalScaler") == (kind == "scheduler")
+    ]
     assert len(wanted) >= (14 if kind == "router" else 5)
     credentials = list(world.shown() if asks_callers else world.credentials())
     assert len(credentials) == 8 * len(ROLES)
     async with serving(kind, server.url, world.security(asks_callers=asks_callers)) as address:
-        rows = await asyncio.gather(*(row(address, world, credential, wanted) for credential in credentials))
+        rows = await asyncio.gather(
+            *(row(address, world, credential, wanted) for credential in credentials)
+        )
     calls = [(credential, method) for credential, method in product(credentials, wanted)]
     codes = [code for found in rows for code in found]
     wrong = [
@@ -192,10 +258,14 @@ async def test_every_method_for_every_role_with_every_credential(
     assert LET_IN & set(codes)
 
 
-async def row(address: str, world: World, credential: Credential, wanted: list[Method]) -> list[grpc.StatusCode]:
+async def row(
+    address: str, world: World, credential: Credential, wanted: list[Method]
+) -> list[grpc.StatusCode]:
     """How each method ends for who shows that. Health needs nothing but the connection."""
     certificate = credential.certificate or world.certificates.channel_credentials()
-    async with connected(address, certificate, token=credential.token, tenant=credential.tenant) as caller:
+    async with connected(
+        address, certificate, token=credential.token, tenant=credential.tenant
+    ) as caller:
         reached = CODE.UNAVAILABLE if credential.refusal == CODE.UNAVAILABLE else CODE.OK
         assert await caller.code(HEALTH) == reached
         return [await call(caller, method) for method in wanted]
@@ -211,33 +281,56 @@ def test_every_method_has_a_decision() -> None:
 
 @pytest.mark.parametrize(
     ("module", "variable", "other"),
-    [("services.router", "SHOAL_ADDRESS", {}), ("services.scheduler", "SHOAL_SCHEDULER_ADDRESS", {"SHOAL_TOKENS": "tokens"})],
+    [
+        ("services.router", "SHOAL_ADDRESS", {}),
+        ("services.scheduler", "SHOAL_SCHEDULER_ADDRESS", {"SHOAL_TOKENS": "tokens"}),
+    ],
 )
-def test_a_process_refuses_to_listen_unprotected_beyond_this_machine(
+def test_process_refuses_to_listen_unprotected_beyond_this_machine(
     module: str, variable: str, other: dict[str, str], world: World, server: RedisServer
 ) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
     environ |= {variable: "0.0.0.0:0", "SHOAL_REDIS_URL": server.url}
     environ |= {name: str(world.tokens) for name in other}
-    ended = subprocess.run([sys.executable, "-m", module], env=environ, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-m", module], env=environ, capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == 2
     last = ended.stderr.strip().splitlines()[-1]
     assert "refusing to listen on 0.0.0.0:0" in last
-    assert all(way in last for way in ("SHOAL_TLS_CLIENT_CA", "SHOAL_TOKENS", "SHOAL_ALLOW_INSECURE=1"))
+    assert all(
+        way in last for way in ("SHOAL_TLS_CLIENT_CA", "SHOAL_TOKENS", "SHOAL_ALLOW_INSECURE=1")
+    )
     assert not any(world.token(role) in ended.stderr for role in ROLES)
 
 
-def test_handshakes_that_fail_write_nothing(world: World, server: RedisServer, tmp_path: Path) -> None:
+def test_handshakes_that_fail_write_nothing(
+    world: World, server: RedisServer, tmp_path: Path
+) -> None:
     made, address = world.certificates.issue("router"), f"127.0.0.1:{free_port()}"
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "GRPC_"))}
-    environ |= {"SHOAL_ADDRESS": address, "SHOAL_REDIS_URL": server.url, "SHOAL_TLS_CLIENT_CA": str(world.certificates.ca)}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SHOAL_", "GRPC_"))
+    }
+    environ |= {
+        "SHOAL_ADDRESS": address,
+        "SHOAL_REDIS_URL": server.url,
+        "SHOAL_TLS_CLIENT_CA": str(world.certificates.ca),
+    }
     environ |= {"SHOAL_TLS_CERT": str(made.certificate), "SHOAL_TLS_KEY": str(made.key)}
     with (tmp_path / "log").open("wb") as log:
-        router = subprocess.Popen([sys.executable, "-m", "services.router"], env=environ, stderr=log, stdout=log)
+        router = subprocess.Popen(
+            [sys.executable, "-m", "services.router"], env=environ, stderr=log, stdout=log
+        )
     try:
-        wait_until(lambda: "listening" in (tmp_path / "log").read_text(), 60.0, "the router to listen")
+        wait_until(
+            lambda: "listening" in (tmp_path / "log").read_text(), 60.0, "the router to listen"
+        )
         for _ in range(100):
-            with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 10) as connection:
+            with socket.create_connection(
+                ("127.0.0.1", int(address.rpartition(":")[2])), 10
+            ) as connection:
                 connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 while connection.recv(1000):  # until the server hangs up
                     pass

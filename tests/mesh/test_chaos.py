@@ -1,5 +1,5 @@
-"""A short run of the chaos driver (tests/chaos, docs/chaos.md): whatever happens to the mesh, nothing is lost, nothing answered
-twice, nothing wrong.
+"""A short run of the chaos driver (tests/chaos, docs/chaos.md): whatever happens to the mesh,
+nothing is lost, nothing answered twice, nothing wrong.
 
 SHOAL_CHAOS_SEED chooses other faults and requests.
 """
@@ -29,4 +29,6 @@ async def test_nothing_is_lost_and_nothing_answered_twice(tmp_path: Path) -> Non
     assert report.requests == report.answered + report.cancelled + report.late
     assert report.faults >= 15
     assert len(report.recoveries) >= 12
-    assert {"kill worker", "kill router", "kill redis"} <= {recovery.kind for recovery in report.recoveries}
+    assert {"kill worker", "kill router", "kill redis"} <= {
+        recovery.kind for recovery in report.recoveries
+    }

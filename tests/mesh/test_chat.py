@@ -1,4 +1,6 @@
-"""Texts over HTTP through a whole mesh: what a model writes comes as events, is cancelled, and survives its worker."""
+"""Texts over HTTP through a whole mesh: what a model writes comes as events, is cancelled, and
+survives its worker.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from tests.support.cluster import Cluster, lasting_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHAT, SUMMARY, ENDS, GEMMA_CHAT = "random/qwen3-chat", "random/t5-writes", "random/qwen3-ends", "random/llama-as-gemma"
+CHAT, SUMMARY, ENDS, GEMMA_CHAT = (
+    "random/qwen3-chat",
+    "random/t5-writes",
+    "random/qwen3-ends",
+    "random/llama-as-gemma",
+)
 TEXT = "a text that is to be made shorter"
 CHAT_PATH = "/v1/chat/completions"
 CALLS = "random/qwen3-calls"
@@ -57,7 +64,9 @@ def mesh(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
 
 @asynccontextmanager
 async def edge(*routers: str) -> AsyncIterator[Http]:
-    async with running(Settings(edge_id="edge", address="127.0.0.1:0", routers=routers, deadline_seconds=120.0)) as address:
+    async with running(
+        Settings(edge_id="edge", address="127.0.0.1:0", routers=routers, deadline_seconds=120.0)
+    ) as address:
         yield Http(address)
 
 
@@ -67,7 +76,11 @@ def body(model: str, most: int, **more: Any) -> dict[str, Any]:
 
 
 def events(data: bytes) -> list[Any]:
-    return [json.loads(part) for part in data.decode().replace("data: ", "").split("\n\n") if part and part != "[DONE]"]
+    return [
+        json.loads(part)
+        for part in data.decode().replace("data: ", "").split("\n\n")
+        if part and part != "[DONE]"
+    ]
 
 
 def said(found: list[Any]) -> str:
@@ -78,7 +91,9 @@ async def test_sampled_answers_are_those_of_their_seeds(mesh: Cluster) -> None:
     async with edge(*mesh.addresses) as http:
         asked = body(CHAT, 30, temperature=1.1, top_p=0.9, seed=5)
         one = (await http.post(CHAT_PATH, asked)).json["choices"][0]["message"]["content"]
-        several = (await http.post(CHAT_PATH, {**asked, "n": 3, "logprobs": True, "top_logprobs": 1})).json
+        several = (
+            await http.post(CHAT_PATH, {**asked, "n": 3, "logprobs": True, "top_logprobs": 1})
+        ).json
         texts = [choice["message"]["content"] for choice in several["choices"]]
         assert (texts[0], len(set(texts)), several["usage"]["completion_tokens"]) == (one, 3, 90)
         assert all(len(choice["logprobs"]["content"]) <= 30 for choice in several["choices"])
@@ -90,7 +105,10 @@ async def test_sampled_answers_are_those_of_their_seeds(mesh: Cluster) -> None:
         assert ollama["message"]["content"] == one
         stop = one[10:14]
         cut = (await http.post(CHAT_PATH, {**asked, "stop": [stop]})).json["choices"][0]
-        assert (cut["message"]["content"], cut["finish_reason"]) == (one[: one.index(stop)].strip(), "stop")
+        assert (cut["message"]["content"], cut["finish_reason"]) == (
+            one[: one.index(stop)].strip(),
+            "stop",
+        )
         for change, field in (
             ({"temperature": 11}, "temperature"),
             ({"stop": ["a"] * 17}, "stop"),
@@ -101,97 +119,173 @@ async def test_sampled_answers_are_those_of_their_seeds(mesh: Cluster) -> None:
 
 
 async def test_prompts_are_completed_without_a_template(mesh: Cluster) -> None:
-    async with shoal.AsyncClient(mesh.address, timeout=120) as client, edge(*mesh.addresses) as http:
-        found = await client.extract(CHAT, [TEXT, "another"], shoal.ReadText(max_tokens=16, raw_prompt=True))
+    async with (
+        shoal.AsyncClient(mesh.address, timeout=120) as client,
+        edge(*mesh.addresses) as http,
+    ):
+        found = await client.extract(
+            CHAT, [TEXT, "another"], shoal.ReadText(max_tokens=16, raw_prompt=True)
+        )
         framed = await client.extract(CHAT, [TEXT], shoal.ReadText(max_tokens=16))
         assert framed[0].text != found[0].text.strip()
-        reply = (await http.post("/v1/completions", {"model": CHAT, "prompt": [TEXT, "another"]})).json
+        reply = (
+            await http.post("/v1/completions", {"model": CHAT, "prompt": [TEXT, "another"]})
+        ).json
         assert [choice["text"] for choice in reply["choices"]] == [one.text for one in found]
-        streamed = events((await http.post("/v1/completions", {"model": CHAT, "prompt": TEXT, "stream": True})).body)
+        streamed = events(
+            (
+                await http.post("/v1/completions", {"model": CHAT, "prompt": TEXT, "stream": True})
+            ).body
+        )
         assert "".join(one["choices"][0]["text"] for one in streamed) == found[0].text
 
 
 async def test_functions_are_called_and_their_results_answered(mesh: Cluster) -> None:
     async with edge(*mesh.addresses) as http:
-        asked = body(CALLS, 200, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1, seed=1)
+        asked = body(
+            CALLS,
+            200,
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=1,
+            seed=1,
+        )
         (choice,) = (await http.post(CHAT_PATH, asked)).json["choices"]
         (call,) = choice["message"]["tool_calls"]
-        assert (choice["finish_reason"], choice["message"]["content"], call["function"]["name"]) == ("tool_calls", None, "weather")
+        assert (
+            choice["finish_reason"],
+            choice["message"]["content"],
+            call["function"]["name"],
+        ) == ("tool_calls", None, "weather")
         assert json.loads(call["function"]["arguments"])["place"] in ("here", "there")
         streamed = events((await http.post(CHAT_PATH, {**asked, "stream": True})).body)
-        parts = [part for one in streamed for part in one["choices"][0]["delta"].get("tool_calls", ())]
-        assert "".join(part["function"]["arguments"] for part in parts) == call["function"]["arguments"]
+        parts = [
+            part for one in streamed for part in one["choices"][0]["delta"].get("tool_calls", ())
+        ]
+        assert (
+            "".join(part["function"]["arguments"] for part in parts)
+            == call["function"]["arguments"]
+        )
         assert said(streamed) == ""
         result = [choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "sun"}]
-        answer = (await http.post(CHAT_PATH, body(CALLS, 20, tools=TOOLS, messages=[*asked["messages"], *result]))).json
+        answer = (
+            await http.post(
+                CHAT_PATH, body(CALLS, 20, tools=TOOLS, messages=[*asked["messages"], *result])
+            )
+        ).json
         assert answer["usage"]["completion_tokens"] > 0
         refused = await http.post(CHAT_PATH, body(CHAT, 20, tools=TOOLS))
         assert (refused.status, refused.json["error"]["param"]) == (400, "tools")
 
 
 @pytest.mark.parametrize(("model", "most"), [(CHAT, 40), (SUMMARY, 600)])
-async def test_the_text_is_that_of_extract(model: str, most: int, mesh: Cluster) -> None:
+async def test_text_is_that_of_extract(model: str, most: int, mesh: Cluster) -> None:
     task = shoal.ReadText(instruction="Be short.", max_tokens=most)
-    async with shoal.AsyncClient(mesh.address, timeout=120) as client, edge(*mesh.addresses) as http:
+    async with (
+        shoal.AsyncClient(mesh.address, timeout=120) as client,
+        edge(*mesh.addresses) as http,
+    ):
         found = await client.extract(model, [TEXT], task)
         whole = (await http.post(CHAT_PATH, body(model, most))).json
         assert whole["choices"][0]["message"]["content"] == found[0].text
         assert whole["usage"]["completion_tokens"] == found.usage.output_tokens
-        reply = await http.post(CHAT_PATH, body(model, most, stream=True, stream_options={"include_usage": True}))
+        reply = await http.post(
+            CHAT_PATH, body(model, most, stream=True, stream_options={"include_usage": True})
+        )
         told = events(reply.body)
         assert said(told) == found[0].text
         assert told[-1]["usage"] == whole["usage"]
         assert told[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
-        lines = (await http.post("/api/chat", body(model, most, options={"num_predict": most}))).body.splitlines()
+        lines = (
+            await http.post("/api/chat", body(model, most, options={"num_predict": most}))
+        ).body.splitlines()
         assert "".join(json.loads(line)["message"]["content"] for line in lines) == found[0].text
 
 
-async def test_a_conversation(mesh: Cluster, models: Path) -> None:
-    before = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
+async def test_conversation(mesh: Cluster, models: Path) -> None:
+    before = [
+        {"role": "user", "content": "a question"},
+        {"role": "assistant", "content": "an answer"},
+    ]
     asked = body(CHAT, 40)
     asked["messages"][1:1] = before
     theirs = transformers.AutoModelForCausalLM.from_pretrained(models / CHAT)
-    wanted = reference(theirs, models / CHAT, TEXT, 40, "Be short.", [(one["role"], one["content"]) for one in before])
+    wanted = reference(
+        theirs,
+        models / CHAT,
+        TEXT,
+        40,
+        "Be short.",
+        [(one["role"], one["content"]) for one in before],
+    )
     async with edge(*mesh.addresses) as http:
         whole = (await http.post(CHAT_PATH, asked)).json
         assert whole["choices"][0]["message"]["content"] == wanted
-        assert whole["usage"]["prompt_tokens"] > (await http.post(CHAT_PATH, body(CHAT, 40))).json["usage"]["prompt_tokens"]
+        assert (
+            whole["usage"]["prompt_tokens"]
+            > (await http.post(CHAT_PATH, body(CHAT, 40))).json["usage"]["prompt_tokens"]
+        )
         assert said(events((await http.post(CHAT_PATH, {**asked, "stream": True})).body)) == wanted
-        reply = await http.post("/api/chat", {**asked, "stream": False, "options": {"num_predict": 40}})
+        reply = await http.post(
+            "/api/chat", {**asked, "stream": False, "options": {"num_predict": 40}}
+        )
         assert reply.json["message"]["content"] == wanted
         thoughtless = {**body(CHAT, 20), "chat_template_kwargs": {"enable_thinking": False}}
         found = (await http.post(CHAT_PATH, thoughtless)).json
         wanted = reference(theirs, models / CHAT, TEXT, 20, "Be short.", enable_thinking=False)
         assert found["choices"][0]["message"]["content"] == wanted
         assert wanted != reference(theirs, models / CHAT, TEXT, 20, "Be short.")
-        reply = await http.post(CHAT_PATH, {**asked, "chat_template_kwargs": {"enable_thinkin": False}})
+        reply = await http.post(
+            CHAT_PATH, {**asked, "chat_template_kwargs": {"enable_thinkin": False}}
+        )
         assert (reply.status, reply.json["error"]["param"]) == (400, "chat_template_kwargs")
         assert "it looks for enable_thinking" in reply.json["error"]["message"]
         for content, place in ((" ", 2), ("", 2)):
             before[1]["content"] = content
             reply = await http.post(CHAT_PATH, asked)
-            assert (reply.status, reply.json["error"]["param"]) == (400, f"messages[{place}].content")
+            assert (reply.status, reply.json["error"]["param"]) == (
+                400,
+                f"messages[{place}].content",
+            )
         before[1]["content"] = "an answer"
         reply = await http.post(CHAT_PATH, {**asked, "model": SUMMARY})
         assert (reply.status, reply.json["error"]["param"]) == (400, "messages")
 
 
-async def test_an_order_of_roles_that_the_template_refuses(mesh: Cluster) -> None:
+async def test_order_of_roles_that_the_template_refuses(mesh: Cluster) -> None:
     before = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     async with edge(*mesh.addresses) as http:
-        reply = await http.post(CHAT_PATH, {"model": GEMMA_CHAT, "messages": before, "stream": True})
+        reply = await http.post(
+            CHAT_PATH, {"model": GEMMA_CHAT, "messages": before, "stream": True}
+        )
         assert (reply.status, reply.json["error"]["param"]) == (400, "messages")
         assert "Conversation roles must alternate" in reply.json["error"]["message"]
         before.insert(1, {"role": "assistant", "content": "c"})
-        reply = await http.post(CHAT_PATH, {"model": GEMMA_CHAT, "messages": before, "max_tokens": 5})
+        reply = await http.post(
+            CHAT_PATH, {"model": GEMMA_CHAT, "messages": before, "max_tokens": 5}
+        )
         assert reply.status == 200
 
 
-async def test_a_schema_holds_over_http(mesh: Cluster) -> None:
-    schema = {"type": "object", "properties": {"paid": {"type": "boolean"}}, "required": ["paid"], "additionalProperties": False}
+async def test_schema_holds_over_http(mesh: Cluster) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"paid": {"type": "boolean"}},
+        "required": ["paid"],
+        "additionalProperties": False,
+    }
 
     def asked(wanted: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return body(ENDS, 90, response_format={"type": "json_schema", "json_schema": {"name": "it", "schema": wanted}}, **more)
+        return body(
+            ENDS,
+            90,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "it", "schema": wanted},
+            },
+            **more,
+        )
 
     async with edge(*mesh.addresses) as http:
         (choice,) = (await http.post(CHAT_PATH, asked(schema))).json["choices"]
@@ -200,7 +294,10 @@ async def test_a_schema_holds_over_http(mesh: Cluster) -> None:
         told = events((await http.post(CHAT_PATH, asked(schema, stream=True))).body)
         assert said(told) == choice["message"]["content"]
         reply = await http.post(CHAT_PATH, asked({"type": "array"}))
-        assert (reply.status, reply.json["error"]["param"]) == (400, "response_format.json_schema.schema")
+        assert (reply.status, reply.json["error"]["param"]) == (
+            400,
+            "response_format.json_schema.schema",
+        )
 
 
 async def test_models_that_do_not_write_say_so(mesh: Cluster) -> None:
@@ -212,14 +309,18 @@ async def test_models_that_do_not_write_say_so(mesh: Cluster) -> None:
         assert (reply.status, reply.json["error"]["param"]) == (400, "messages[0].content")
 
 
-async def test_a_client_that_leaves_gives_the_memory_back(models: Path, tmp_path: Path) -> None:
+async def test_client_that_leaves_gives_the_memory_back(models: Path, tmp_path: Path) -> None:
     address = f"127.0.0.1:{lasting_port()}"
-    with Cluster(tmp_path, models=str(models), each={"worker-0": {"SHOAL_METRICS_ADDRESS": address}}) as cluster:
+    with Cluster(
+        tmp_path, models=str(models), each={"worker-0": {"SHOAL_METRICS_ADDRESS": address}}
+    ) as cluster:
         async with edge(cluster.address) as http:
 
             async def claimed() -> float:
                 text = (await Http(address).get("/metrics")).body.decode()
-                rows = [row for row in text.splitlines() if row.startswith("shoal_key_value_bytes{")]
+                rows = [
+                    row for row in text.splitlines() if row.startswith("shoal_key_value_bytes{")
+                ]
                 return sum(float(row.rpartition(" ")[2]) for row in rows)
 
             reader, writer = await http.open()
@@ -235,10 +336,12 @@ async def test_a_client_that_leaves_gives_the_memory_back(models: Path, tmp_path
             await until(is_returned)
 
 
-async def test_a_killed_worker_is_not_noticed(models: Path, tmp_path: Path) -> None:
+async def test_killed_worker_is_not_noticed(models: Path, tmp_path: Path) -> None:
     with Cluster(tmp_path, models=str(models)) as cluster:
         async with edge(cluster.address) as http:
-            alone = (await http.post(CHAT_PATH, body(SUMMARY, 4000))).json["choices"][0]["message"]["content"]
+            alone = (await http.post(CHAT_PATH, body(SUMMARY, 4000))).json["choices"][0]["message"][
+                "content"
+            ]
             reader, writer = await http.open()
             data = json.dumps(body(SUMMARY, 4000, stream=True)).encode()
             writer.write(head("POST", CHAT_PATH, {"content-length": str(len(data))}) + data)

@@ -31,28 +31,42 @@ LATE_INTERACTION = "random/bert-late"
 
 @pytest.fixture
 async def http(mesh: Cluster) -> AsyncIterator[Http]:
-    settings = Settings(edge_id="edge", address="127.0.0.1:0", routers=tuple(mesh.addresses), deadline_seconds=120.0)
+    settings = Settings(
+        edge_id="edge", address="127.0.0.1:0", routers=tuple(mesh.addresses), deadline_seconds=120.0
+    )
     async with running(settings) as address:
         yield Http(address)
 
 
 @pytest.mark.parametrize("method", ["sentences", "tokens", "markdown"])
-def test_chunks_are_as_items_of_their_own(client: shoal.Client, method: Literal["sentences", "tokens", "markdown"]) -> None:
+def test_chunks_are_as_items_of_their_own(
+    client: shoal.Client, method: Literal["sentences", "tokens", "markdown"]
+) -> None:
     result = client.encode(MINILM, TEXTS, chunking=Chunking(method, max_tokens=40, overlap=10))
     chunks = [chunk for own in result.chunks for chunk in own]
     assert [chunk.row for chunk in chunks] == list(range(len(result.dense)))
     assert len(result.chunks[0]) > 10
     assert [chunk.text for chunk in result.chunks[1]] == ["One sentence."]
-    assert all(chunk.text == text[chunk.start : chunk.end] for text, own in zip(TEXTS, result.chunks, strict=True) for chunk in own)
+    assert all(
+        chunk.text == text[chunk.start : chunk.end]
+        for text, own in zip(TEXTS, result.chunks, strict=True)
+        for chunk in own
+    )
     alone = client.encode(MINILM, [chunk.text for chunk in chunks])
     assert relative_error(np.asarray(result.dense), np.asarray(alone.dense)) <= 1e-5
-    assert sum(chunk.tokens for chunk in chunks) == result.usage.input_tokens == alone.usage.input_tokens
+    assert (
+        sum(chunk.tokens for chunk in chunks)
+        == result.usage.input_tokens
+        == alone.usage.input_tokens
+    )
 
 
 def test_late_chunks_depend_on_their_text_and_on_no_other(client: shoal.Client) -> None:
     late = client.encode(MINILM, TEXTS, chunking=Chunking(max_tokens=40, late=True))
     plain = client.encode(MINILM, TEXTS, chunking=Chunking(max_tokens=40))
-    assert [chunk.text for own in late.chunks for chunk in own] == [chunk.text for own in plain.chunks for chunk in own]
+    assert [chunk.text for own in late.chunks for chunk in own] == [
+        chunk.text for own in plain.chunks for chunk in own
+    ]
     cosines = (np.asarray(late.dense) * np.asarray(plain.dense)).sum(1)
     assert 0.3 < cosines.mean() < 0.99
     rows = slice(late.chunks[2][0].row, None)
@@ -61,7 +75,11 @@ def test_late_chunks_depend_on_their_text_and_on_no_other(client: shoal.Client) 
 
 
 def test_spans_and_contexts(client: shoal.Client) -> None:
-    spans: list[list[Span | tuple[int, int]]] = [[(0, 3), Span(4, 12, "Here: ")], [Span(0, 13)], [(0, 12), (11, 14)]]
+    spans: list[list[Span | tuple[int, int]]] = [
+        [(0, 3), Span(4, 12, "Here: ")],
+        [Span(0, 13)],
+        [(0, 12), (11, 14)],
+    ]
     asked = Chunking("spans", spans=spans, contexts=["Title. ", "", ""])
     result = client.encode(MINILM, TEXTS, chunking=asked)
     assert [[(chunk.start, chunk.end) for chunk in own] for own in result.chunks] == [
@@ -69,12 +87,23 @@ def test_spans_and_contexts(client: shoal.Client) -> None:
         [(0, 13)],
         [(0, 12), (11, 14)],
     ]
-    wanted = [f"Title. {LONG[:3]}", f"Title. Here: {LONG[4:12]}", "One sentence.", HARD[:12], HARD[11:14]]
-    assert relative_error(np.asarray(result.dense), np.asarray(client.encode(MINILM, wanted).dense)) <= 1e-5
+    wanted = [
+        f"Title. {LONG[:3]}",
+        f"Title. Here: {LONG[4:12]}",
+        "One sentence.",
+        HARD[:12],
+        HARD[11:14],
+    ]
+    assert (
+        relative_error(np.asarray(result.dense), np.asarray(client.encode(MINILM, wanted).dense))
+        <= 1e-5
+    )
 
 
 def test_chunks_have_all_forms_of_the_model(client: shoal.Client) -> None:
-    result = client.encode(LATE_INTERACTION, TEXTS, role="document", chunking=Chunking(max_tokens=15))
+    result = client.encode(
+        LATE_INTERACTION, TEXTS, role="document", chunking=Chunking(max_tokens=15)
+    )
     pieces = [chunk.text for own in result.chunks for chunk in own]
     alone = client.encode(LATE_INTERACTION, pieces, role="document").multi_vector
     assert relative_error(np.asarray(result.multi_vector.values), np.asarray(alone.values)) <= 1e-5
@@ -93,12 +122,22 @@ def test_many_texts_are_streamed_as_jobs(client: shoal.Client) -> None:
     assert len(result.chunks) == len(many)
     assert result.chunks.offsets[-1] == len(result.dense)
     last = client.encode(MINILM, many[-1:], chunking=Chunking("tokens", max_tokens=8))
-    assert np.array_equal(np.asarray(last.chunks.starts), np.asarray(result.chunks.starts)[-len(last.dense) :])
-    assert relative_error(np.asarray(last.dense, np.float32), np.asarray(result.dense, np.float32)[-len(last.dense) :]) <= 1e-5
+    assert np.array_equal(
+        np.asarray(last.chunks.starts), np.asarray(result.chunks.starts)[-len(last.dense) :]
+    )
+    assert (
+        relative_error(
+            np.asarray(last.dense, np.float32),
+            np.asarray(result.dense, np.float32)[-len(last.dense) :],
+        )
+        <= 1e-5
+    )
 
 
 def test_skipped_items_have_no_chunks(client: shoal.Client) -> None:
-    result = client.encode(MINILM, ["", *TEXTS], chunking=Chunking(max_tokens=40), on_invalid="skip")
+    result = client.encode(
+        MINILM, ["", *TEXTS], chunking=Chunking(max_tokens=40), on_invalid="skip"
+    )
     assert [skipped.index for skipped in result.skipped] == [0]
     assert [len(own) > 0 for own in result.chunks] == [False, True, True, True]
     assert result.chunks[2][0].text == "One sentence."
@@ -127,7 +166,9 @@ async def test_http(http: Http, client: shoal.Client) -> None:
         "params": {"chunking": {"max_tokens": 40, "late": True, "return_text": True}},
     }
     reply = await http.post(f"/v1/encode/{MINILM}", body)
-    wanted = client.encode(MINILM, [LONG, HARD], role="document", chunking=Chunking(max_tokens=40, late=True))
+    wanted = client.encode(
+        MINILM, [LONG, HARD], role="document", chunking=Chunking(max_tokens=40, late=True)
+    )
     assert reply.json["items"][0]["id"] == "a"
     for item, own in zip(reply.json["items"], wanted.chunks, strict=True):
         assert [chunk["text"] for chunk in item["chunks"]] == [chunk.text for chunk in own]
@@ -142,16 +183,24 @@ async def test_http(http: Http, client: shoal.Client) -> None:
     }
     reply = await http.post(f"/v1/encode/{MINILM}", spans)
     assert [chunk["end"] for chunk in reply.json["items"][0]["chunks"]] == [3]
-    sentences = [chunk.text for chunk in client.encode(MINILM, [LONG], chunking=Chunking(max_tokens=60)).chunks[0]]
-    jina = await http.post("/v1/embeddings", {"model": MINILM, "input": sentences, "late_chunking": True})
+    sentences = [
+        chunk.text
+        for chunk in client.encode(MINILM, [LONG], chunking=Chunking(max_tokens=60)).chunks[0]
+    ]
+    jina = await http.post(
+        "/v1/embeddings", {"model": MINILM, "input": sentences, "late_chunking": True}
+    )
     joined = " ".join(sentences)
     ends = np.cumsum([len(sentence) + 1 for sentence in sentences]) - 1
-    places = [(int(end) - len(sentence), int(end)) for sentence, end in zip(sentences, ends, strict=True)]
+    places = [
+        (int(end) - len(sentence), int(end)) for sentence, end in zip(sentences, ends, strict=True)
+    ]
     late = client.encode(MINILM, [joined], chunking=Chunking("spans", late=True, spans=[places]))
     rows = np.array([entry["embedding"] for entry in jina.json["data"]])
     assert np.abs(rows - np.asarray(late.dense)).max() <= 1e-6
     reply = await http.post(
-        f"/v1/encode/{MINILM}", {"items": [{"text": "a"}], "params": {"chunking": {"max_tokens": 9, "overlap": 8}}}
+        f"/v1/encode/{MINILM}",
+        {"items": [{"text": "a"}], "params": {"chunking": {"max_tokens": 9, "overlap": 8}}},
     )
     assert reply.status == 400
     assert "params.chunking.overlap" in reply.json["detail"]["message"]

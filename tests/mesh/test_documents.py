@@ -1,4 +1,6 @@
-"""PDF documents through the mesh: pages as images of CLIP and ColPali's kin, text layers, hostile files, and the command line."""
+"""PDF documents through the mesh: pages as images of CLIP and ColPali's kin, text layers, hostile
+files, and the command line.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def test_a_page_is_an_image(client: shoal.Client) -> None:
+def test_page_is_an_image(client: shoal.Client) -> None:
     """Items of one file, among texts and images, in their order."""
     pages = Document(THREE, dots_per_inch=100).each(1, 3)
     images = [drawn(THREE, number, 100) for number in (1, 2, 3)]
@@ -78,7 +80,9 @@ def test_models_of_one_image_take_one_page(client: shoal.Client) -> None:
 
 
 @pytest.mark.parametrize("file", pdfs.REAL, ids=lambda file: file.name)
-def test_text_layers_of_real_documents_are_those_of_pypdfium2(client: shoal.Client, file: Path) -> None:
+def test_text_layers_of_real_documents_are_those_of_pypdfium2(
+    client: shoal.Client, file: Path
+) -> None:
     theirs = pypdfium2.PdfDocument(file)
     last = min(len(theirs), 16)
     (found,) = client.extract(MODEL, Document(file, 1, last), shoal.ReadText(kind="ocr"))
@@ -94,15 +98,25 @@ def test_pages_without_a_text_layer(client: shoal.Client) -> None:
         client.extract(MODEL, [Document(THREE)], shoal.ReadText())
     assert caught.value.field == "items[0].parts[0].document"
     (only,) = client.extract(MODEL, Document(THREE), shoal.ReadText(text_layer="only"))
-    assert [(page.text, page.is_text_layer) for page in only.pages] == [("first page", True), ("second page", True), ("", False)]
+    assert [(page.text, page.is_text_layer) for page in only.pages] == [
+        ("first page", True),
+        ("second page", True),
+        ("", False),
+    ]
     with pytest.raises(errors.InvalidInput):
         client.extract(MODEL, Document(THREE), shoal.ReadText(text_layer="never"))
     with pytest.raises(errors.InvalidInput):
         client.extract(MODEL, "a text", shoal.ReadText())
 
 
-def test_hostile_documents_are_refused_with_their_path_and_no_worker_dies(client: shoal.Client, mesh: Cluster) -> None:
-    workers = [psutil.Process(process.pid) for name, process in mesh.processes.items() if name.startswith("worker")]
+def test_hostile_documents_are_refused_with_their_path_and_no_worker_dies(
+    client: shoal.Client, mesh: Cluster
+) -> None:
+    workers = [
+        psutil.Process(process.pid)
+        for name, process in mesh.processes.items()
+        if name.startswith("worker")
+    ]
     born = [worker.create_time() for worker in workers]
     good = Document(THREE).page(1)
     before = client.encode(MODEL, good).dense
@@ -139,7 +153,9 @@ def test_what_is_refused(client: shoal.Client, mesh: Cluster, name: str) -> None
             stub.Encode(pb.EncodeRequest(model=MODEL, items=items[:1], files=[THREE]))
         models = models_pb2_grpc.ModelServiceStub(channel)
         asked = models_pb2.GetModelRequest(model=MODEL)
-        wait_until(lambda: models_pb2.INPUT_KIND_DOCUMENT in models.GetModel(asked).model.card.inputs)
+        wait_until(
+            lambda: models_pb2.INPUT_KIND_DOCUMENT in models.GetModel(asked).model.card.inputs
+        )
     assert field in str(caught.value.trailing_metadata()) or field in str(caught.value)
 
 
@@ -149,15 +165,29 @@ def test_models_of_texts_take_none(client: shoal.Client) -> None:
         client.encode("random/bert-embed", Document(THREE, 1, 1))
 
 
-def test_the_command_writes_markdown(mesh: Cluster, tmp_path: Path) -> None:
+def test_command_writes_markdown(mesh: Cluster, tmp_path: Path) -> None:
     data = pdfs.document([f"number {number}" for number in range(1, 21)])
     (tmp_path / "report.pdf").write_bytes(data)
     output = tmp_path / "report.md"
-    command = ["extract", "text", str(tmp_path / "report.pdf"), "--model", MODEL, "--pages", "2-19", "--output", str(output)]
+    command = [
+        "extract",
+        "text",
+        str(tmp_path / "report.pdf"),
+        "--model",
+        MODEL,
+        "--pages",
+        "2-19",
+        "--output",
+        str(output),
+    ]
     result = CliRunner().invoke(main.build(), [*command, "--address", mesh.address])
     assert result.exit_code == 0, result.output
-    assert output.read_text() == "".join(f"## Page {number}\n\nnumber {number}\n\n" for number in range(2, 20))
+    assert output.read_text() == "".join(
+        f"## Page {number}\n\nnumber {number}\n\n" for number in range(2, 20)
+    )
     whole = CliRunner().invoke(main.build(), [*command[:5], "--address", mesh.address])
     assert whole.output.count("## Page") == 20
-    wrong = CliRunner().invoke(main.build(), [*command[:4], "--pages", "5-2", "--address", mesh.address])
+    wrong = CliRunner().invoke(
+        main.build(), [*command[:4], "--pages", "5-2", "--address", mesh.address]
+    )
     assert wrong.exit_code == 2

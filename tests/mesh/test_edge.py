@@ -1,4 +1,6 @@
-"""The edge before a whole mesh with the real model: its numbers are those of shoal.Client, in every dialect."""
+"""The edge before a whole mesh with the real model: its numbers are those of shoal.Client, in every
+dialect.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ LATE = "random/bert-late"
 
 @pytest.fixture
 async def http(mesh: Cluster) -> AsyncIterator[Http]:
-    settings = Settings(edge_id="edge", address="127.0.0.1:0", routers=tuple(mesh.addresses), deadline_seconds=120.0)
+    settings = Settings(
+        edge_id="edge", address="127.0.0.1:0", routers=tuple(mesh.addresses), deadline_seconds=120.0
+    )
     async with running(settings) as address:
         yield Http(address)
 
@@ -53,13 +57,21 @@ def distance(found: Any, wanted: Any) -> float:
 
 
 async def test_openai(http: Http, wanted: NDArray[np.float32]) -> None:
-    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": TEXTS, "encoding_format": "base64"})
-    rows = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in reply.json["data"]]
+    reply = await http.post(
+        "/v1/embeddings", {"model": MINILM, "input": TEXTS, "encoding_format": "base64"}
+    )
+    rows = [
+        np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in reply.json["data"]
+    ]
     assert np.array_equal(rows, wanted)
     reply = await http.post("/v1/embeddings", {"model": MINILM, "input": TEXTS})
     assert distance([entry["embedding"] for entry in reply.json["data"]], wanted) <= 1e-7
     assert reply.json["usage"]["prompt_tokens"] > len(TEXTS)
-    cut = (await http.post("/v1/embeddings", {"model": MINILM, "input": "a", "dimensions": 16, "normalize": True})).json
+    cut = (
+        await http.post(
+            "/v1/embeddings", {"model": MINILM, "input": "a", "dimensions": 16, "normalize": True}
+        )
+    ).json
     assert abs(np.linalg.norm(cut["data"][0]["embedding"]) - 1) < 1e-6
     assert len(cut["data"][0]["embedding"]) == 16
 
@@ -71,7 +83,9 @@ async def test_openai_errors(http: Http) -> None:
     assert (reply.status, reply.json["error"]["param"]) == (400, "input")
     reply = await http.post("/v1/embeddings", {"model": MINILM, "input": "a", "dimensions": 1000})
     assert (reply.status, reply.json["error"]["param"]) == (400, "dimensions")
-    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": "word " * 1000, "truncate": "NONE"})
+    reply = await http.post(
+        "/v1/embeddings", {"model": MINILM, "input": "word " * 1000, "truncate": "NONE"}
+    )
     assert (reply.status, reply.json["error"]["code"]) == (400, "context_length_exceeded")
     reply = await http.post("/v1/embeddings", {"model": "nobody/has-this", "input": "a"})
     assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
@@ -89,7 +103,11 @@ async def test_models(http: Http) -> None:
     written = max(path.stat().st_mtime for path in model.iterdir() if path.is_file())
     assert entry["created"] == int(written)
     one = (await http.get(f"/v1/models/{MINILM.replace('/', '%2F')}")).json
-    assert (one["dims"], one["max_sequence_length"], one["state"]) == ({"dense": 384}, 256, "loaded")
+    assert (one["dims"], one["max_sequence_length"], one["state"]) == (
+        {"dense": 384},
+        256,
+        "loaded",
+    )
 
 
 async def test_sie(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
@@ -97,8 +115,16 @@ async def test_sie(http: Http, client: shoal.Client, wanted: NDArray[np.float32]
     reply = await http.post(f"/v1/encode/{MINILM}", {"items": items})
     assert distance([item["dense"]["values"] for item in reply.json["items"]], wanted) <= 1e-7
     content = msgspec.msgpack.encode({"items": items})
-    reply = await http.post(f"/v1/encode/{MINILM}", content, content_type="application/msgpack", accept="application/msgpack")
-    found = [np.frombuffer(item["dense"]["values"][b"data"], "<f4") for item in msgspec.msgpack.decode(reply.body)["items"]]
+    reply = await http.post(
+        f"/v1/encode/{MINILM}",
+        content,
+        content_type="application/msgpack",
+        accept="application/msgpack",
+    )
+    found = [
+        np.frombuffer(item["dense"]["values"][b"data"], "<f4")
+        for item in msgspec.msgpack.decode(reply.body)["items"]
+    ]
     assert np.array_equal(found, wanted)
     late = client.encode(LATE, TEXTS[:3], role="document").multi_vector
     reply = await http.post(f"/v1/encode/{LATE}", {"items": items[:3]})
@@ -108,21 +134,34 @@ async def test_sie(http: Http, client: shoal.Client, wanted: NDArray[np.float32]
     reply = await http.post(f"/v1/score/{RANKER}", {"query": {"text": "q"}, "items": items})
     scored = client.score(RANKER, "q", TEXTS)
     by_item = {entry["item_id"]: entry["score"] for entry in reply.json["scores"]}
-    assert distance([by_item[f"item-{index}"] for index in range(len(TEXTS))], scored.scores) <= 1e-6
+    assert (
+        distance([by_item[f"item-{index}"] for index in range(len(TEXTS))], scored.scores) <= 1e-6
+    )
     reply = await http.post(f"/v1/extract/{CLASSIFIER}", {"items": items[:2]})
-    assert {entry["label"] for entry in reply.json["items"][0]["classifications"]} == {"contradiction", "neutral", "entailment"}
+    assert {entry["label"] for entry in reply.json["items"][0]["classifications"]} == {
+        "contradiction",
+        "neutral",
+        "entailment",
+    }
 
 
 async def test_rerank(http: Http, client: shoal.Client) -> None:
     for model in (RANKER, MINILM):
-        reply = await http.post("/v2/rerank", {"model": model, "query": "q", "documents": TEXTS, "top_n": 5})
+        reply = await http.post(
+            "/v2/rerank", {"model": model, "query": "q", "documents": TEXTS, "top_n": 5}
+        )
         scored = client.score(model, "q", TEXTS, scale="probability", top_n=5)
         assert [result["index"] for result in reply.json["results"]] == scored.ranking.tolist()
         found = [result["relevance_score"] for result in reply.json["results"]]
         assert distance(found, scored.scores[scored.ranking]) <= 1e-7
-    reply = await http.post("/v1/rerank", {"model": LATE, "query": "what", "documents": TEXTS, "top_k": None, "truncation": True})
+    reply = await http.post(
+        "/v1/rerank",
+        {"model": LATE, "query": "what", "documents": TEXTS, "top_k": None, "truncation": True},
+    )
     assert reply.status == 200, reply.body
-    assert [entry["index"] for entry in reply.json["data"]] == client.score(LATE, "what", TEXTS).ranking.tolist()
+    assert [entry["index"] for entry in reply.json["data"]] == client.score(
+        LATE, "what", TEXTS
+    ).ranking.tolist()
 
 
 async def test_tei(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
@@ -130,9 +169,16 @@ async def test_tei(http: Http, client: shoal.Client, wanted: NDArray[np.float32]
     assert distance(reply.json, wanted) <= 1e-7
     assert int(reply.headers["x-compute-tokens"]) > len(TEXTS)
     assert distance((await http.post(f"/tei/{MINILM}", {"inputs": TEXTS})).json, wanted) <= 1e-7
-    found = (await http.post(f"/tei/{MINILM}/similarity", {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[:3]}})).json
+    found = (
+        await http.post(
+            f"/tei/{MINILM}/similarity",
+            {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[:3]}},
+        )
+    ).json
     assert distance(found, wanted[:3] @ wanted[0]) <= 1e-6
-    ranks = (await http.post(f"/tei/{RANKER}/rerank", {"query": "q", "texts": TEXTS, "raw_scores": True})).json
+    ranks = (
+        await http.post(f"/tei/{RANKER}/rerank", {"query": "q", "texts": TEXTS, "raw_scores": True})
+    ).json
     logits = client.score(RANKER, "q", TEXTS, scale="logit")
     assert [rank["index"] for rank in ranks] == logits.ranking.tolist()
     assert distance([rank["score"] for rank in ranks], logits.scores[logits.ranking]) <= 1e-6
@@ -148,7 +194,9 @@ async def test_tei(http: Http, client: shoal.Client, wanted: NDArray[np.float32]
 
 async def test_cohere(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
     kinds = ["float", "int8", "ubinary"]
-    reply = await http.post("/v2/embed", {"model": MINILM, "texts": TEXTS, "embedding_types": kinds})
+    reply = await http.post(
+        "/v2/embed", {"model": MINILM, "texts": TEXTS, "embedding_types": kinds}
+    )
     found = reply.json["embeddings"]
     assert distance(found["float"], wanted) <= 1e-7
     stored = {
@@ -156,23 +204,44 @@ async def test_cohere(http: Http, client: shoal.Client, wanted: NDArray[np.float
         "ubinary": client.encode(MINILM, TEXTS, data_type="binary").dense,
     }
     for kind, rows in stored.items():
-        alone = (await http.post("/v2/embed", {"model": MINILM, "texts": TEXTS, "embedding_types": [kind]})).json
+        alone = (
+            await http.post(
+                "/v2/embed", {"model": MINILM, "texts": TEXTS, "embedding_types": [kind]}
+            )
+        ).json
         assert alone["embeddings"][kind] == found[kind] == rows.tolist()
-    first = (await http.post("/v1/embed", {"model": MINILM, "texts": TEXTS, "input_type": "search_document"})).json
-    assert distance(first["embeddings"], wanted) <= 1e-7
-    own = (await http.post("/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS})).json["classifications"]
-    for one, labels in zip(own, client.classify(CLASSIFIER, TEXTS), strict=True):
-        assert {name: label["confidence"] for name, label in one["labels"].items()} == pytest.approx(
-            scored_labels(labels), abs=1e-6
+    first = (
+        await http.post(
+            "/v1/embed", {"model": MINILM, "texts": TEXTS, "input_type": "search_document"}
         )
-        assert (one["prediction"], one["classification_type"]) == (labels.labels[0].label, "single-label")
+    ).json
+    assert distance(first["embeddings"], wanted) <= 1e-7
+    own = (await http.post("/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS})).json[
+        "classifications"
+    ]
+    for one, labels in zip(own, client.classify(CLASSIFIER, TEXTS), strict=True):
+        assert {
+            name: label["confidence"] for name, label in one["labels"].items()
+        } == pytest.approx(scored_labels(labels), abs=1e-6)
+        assert (one["prediction"], one["classification_type"]) == (
+            labels.labels[0].label,
+            "single-label",
+        )
     shown = [{"text": TEXTS[0], "label": "first"}, {"text": TEXTS[1], "label": "second"}]
-    nearest = (await http.post("/v1/classify", {"model": MINILM, "inputs": TEXTS[:2], "examples": shown})).json
+    nearest = (
+        await http.post("/v1/classify", {"model": MINILM, "inputs": TEXTS[:2], "examples": shown})
+    ).json
     assert [one["prediction"] for one in nearest["classifications"]] == ["first", "second"]
     # This classifier is of natural language inference, so that it takes any labels.
-    given = (await http.post("/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS[:2], "examples": shown})).json
+    given = (
+        await http.post(
+            "/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS[:2], "examples": shown}
+        )
+    ).json
     labels = client.classify(CLASSIFIER, TEXTS[:2], ["first", "second"], multi_label=False)[0]
-    assert given["classifications"][0]["labels"]["first"]["confidence"] == pytest.approx(scored_labels(labels)["first"], abs=1e-6)
+    assert given["classifications"][0]["labels"]["first"]["confidence"] == pytest.approx(
+        scored_labels(labels)["first"], abs=1e-6
+    )
     reply = await http.post("/v2/embed", {"model": MINILM, "texts": ["a", ""]})
     assert (reply.status, reply.json) == (400, {"message": "texts[1] is empty"})
     reply = await http.post("/v2/embed", {"model": RANKER, "texts": ["a"]})
@@ -184,24 +253,52 @@ def scored_labels(result: shoal.Extraction) -> dict[str, float]:
 
 
 async def test_huggingface(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
-    assert distance((await http.post(f"/models/{MINILM}/pipeline/feature-extraction", {"inputs": TEXTS})).json, wanted) <= 1e-7
+    assert (
+        distance(
+            (
+                await http.post(f"/models/{MINILM}/pipeline/feature-extraction", {"inputs": TEXTS})
+            ).json,
+            wanted,
+        )
+        <= 1e-7
+    )
     found = (await http.post(f"/models/{CLASSIFIER}", {"inputs": TEXTS[:3], "parameters": {}})).json
     for one, labels in zip(found, client.classify(CLASSIFIER, TEXTS[:3]), strict=True):
-        assert {label["label"]: label["score"] for label in one} == pytest.approx(scored_labels(labels), abs=1e-6)
-    parameters = {"candidate_labels": ["fish", "wood"], "hypothesis_template": "About {}.", "multi_label": True}
-    found = (await http.post(f"/models/{CLASSIFIER}", {"inputs": TEXTS[0], "parameters": parameters})).json
-    labels = client.classify(CLASSIFIER, TEXTS[:1], ["fish", "wood"], hypothesis="About {}.", multi_label=True)[0]
-    assert {label["label"]: label["score"] for label in found} == pytest.approx(scored_labels(labels), abs=1e-6)
+        assert {label["label"]: label["score"] for label in one} == pytest.approx(
+            scored_labels(labels), abs=1e-6
+        )
+    parameters = {
+        "candidate_labels": ["fish", "wood"],
+        "hypothesis_template": "About {}.",
+        "multi_label": True,
+    }
+    found = (
+        await http.post(f"/models/{CLASSIFIER}", {"inputs": TEXTS[0], "parameters": parameters})
+    ).json
+    labels = client.classify(
+        CLASSIFIER, TEXTS[:1], ["fish", "wood"], hypothesis="About {}.", multi_label=True
+    )[0]
+    assert {label["label"]: label["score"] for label in found} == pytest.approx(
+        scored_labels(labels), abs=1e-6
+    )
     for strategy in ("simple", "none"):
         parameters = {"aggregation_strategy": strategy}
-        found = (await http.post(f"/models/{TAGGER}", {"inputs": TEXTS, "parameters": parameters})).json
+        found = (
+            await http.post(f"/models/{TAGGER}", {"inputs": TEXTS, "parameters": parameters})
+        ).json
         name = "entity" if strategy == "none" else "entity_group"
-        for one, result in zip(found, client.entities(TAGGER, TEXTS, aggregation=strategy), strict=True):
-            assert [(token[name], token["start"], token["end"], token["word"]) for token in one] == [
+        for one, result in zip(
+            found, client.entities(TAGGER, TEXTS, aggregation=strategy), strict=True
+        ):
+            assert [
+                (token[name], token["start"], token["end"], token["word"]) for token in one
+            ] == [
                 (entity.label, entity.start, entity.end, entity.text) for entity in result.entities
             ]
     assert isinstance((await http.post(f"/tei/{TAGGER}", {"inputs": TEXTS[0]})).json, list)
-    reply = await http.post(f"/models/{CLASSIFIER}", {"inputs": "a", "parameters": {"candidate_labels": [""]}})
+    reply = await http.post(
+        f"/models/{CLASSIFIER}", {"inputs": "a", "parameters": {"candidate_labels": [""]}}
+    )
     assert (reply.status, reply.json["error"]) == (400, "parameters.candidate_labels[0] is empty")
     reply = await http.post(f"/models/{TAGGER}/pipeline/text-classification", {"inputs": "a"})
     assert (reply.status, reply.json["error_type"]) == (424, "Backend")
@@ -214,40 +311,79 @@ async def test_ollama(http: Http, wanted: NDArray[np.float32]) -> None:
     assert distance(reply.json["embedding"], wanted[0]) <= 1e-6
     assert MINILM in [model["name"] for model in (await http.get("/api/tags")).json["models"]]
     assert MINILM in [model["name"] for model in (await http.get("/api/ps")).json["models"]]
-    assert (await http.post("/api/show", {"model": MINILM})).json["model_info"]["bert.embedding_length"] == 384
-    reply = await http.post("/api/embed", {"model": MINILM, "input": "word " * 1000, "truncate": False})
+    assert (await http.post("/api/show", {"model": MINILM})).json["model_info"][
+        "bert.embedding_length"
+    ] == 384
+    reply = await http.post(
+        "/api/embed", {"model": MINILM, "input": "word " * 1000, "truncate": False}
+    )
     assert (reply.status, list(reply.json)) == (400, ["error"])
 
 
 async def test_jina(http: Http, client: shoal.Client) -> None:
     late = client.encode(LATE, TEXTS[:3], role="query").multi_vector
-    reply = await http.post("/v1/multi-vector", {"model": LATE, "input": TEXTS[:3], "input_type": "query"})
+    reply = await http.post(
+        "/v1/multi-vector", {"model": LATE, "input": TEXTS[:3], "input_type": "query"}
+    )
     for entry, rows in zip(reply.json["data"], late, strict=True):
         assert distance(entry["embeddings"], rows) <= 1e-7
-    reply = await http.post("/v1/embeddings", {"model": MINILM, "input": "a", "return_multivector": True})
+    reply = await http.post(
+        "/v1/embeddings", {"model": MINILM, "input": "a", "return_multivector": True}
+    )
     assert (reply.status, reply.json["error"]["param"]) == (400, "return_multivector")
     reply = await http.post("/v1/multi-vector", {"model": LATE, "input": "a", "dimensions": 8})
     assert (reply.status, reply.json["error"]["param"]) == (400, "dimensions")
-    reply = await http.post("/v1/classify", {"model": MINILM, "input": TEXTS, "labels": ["fish", "wood"]})
-    for one, labels in zip(reply.json["data"], client.classify(MINILM, TEXTS, ["fish", "wood"]), strict=True):
-        assert (one["prediction"], one["score"]) == (labels.labels[0].label, pytest.approx(labels.labels[0].score, abs=1e-6))
+    reply = await http.post(
+        "/v1/classify", {"model": MINILM, "input": TEXTS, "labels": ["fish", "wood"]}
+    )
+    for one, labels in zip(
+        reply.json["data"], client.classify(MINILM, TEXTS, ["fish", "wood"]), strict=True
+    ):
+        assert (one["prediction"], one["score"]) == (
+            labels.labels[0].label,
+            pytest.approx(labels.labels[0].score, abs=1e-6),
+        )
     reply = await http.post("/v1/classify", {"model": MINILM, "input": ["a"]})
     assert (reply.status, reply.json["error"]["param"]) == (400, "labels")
 
 
-def test_the_process_drains(tmp_path: Path, mesh: Cluster) -> None:
+def test_process_drains(tmp_path: Path, mesh: Cluster) -> None:
     """SIGTERM while a request is in flight: it is answered, and the status is 0."""
     port = free_port()
-    environment = os.environ | {"SHOAL_ROUTERS": mesh.address, "SHOAL_HTTP_ADDRESS": f"127.0.0.1:{port}"}
+    environment = os.environ | {
+        "SHOAL_ROUTERS": mesh.address,
+        "SHOAL_HTTP_ADDRESS": f"127.0.0.1:{port}",
+    }
     with (tmp_path / "log").open("wb") as log, ThreadPoolExecutor() as pool:
-        process = subprocess.Popen([sys.executable, "-m", "services.edge"], env=environment, stderr=log)
-        curl = ["curl", "-s", "--retry-connrefused", "--retry", "100", "--retry-delay", "0", "--max-time", "120"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.edge"], env=environment, stderr=log
+        )
+        curl = [
+            "curl",
+            "-s",
+            "--retry-connrefused",
+            "--retry",
+            "100",
+            "--retry-delay",
+            "0",
+            "--max-time",
+            "120",
+        ]
         url = f"http://127.0.0.1:{port}"
         subprocess.run([*curl, f"{url}/readyz"], check=True, capture_output=True)
         body = msgspec.json.encode({"model": MINILM, "input": ["word " * 150] * 64}).decode()
-        answer = pool.submit(subprocess.run, [*curl, f"{url}/v1/embeddings", "-d", body], check=True, capture_output=True)
+        answer = pool.submit(
+            subprocess.run,
+            [*curl, f"{url}/v1/embeddings", "-d", body],
+            check=True,
+            capture_output=True,
+        )
         with shoal.Client(mesh.address) as client:
-            wait_until(lambda: any(lane.leased_tokens for lane in client.mesh().lanes), 30, "the call to be in flight")
+            wait_until(
+                lambda: any(lane.leased_tokens for lane in client.mesh().lanes),
+                30,
+                "the call to be in flight",
+            )
         process.send_signal(signal.SIGTERM)
         assert len(msgspec.json.decode(answer.result().stdout)["data"]) == 64
         assert process.wait(30) == 0

@@ -21,12 +21,14 @@ OTHERS = ("random/bert-embed", "random/bert-late")
 
 
 def run(mesh: Cluster, *arguments: str) -> Any:
-    result = CliRunner().invoke(main.build(), ["eval", *arguments, "--address", mesh.address, "--json"])
+    result = CliRunner().invoke(
+        main.build(), ["eval", *arguments, "--address", mesh.address, "--json"]
+    )
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
-def test_a_real_model_finds_the_relevant_documents(mesh: Cluster, tmp_path: Path) -> None:
+def test_real_model_finds_the_relevant_documents(mesh: Cluster, tmp_path: Path) -> None:
     (row,) = run(mesh, str(write_beir(tmp_path)), "--model", MINILM)
     assert (row["model"], row["nDCG@10"], row["recall@100"]) == (MINILM, 1.0, 1.0)
     assert row["tokens/s"] > 0
@@ -34,7 +36,7 @@ def test_a_real_model_finds_the_relevant_documents(mesh: Cluster, tmp_path: Path
     assert row["bytes"] > 1_000_000
 
 
-def test_a_reranker_is_a_row_of_its_own(mesh: Cluster, tmp_path: Path) -> None:
+def test_reranker_is_a_row_of_its_own(mesh: Cluster, tmp_path: Path) -> None:
     reranker = "random/bert-rank"
     rows = run(mesh, str(write_beir(tmp_path)), "--model", MINILM, "--reranker", reranker)
     assert [row["model"] for row in rows] == [MINILM, f"{MINILM} + {reranker}"]
@@ -53,8 +55,15 @@ def test_models_are_compared_without_labels(mesh: Cluster, tmp_path: Path) -> No
 
 
 def test_scored_pairs_give_a_correlation_and_a_plot(mesh: Cluster, tmp_path: Path) -> None:
-    pairs = [("a cat sleeps", "a kitten naps", 4.5), ("a cat sleeps", "a dog barks", 2.0), ("a cat sleeps", "stocks fell", 0.0)]
-    lines = [json.dumps({"sentence1": one, "sentence2": two, "score": score}) for one, two, score in pairs]
+    pairs = [
+        ("a cat sleeps", "a kitten naps", 4.5),
+        ("a cat sleeps", "a dog barks", 2.0),
+        ("a cat sleeps", "stocks fell", 0.0),
+    ]
+    lines = [
+        json.dumps({"sentence1": one, "sentence2": two, "score": score})
+        for one, two, score in pairs
+    ]
     (tmp_path / "sts.jsonl").write_text("\n".join(lines))
     plot = tmp_path / "plot.svg"
     (row,) = run(mesh, str(tmp_path / "sts.jsonl"), "--model", MINILM, "--plot", str(plot))
@@ -69,17 +78,33 @@ def test_scored_pairs_give_a_correlation_and_a_plot(mesh: Cluster, tmp_path: Pat
         (["--without-labels"], "give two"),
     ],
 )
-def test_options_that_cannot_work_are_refused_before_the_work(arguments: list[str], said: str, tmp_path: Path) -> None:
-    command = ["eval", str(write_beir(tmp_path)), "--model", MINILM, *arguments, "--address", "127.0.0.1:1"]
+def test_options_that_cannot_work_are_refused_before_the_work(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    command = [
+        "eval",
+        str(write_beir(tmp_path)),
+        "--model",
+        MINILM,
+        *arguments,
+        "--address",
+        "127.0.0.1:1",
+    ]
     result = CliRunner().invoke(main.build(), command)
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("model", [MINILM, "random/bert-late"])
-def test_a_sentence_of_several_pairs_is_encoded_once(client: shoal.Client, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_sentence_of_several_pairs_is_encoded_once(
+    client: shoal.Client, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
     sentences = ["a cat sleeps", "a kitten naps", "stocks fell in London"]
-    pairs = Pairs([sentences[0], sentences[0], sentences[2]], [sentences[1], sentences[2], sentences[1]], [3.0, 0.0, 0.0])
+    pairs = Pairs(
+        [sentences[0], sentences[0], sentences[2]],
+        [sentences[1], sentences[2], sentences[1]],
+        [3.0, 0.0, 0.0],
+    )
     alone = [
         compare_pairs(client, model, Pairs([one], [two], [0.0]), print).similarities[0]
         for one, two in zip(pairs.first, pairs.second, strict=True)

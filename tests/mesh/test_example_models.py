@@ -17,7 +17,9 @@ TAGGER = f"random/{TAGGED[0]}-entities"
 
 
 def run(mesh: Cluster, capsys: pytest.CaptureFixture[str], example: Any, *options: str) -> Any:
-    assert example.main(["--endpoint", mesh.address, "--json", *options]) == 0, capsys.readouterr().err
+    assert example.main(["--endpoint", mesh.address, "--json", *options]) == 0, (
+        capsys.readouterr().err
+    )
     return json.loads(capsys.readouterr().out)
 
 
@@ -44,5 +46,17 @@ def test_reranker(mesh: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(mesh, capsys, rag, "--pages", "docs/adapters.md", "--reranker", RANKER)
     assert found["questions"] == 3
     assert found["stages"]["dense"]["ndcg_10"] > found["stages"]["reranked"]["ndcg_10"]
-    found = run(mesh, capsys, taxonomy, "--categories", "100", "--limit", "10", "--candidates", "5", "--reranker", RANKER)
+    found = run(
+        mesh,
+        capsys,
+        taxonomy,
+        "--categories",
+        "100",
+        "--limit",
+        "10",
+        "--candidates",
+        "5",
+        "--reranker",
+        RANKER,
+    )
     assert found["items"] == 10

@@ -1,4 +1,6 @@
-"""A mesh on Redis behind Sentinels, all real processes: the master is killed under load and comes back as a replica."""
+"""A mesh on Redis behind Sentinels, all real processes: the master is killed under load and comes
+back as a replica.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,10 @@ async def ask_once(address: str) -> str:
     return "answered"
 
 
-async def test_the_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_path: Path) -> None:
-    """Every request is answered, once and rightly: those in flight are queued again where the new master lacks them, and those that
-    come meanwhile are refused with NO_CAPACITY, which clients try again."""
+async def test_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_path: Path) -> None:
+    """Every request is answered, once and rightly: those in flight are queued again where the new
+    master lacks them, and those that come meanwhile are refused with NO_CAPACITY, which clients try
+    again."""
     write_checkpoint("bert", tmp_path / "models" / MODEL, sentence=SentenceFiles())
     with SentinelSet(password="s3cret") as sentinels:
         cluster = Cluster(
@@ -56,19 +59,35 @@ async def test_the_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_p
                 await more(50, "answers")
                 before = sentinels.master()
                 sentinels.kill(before)
-                meanwhile = await asyncio.gather(*(ask_once(address) for address in cluster.addresses * 2))
+                meanwhile = await asyncio.gather(
+                    *(ask_once(address) for address in cluster.addresses * 2)
+                )
                 await asyncio.to_thread(sentinels.wait_for_another, before)
-                sentinels.start(before, "--replica-priority", "0")  # a busy machine may let Sentinels choose anew, but not this one
+                sentinels.start(
+                    before, "--replica-priority", "0"
+                )  # a busy machine may let Sentinels choose anew, but not this one
                 await more(50, "answers after the failover")
-                await asyncio.to_thread(wait_until, lambda: sentinels.role(before) == "slave", 60, "the old master to follow")
+                await asyncio.to_thread(
+                    wait_until,
+                    lambda: sentinels.role(before) == "slave",
+                    60,
+                    "the old master to follow",
+                )
                 await more(50, "answers after the old master came back")
             assert sentinels.master() != before
             await asyncio.to_thread(
-                wait_until, lambda: listeners(sentinels, sentinels.master()) == 3, 20, "everybody to listen at the new master"
+                wait_until,
+                lambda: listeners(sentinels, sentinels.master()) == 3,
+                20,
+                "everybody to listen at the new master",
             )
             assert listeners(sentinels, before) == 0
             with shoal.Client(cluster.address) as client:
-                wait_until(lambda: all(not lane.queued_tokens for lane in client.mesh().lanes), 20, "the lanes to be empty")
+                wait_until(
+                    lambda: all(not lane.queued_tokens for lane in client.mesh().lanes),
+                    20,
+                    "the lanes to be empty",
+                )
             assert [name for name in processes if cluster.processes[name].poll() is not None] == []
     assert tally.wrong == 0
     assert tally.errors == []
@@ -80,24 +99,37 @@ async def test_the_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_p
     assert "s3cret" not in logs
 
 
-async def test_a_request_survives_a_failover_that_lost_everything(tmp_path: Path) -> None:
-    """To a master that has nothing of the one before, while the request waits: its router queues it again, and it is answered."""
+async def test_request_survives_a_failover_that_lost_everything(tmp_path: Path) -> None:
+    """To a master that has nothing of the one before, while the request waits: its router queues it
+    again, and it is answered.
+    """
     write_checkpoint("bert", tmp_path / "models" / MODEL, sentence=SentenceFiles())
     log = tmp_path / "router-0.log"
     old, new = TcpServer(), TcpServer()
     with old, new, FakeSentinel(old.address) as sentinel:
-        cluster = Cluster(tmp_path, models=str(tmp_path / "models"), environment={"SHOAL_REDIS_URL": sentinel.url()})
+        cluster = Cluster(
+            tmp_path,
+            models=str(tmp_path / "models"),
+            environment={"SHOAL_REDIS_URL": sentinel.url()},
+        )
         with cluster:
-            async with shoal.AsyncClient(cluster.address, retry=shoal.RetryPolicy(attempts=1)) as client:
+            async with shoal.AsyncClient(
+                cluster.address, retry=shoal.RetryPolicy(attempts=1)
+            ) as client:
                 expected = (await client.encode(MODEL, ["text"], timeout=60)).dense
                 cluster.signal(cluster.workers, signal.SIGSTOP)
                 call = asyncio.create_task(client.encode(MODEL, ["text"], timeout=60))
                 with old.client() as admin:
-                    await asyncio.to_thread(wait_until, lambda: bool(admin.keys("*:pay")), 20, "the job to be there")
+                    await asyncio.to_thread(
+                        wait_until, lambda: bool(admin.keys("*:pay")), 20, "the job to be there"
+                    )
                 sentinel.master = new.address
                 old.kill()
                 await asyncio.to_thread(
-                    wait_until, lambda: "jobs queued again" in log.read_text(), 40, "the job to be queued again"
+                    wait_until,
+                    lambda: "jobs queued again" in log.read_text(),
+                    40,
+                    "the job to be queued again",
                 )
                 cluster.resume(cluster.workers)
                 dense = (await call).dense

@@ -1,7 +1,8 @@
-"""A light client beside a heavy one, through a real router and a real Redis: how many batches of the heavy one go before its own.
+"""A light client beside a heavy one, through a real router and a real Redis: how many batches of
+the heavy one go before its own.
 
-The worker is in this process, with models that run one batch whenever the test says so: the device is as slow as it can be, and
-what is counted does not depend on how fast this machine is.
+The worker is in this process, with models that run one batch whenever the test says so: the device
+is as slow as it can be, and what is counted does not depend on how fast this machine is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from shoal.v1 import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc
+from shoal.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    mesh_pb2,
+    mesh_pb2_grpc,
+    models_pb2,
+    models_pb2_grpc,
+)
 
 from libs.models import Between, GoOn, Head, InputSequence, Output, Prepared, Work
 from libs.models.work import go_on_anyway, nothing_between
@@ -47,7 +55,9 @@ class SteppedModel(FakeModel):
         self._device.prepared.extend(sequence.tokens for sequence in prepared.sequences)
         return prepared
 
-    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
+    def forward(
+        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+    ) -> list[Output]:
         self._device.begun.append([sequence.tokens for sequence in sequences])
         self._device.leave.acquire()
         time.sleep(SLOW_SECONDS)
@@ -79,8 +89,12 @@ class Clients:
     """Of the mesh, by model and tenant."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[assignment]
-        self._models: models_pb2_grpc.ModelServiceAsyncStub = models_pb2_grpc.ModelServiceStub(channel)  # type: ignore[assignment]
+        self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = (
+            inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[assignment]
+        )
+        self._models: models_pb2_grpc.ModelServiceAsyncStub = models_pb2_grpc.ModelServiceStub(
+            channel
+        )  # type: ignore[assignment]
         self._mesh: mesh_pb2_grpc.MeshServiceAsyncStub = mesh_pb2_grpc.MeshServiceStub(channel)  # type: ignore[assignment]
 
     def ask(self, model: str, tenant: str, text: str) -> Awaitable[inference_pb2.EncodeResponse]:
@@ -100,7 +114,10 @@ class Clients:
     async def priced(self) -> None:
         """The router knows that a token of these models is a letter."""
         while True:
-            cards = [(await self._models.GetModel(models_pb2.GetModelRequest(model=model))).model.card for model in (HOT, LIGHT)]
+            cards = [
+                (await self._models.GetModel(models_pb2.GetModelRequest(model=model))).model.card
+                for model in (HOT, LIGHT)
+            ]
             if all(card.tokens_per_byte == 1.0 for card in cards):
                 return
             await asyncio.sleep(0.05)
@@ -119,7 +136,9 @@ async def worker(root: Path, router: Cluster, device: SteppedDevice) -> AsyncIte
         batch_seconds=60.0,  # the time for which a batch waits is none that its model is slow by
     )
     stop = asyncio.Event()
-    described = Device(name="stepped", memory_bytes=1000, batch_tokens=BATCH_TOKENS, item_bytes=4, load=device.load)
+    described = Device(
+        name="stepped", memory_bytes=1000, batch_tokens=BATCH_TOKENS, item_bytes=4, load=device.load
+    )
     running = asyncio.create_task(serve(settings, described, stop))
     try:
         yield
@@ -130,11 +149,15 @@ async def worker(root: Path, router: Cluster, device: SteppedDevice) -> AsyncIte
 
 
 @pytest.mark.parametrize(("model", "tenant"), [(LIGHT, "a"), (LIGHT, "b"), (HOT, "b")])
-async def test_a_light_client_is_served_after_the_batch_that_runs(tmp_path: Path, router: Cluster, model: str, tenant: str) -> None:
+async def test_light_client_is_served_after_the_batch_that_runs(
+    tmp_path: Path, router: Cluster, model: str, tenant: str
+) -> None:
     """Of another model, and another tenant of the model: it is fetched whatever waits."""
     device = SteppedDevice()
     async with AsyncExitStack() as stack:
-        clients = Clients(await stack.enter_async_context(grpc.aio.insecure_channel(router.address)))
+        clients = Clients(
+            await stack.enter_async_context(grpc.aio.insecure_channel(router.address))
+        )
         await stack.enter_async_context(worker(tmp_path, router, device))
         device.leave.release(2)
         for name in (HOT, LIGHT):
@@ -154,7 +177,9 @@ async def test_a_light_client_is_served_after_the_batch_that_runs(tmp_path: Path
             device.leave.release()
             await until(lambda began=began: len(device.begun) > began)  # type: ignore[misc]
         assert len(device.begun) - waited - 1 == 0, device.begun
-        assert device.begun[-1] == [len(LIGHT_TEXT)], "its batch is not filled with the work of others"
+        assert device.begun[-1] == [len(LIGHT_TEXT)], (
+            "its batch is not filled with the work of others"
+        )
         device.let_all_go()
         await asyncio.gather(light, *heavy)
 

@@ -1,4 +1,6 @@
-"""Every family, from a directory that no code was told about, through the mesh, against transformers."""
+"""Every family, from a directory that no code was told about, through the mesh, against
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -40,26 +42,45 @@ def limit_of(client: shoal.Client, name: str) -> int:
 @lru_cache
 def reference(kind: str, head: Head, labels: tuple[str, ...] = ("LABEL_0",)) -> Any:
     """transformers' model with the checkpoint's weights."""
-    return random_model(kind, head=head, labels=labels, config={} if head == "base" else head_config(kind))
+    return random_model(
+        kind, head=head, labels=labels, config={} if head == "base" else head_config(kind)
+    )
 
 
 def encoded(kind: str, directory: Path, *texts: str, limit: int) -> Mapping[str, torch.Tensor]:
-    """The inputs that the model itself takes (a tokenizer may offer token types to a model without them)."""
+    """The inputs that the model itself takes (a tokenizer may offer token types to a model without
+    them).
+    """
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
-    fields = tokenizer(*texts, truncation="only_second" if len(texts) == 2 else True, max_length=limit, return_tensors="pt")
-    return {name: tensor for name, tensor in fields.items() if name != "token_type_ids" or RECIPES[kind].segmented}
+    fields = tokenizer(
+        *texts,
+        truncation="only_second" if len(texts) == 2 else True,
+        max_length=limit,
+        return_tensors="pt",
+    )
+    return {
+        name: tensor
+        for name, tensor in fields.items()
+        if name != "token_type_ids" or RECIPES[kind].segmented
+    }
 
 
 @torch.inference_mode()
 def hidden_states(kind: str, directory: Path, text: str, limit: int) -> torch.Tensor:
     """[tokens, hidden] by transformers."""
-    return torch.as_tensor(reference(kind, "base")(**encoded(kind, directory, text, limit=limit)).last_hidden_state[0])
+    return torch.as_tensor(
+        reference(kind, "base")(**encoded(kind, directory, text, limit=limit)).last_hidden_state[0]
+    )
 
 
 @torch.inference_mode()
-def logits(kind: str, directory: Path, labels: tuple[str, ...], *texts: str, limit: int) -> NDArray[np.float32]:
+def logits(
+    kind: str, directory: Path, labels: tuple[str, ...], *texts: str, limit: int
+) -> NDArray[np.float32]:
     model = reference(kind, "sequence_classification", labels)
-    return np.asarray(model(**encoded(kind, directory, *texts, limit=limit)).logits[0].numpy(), dtype=np.float32)
+    return np.asarray(
+        model(**encoded(kind, directory, *texts, limit=limit)).logits[0].numpy(), dtype=np.float32
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,19 +89,31 @@ def test_pooled_vectors(kind: str, client: shoal.Client, checkpoints: Path) -> N
     limit = limit_of(client, name)
     ours = client.encode(name, TEXTS).dense
     assert ours is not None
-    rows = [torch.nn.functional.normalize(hidden_states(kind, checkpoints / name, text, limit).mean(0), dim=0) for text in TEXTS]
+    rows = [
+        torch.nn.functional.normalize(
+            hidden_states(kind, checkpoints / name, text, limit).mean(0), dim=0
+        )
+        for text in TEXTS
+    ]
     assert relative_error(ours, torch.stack(rows).numpy()) <= BOUND
 
 
 def test_static_embedder(client: shoal.Client, checkpoints: Path) -> None:
-    read = [text for text in STATIC_TEXTS if text]  # an item without any text is refused before a worker gets it
+    read = [
+        text for text in STATIC_TEXTS if text
+    ]  # an item without any text is refused before a worker gets it
     ours = client.encode("random/model2vec-embed", read).dense
     assert ours is not None
-    assert relative_error(ours, model2vec_vectors(checkpoints / "random" / "model2vec-embed", read)) <= BOUND
+    assert (
+        relative_error(ours, model2vec_vectors(checkpoints / "random" / "model2vec-embed", read))
+        <= BOUND
+    )
 
 
 @pytest.mark.parametrize("name", HUB)
-def test_pooled_vectors_of_families_of_the_hub(name: str, client: shoal.Client, checkpoints: Path, tmp_path: Path) -> None:
+def test_pooled_vectors_of_families_of_the_hub(
+    name: str, client: shoal.Client, checkpoints: Path, tmp_path: Path
+) -> None:
     """Against the forward that is written out in reference_hub.py."""
     directory = checkpoints / "random" / f"{name}-embed"
     state = write_hub(HUB[name], tmp_path, hub_config(name))
@@ -98,7 +131,10 @@ def test_pooled_vectors_of_families_of_the_hub(name: str, client: shoal.Client, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_role_puts_the_models_own_prompt_before_the_text(kind: str, client: shoal.Client) -> None:
     name = f"random/{kind}-embed"
-    asked, spelled = client.encode(name, TEXTS, role="query").dense, client.encode(name, [f"find: {text}" for text in TEXTS]).dense
+    asked, spelled = (
+        client.encode(name, TEXTS, role="query").dense,
+        client.encode(name, [f"find: {text}" for text in TEXTS]).dense,
+    )
     assert asked is not None
     assert spelled is not None
     np.testing.assert_allclose(asked, spelled, atol=1e-6)
@@ -109,7 +145,12 @@ def test_cross_encoder_logits(kind: str, client: shoal.Client, checkpoints: Path
     name = f"random/{kind}-rank"
     ours = client.score(name, TEXTS[0], TEXTS[1:], scale="logit").scores
     limit = limit_of(client, name)
-    theirs = np.stack([logits(kind, checkpoints / name, ("LABEL_0",), TEXTS[0], text, limit=limit)[0] for text in TEXTS[1:]])
+    theirs = np.stack(
+        [
+            logits(kind, checkpoints / name, ("LABEL_0",), TEXTS[0], text, limit=limit)[0]
+            for text in TEXTS[1:]
+        ]
+    )
     assert relative_error(ours, theirs) <= BOUND
 
 
@@ -119,7 +160,11 @@ def test_label_probabilities(kind: str, client: shoal.Client, checkpoints: Path)
     answers = client.classify(name, TEXTS)
     limit = limit_of(client, name)
     for answer, text in zip(answers.results, TEXTS, strict=True):
-        theirs = torch.from_numpy(logits(kind, checkpoints / name, CLASSES, text, limit=limit)).softmax(0).numpy()
+        theirs = (
+            torch.from_numpy(logits(kind, checkpoints / name, CLASSES, text, limit=limit))
+            .softmax(0)
+            .numpy()
+        )
         ours = {label.label: label.score for label in answer.labels}
         assert relative_error(np.array([ours[label] for label in CLASSES]), theirs) <= BOUND
 
@@ -127,7 +172,9 @@ def test_label_probabilities(kind: str, client: shoal.Client, checkpoints: Path)
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 @pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
 @pytest.mark.parametrize("kind", TAGGED)
-def test_entities(kind: str, aggregation: Aggregation, client: shoal.Client, checkpoints: Path) -> None:
+def test_entities(
+    kind: str, aggregation: Aggregation, client: shoal.Client, checkpoints: Path
+) -> None:
     name = f"random/{kind}-entities"
     directory = checkpoints / name
     pipeline = transformers.pipeline(
@@ -139,7 +186,8 @@ def test_entities(kind: str, aggregation: Aggregation, client: shoal.Client, che
     answers = client.entities(name, TEXTS, aggregation=aggregation, flat=False)
     for answer, text in zip(answers.results, TEXTS, strict=True):
         theirs: list[object] = [
-            (found["start"], found["end"], found.get("entity_group", found.get("entity"))) for found in pipeline(text)
+            (found["start"], found["end"], found.get("entity_group", found.get("entity")))
+            for found in pipeline(text)
         ]
         assert [(found.start, found.end, found.label) for found in answer.entities] == theirs
         assert all(found.text == text[found.start : found.end] for found in answer.entities)

@@ -1,4 +1,6 @@
-"""Fifty models of all families on one worker, asked for at once: encode, score and extract; each answers as it does alone."""
+"""Fifty models of all families on one worker, asked for at once: encode, score and extract; each
+answers as it does alone.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class Request:
 @pytest.fixture(scope="module")
 def cards(checkpoints: Path) -> dict[str, Card]:
     """Of the models, at least fifty, in all families."""
-    cards = {model: read_card(directory, model) for model, directory in listing((Shelf(checkpoints),)).items()}
+    cards = {
+        model: read_card(directory, model)
+        for model, directory in listing((Shelf(checkpoints),)).items()
+    }
     assert len(cards) >= 50
     assert set(RECIPES) <= {card.family for card in cards.values()}
     assert {f"random/{name}-embed" for name in HUB} <= cards.keys()
@@ -68,10 +73,15 @@ def one_worker(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 def requests(cards: dict[str, Card]) -> list[Request]:
     """Every model is asked for everything that it can do, the rest is drawn; in random order."""
     drawn = random.Random(50)
-    wanted = [(model, task) for model, card in cards.items() for task in card.tasks if task != "relations"]
+    wanted = [
+        (model, task) for model, card in cards.items() for task in card.tasks if task != "relations"
+    ]
     wanted += [drawn.choice(wanted) for _ in range(REQUESTS - len(wanted))]
     drawn.shuffle(wanted)
-    return [Request(model, task, tuple(drawn.choices(TEXTS, k=drawn.randint(2, 6)))) for model, task in wanted]
+    return [
+        Request(model, task, tuple(drawn.choices(TEXTS, k=drawn.randint(2, 6))))
+        for model, task in wanted
+    ]
 
 
 def labels_of(card: Card) -> tuple[str, ...]:
@@ -84,14 +94,31 @@ def numbers(request: Request, card: Card, client: shoal.Client) -> NDArray[np.fl
         answer = client.encode(request.model, list(request.texts), role="document")
         if "sparse" in answer.representations:
             return np.asarray(answer.sparse.data, dtype=np.float32)
-        return np.ravel(answer.multi_vector.values if "multi_vector" in answer.representations else answer.dense)
+        return np.ravel(
+            answer.multi_vector.values if "multi_vector" in answer.representations else answer.dense
+        )
     if request.task == "score":
-        return np.asarray(client.score(request.model, request.texts[0], list(request.texts[1:])).scores)
+        return np.asarray(
+            client.score(request.model, request.texts[0], list(request.texts[1:])).scores
+        )
     if request.task == "classify":
         found = client.classify(request.model, list(request.texts), labels_of(card))
-        return np.array([score for item in found.results for _, score in sorted((one.label, one.score) for one in item.labels)])
+        return np.array(
+            [
+                score
+                for item in found.results
+                for _, score in sorted((one.label, one.score) for one in item.labels)
+            ]
+        )
     entities = client.entities(request.model, list(request.texts), labels_of(card)).results
-    return np.array([part for item in entities for one in item.entities for part in (one.start, one.end, one.score)])
+    return np.array(
+        [
+            part
+            for item in entities
+            for one in item.entities
+            for part in (one.start, one.end, one.score)
+        ]
+    )
 
 
 def work_of(request: Request, card: Card) -> Work:
@@ -108,7 +135,10 @@ def alone(model: PackedModel, request: Request) -> NDArray[np.float32]:
     """The same in this process, with nothing else in the batch."""
     prepared = model.prepare(with_truncation(work_of(request, model.card), model.card))
     outputs: dict[int, Output] = {}
-    for head, indices in prepared.groups().items():  # queries and documents may have encoders of their own
+    for (
+        head,
+        indices,
+    ) in prepared.groups().items():  # queries and documents may have encoders of their own
         found = model.forward(head, [prepared.sequences[index] for index in indices])
         outputs |= dict(zip(indices, found, strict=True))
     return flat(model.finish(prepared, [outputs[index] for index in range(len(outputs))]))
@@ -122,27 +152,48 @@ def flat(result: Result) -> NDArray[np.float32]:
         case ScoreResult():
             return result.scores
         case ExtractResult():
-            labels = [score for item in result.items for _, score in sorted((one.label, one.score) for one in item.labels)]
-            entities = [part for item in result.items for one in item.entities for part in (one.start, one.end, one.score)]
+            labels = [
+                score
+                for item in result.items
+                for _, score in sorted((one.label, one.score) for one in item.labels)
+            ]
+            entities = [
+                part
+                for item in result.items
+                for one in item.entities
+                for part in (one.start, one.end, one.score)
+            ]
             return np.array(labels + entities)
         case _:
             raise TypeError(f"no model of these answers with a {type(result).__name__}")
 
 
-def test_fifty_models_on_one_worker(one_worker: Cluster, cards: dict[str, Card], checkpoints: Path) -> None:
+def test_fifty_models_on_one_worker(
+    one_worker: Cluster, cards: dict[str, Card], checkpoints: Path
+) -> None:
     asked = requests(cards)
-    with shoal.Client(one_worker.address, timeout=240.0) as client:  # what is asked is right answers, not quick ones
+    with shoal.Client(
+        one_worker.address, timeout=240.0
+    ) as client:  # what is asked is right answers, not quick ones
         with ThreadPoolExecutor(24) as pool:
-            answers = list(pool.map(lambda request: numbers(request, cards[request.model], client), asked))
+            answers = list(
+                pool.map(lambda request: numbers(request, cards[request.model], client), asked)
+            )
         resident = [model for model in client.models.list() if model.state == "resident"]
     assert len(resident) >= 50
     assert len(answers) == REQUESTS
-    models = {model: load_model(checkpoints / model, model, torch.device("cpu"), torch.float32) for model in cards}
+    models = {
+        model: load_model(checkpoints / model, model, torch.device("cpu"), torch.float32)
+        for model in cards
+    }
     for request, answer in zip(asked, answers, strict=True):
         wanted = alone(models[request.model], request)
         assert answer.shape == wanted.shape, request
         if wanted.size:
-            # Of a score near 0 the digits are those of what it is the difference of: 0.0208 came out 3.3e-7 apart, once.
+            # Of a score near 0 the digits are those of what it is the difference of: 0.0208 came
+            # out 3.3e-7 apart, once.
             apart = np.abs(answer - wanted).max()
-            assert relative_error(answer, wanted) <= 1e-5 or (request.task == "score" and apart <= 1e-6), request
+            assert relative_error(answer, wanted) <= 1e-5 or (
+                request.task == "score" and apart <= 1e-6
+            ), request
     assert one_worker.processes["worker-0"].poll() is None

@@ -1,4 +1,6 @@
-"""The forms of an answer through the mesh: token vectors and MaxSim, cosine, label prompts, Matryoshka, and every data type."""
+"""The forms of an answer through the mesh: token vectors and MaxSim, cosine, label prompts,
+Matryoshka, and every data type.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def vectors(client: shoal.Client) -> NDArray[np.number]:
 
 
 @pytest.mark.parametrize("role", ["query", "document"])
-def test_token_vectors(role: Literal["query", "document"], client: shoal.Client, late: MultiVectorEncoder) -> None:
+def test_token_vectors(
+    role: Literal["query", "document"], client: shoal.Client, late: MultiVectorEncoder
+) -> None:
     ours = client.encode(LATE, TEXTS, role=role).multi_vector
     reference = late.encode_query(TEXTS) if role == "query" else late.encode_document(TEXTS)
     theirs = [np.asarray(rows) for rows in reference]
@@ -45,17 +49,23 @@ def test_token_vectors(role: Literal["query", "document"], client: shoal.Client,
     assert relative_error(ours.values, np.concatenate(theirs)) <= 1e-5
 
 
-def test_score_of_a_late_interaction_model_is_maxsim(client: shoal.Client, late: MultiVectorEncoder) -> None:
+def test_score_of_a_late_interaction_model_is_maxsim(
+    client: shoal.Client, late: MultiVectorEncoder
+) -> None:
     answer = client.score(LATE, QUERY, DOCUMENTS, top_n=5)
     theirs = late.similarity(late.encode_query([QUERY]), late.encode_document(DOCUMENTS))[0].numpy()
     assert relative_error(answer.scores, theirs) <= 1e-5
     assert list(answer.ranking) == list(np.argsort(-answer.scores, kind="stable")[:5])
 
 
-def test_the_checkpoint_says_which_end_of_a_long_text_is_cut(client: shoal.Client, checkpoints: Path) -> None:
+def test_checkpoint_says_which_end_of_a_long_text_is_cut(
+    client: shoal.Client, checkpoints: Path
+) -> None:
     model, long = "random/bert-left", " ".join(TEXTS)
     theirs = np.asarray(SentenceTransformer(str(checkpoints / model), device="cpu").encode([long]))
-    ours, start, end = (client.encode(model, [long], truncation=side).dense for side in (None, "start", "end"))
+    ours, start, end = (
+        client.encode(model, [long], truncation=side).dense for side in (None, "start", "end")
+    )
     assert ours is not None
     assert start is not None
     assert end is not None
@@ -64,7 +74,9 @@ def test_the_checkpoint_says_which_end_of_a_long_text_is_cut(client: shoal.Clien
     assert relative_error(ours.astype(np.float32), end.astype(np.float32)) > 0.01
 
 
-def test_queries_and_documents_have_encoders_of_their_own(client: shoal.Client, checkpoints: Path) -> None:
+def test_queries_and_documents_have_encoders_of_their_own(
+    client: shoal.Client, checkpoints: Path
+) -> None:
     """One score request goes through both encoders."""
     model = "random/two-encoders"
     theirs = SentenceTransformer(str(checkpoints / model), device="cpu")
@@ -76,34 +88,56 @@ def test_queries_and_documents_have_encoders_of_their_own(client: shoal.Client, 
         assert ours is not None
         assert relative_error(ours.astype(np.float32), wanted) <= 1e-5
     answer = client.score(model, TEXTS[0], TEXTS)
-    assert relative_error(answer.scores, theirs.similarity(queries[:1], documents)[0].numpy()) <= 1e-5
+    assert (
+        relative_error(answer.scores, theirs.similarity(queries[:1], documents)[0].numpy()) <= 1e-5
+    )
 
 
-def test_score_of_an_embedding_model_is_the_cosine(client: shoal.Client, vectors: NDArray[np.number]) -> None:
+def test_score_of_an_embedding_model_is_the_cosine(
+    client: shoal.Client, vectors: NDArray[np.number]
+) -> None:
     answer = client.score(MINILM, QUERY, DOCUMENTS)
     np.testing.assert_allclose(answer.scores, vectors[1:] @ vectors[0], atol=1e-5)
     assert len(answer.ranking) == len(DOCUMENTS)
 
 
-def test_classify_with_an_embedding_model_is_the_cosine_to_label_prompts(client: shoal.Client, vectors: NDArray[np.number]) -> None:
+def test_classify_with_an_embedding_model_is_the_cosine_to_label_prompts(
+    client: shoal.Client, vectors: NDArray[np.number]
+) -> None:
     labels = ["law", "queues"]
     prompts = client.encode(MINILM, [f"This is about {label}." for label in labels]).dense
     assert prompts is not None
     answers = client.classify(MINILM, TEXTS, labels, hypothesis="This is about {}.")
     ours = [{found.label: found.score for found in answer.labels} for answer in answers.results]
     expected = vectors @ prompts.T
-    np.testing.assert_allclose([[scores[label] for label in labels] for scores in ours], expected, atol=1e-5)
+    np.testing.assert_allclose(
+        [[scores[label] for label in labels] for scores in ours], expected, atol=1e-5
+    )
 
 
-def test_dimensions_are_cut_and_normalised_again(client: shoal.Client, vectors: NDArray[np.number]) -> None:
+def test_dimensions_are_cut_and_normalised_again(
+    client: shoal.Client, vectors: NDArray[np.number]
+) -> None:
     dense = client.encode(MINILM, TEXTS, dimensions=64).dense
     cut = vectors[:, :64]
-    np.testing.assert_allclose(np.asarray(dense), cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(dense), cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("data_type", "bound"), [("float16", 1e-3), ("bfloat16", 1e-2), ("int8", 1e-2), ("uint8", 1e-2)])
-def test_data_types_can_be_undone(data_type: DataType, bound: float, client: shoal.Client, vectors: NDArray[np.number]) -> None:
-    assert relative_error(client.encode(MINILM, TEXTS, data_type=data_type).dequantize(), vectors.astype(np.float32)) <= bound
+@pytest.mark.parametrize(
+    ("data_type", "bound"), [("float16", 1e-3), ("bfloat16", 1e-2), ("int8", 1e-2), ("uint8", 1e-2)]
+)
+def test_data_types_can_be_undone(
+    data_type: DataType, bound: float, client: shoal.Client, vectors: NDArray[np.number]
+) -> None:
+    assert (
+        relative_error(
+            client.encode(MINILM, TEXTS, data_type=data_type).dequantize(),
+            vectors.astype(np.float32),
+        )
+        <= bound
+    )
 
 
 def test_binary_is_the_sign(client: shoal.Client, vectors: NDArray[np.number]) -> None:
@@ -114,9 +148,15 @@ def test_binary_is_the_sign(client: shoal.Client, vectors: NDArray[np.number]) -
     np.testing.assert_array_equal(stored.bits()[certain], (vectors > 0)[certain])
 
 
-def test_a_large_answer_comes_in_parts_and_is_the_same(client: shoal.Client, vectors: NDArray[np.number]) -> None:
+def test_large_answer_comes_in_parts_and_is_the_same(
+    client: shoal.Client, vectors: NDArray[np.number]
+) -> None:
     count = 1100
     assert is_large([1] * count, (), "float32", 0)
     with shoal.Client(client.address, request_items=10_000) as other:
-        dense = other.encode(MINILM, [TEXTS[index % len(TEXTS)] for index in range(count)], timeout=300.0).dense
-    np.testing.assert_allclose(dense, [vectors[index % len(TEXTS)] for index in range(count)], atol=1e-5)
+        dense = other.encode(
+            MINILM, [TEXTS[index % len(TEXTS)] for index in range(count)], timeout=300.0
+        ).dense
+    np.testing.assert_allclose(
+        dense, [vectors[index % len(TEXTS)] for index in range(count)], atol=1e-5
+    )

@@ -1,6 +1,8 @@
-"""Heads that answer with the caller's labels or by an instruction, through the mesh, against the packages that they come from.
+"""Heads that answer with the caller's labels or by an instruction, through the mesh, against the
+packages that they come from.
 
-Pooled, token-vector, sparse and hybrid models, zero-shot classes: test_families.py, test_forms.py, test_sparse.py, test_labels.py.
+Pooled, token-vector, sparse and hybrid models, zero-shot classes: test_families.py, test_forms.py,
+test_sparse.py, test_labels.py.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from shoal import errors
 from libs import models
 from libs.models import results
 from tests.mesh.test_families import relative_error
-from tests.parity import boundary_models, gliner2_models, glirel_models, test_boundary, test_decoders, test_gliner2
+from tests.parity import (
+    boundary_models,
+    gliner2_models,
+    glirel_models,
+    test_boundary,
+    test_decoders,
+    test_gliner2,
+)
 from tests.parity.gliner_models import LABELS, TEXTS, Reference, make_reference
 
 # The packages warn of much.
@@ -27,7 +36,9 @@ RELATIONS = ["works for", "part", "lives in"]
 
 
 @pytest.fixture(scope="module")
-def reranker(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, CrossEncoder]:
+def reranker(
+    checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, CrossEncoder]:
     directory = tmp_path_factory.mktemp("reranker")
     theirs = test_decoders.save_reranker(test_decoders.write_language_model(directory))
     (directory / "saved").rename(checkpoints / "random" / "qwen3-yes-no")
@@ -36,15 +47,21 @@ def reranker(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def test_rerankers_by_yes_and_no(client: shoal.Client, reranker: tuple[str, CrossEncoder]) -> None:
     model, theirs = reranker
-    wanted = theirs.predict([(test_decoders.QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity())
+    wanted = theirs.predict(
+        [(test_decoders.QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity()
+    )
     answer = client.score(model, test_decoders.QUERY, TEXTS, scale="logit")
     assert relative_error(answer.scores, wanted) <= 1e-5
     # What all documents begin with went through the model once.
-    alone = sum(client.score(model, test_decoders.QUERY, [text]).usage.input_tokens for text in TEXTS)
+    alone = sum(
+        client.score(model, test_decoders.QUERY, [text]).usage.input_tokens for text in TEXTS
+    )
     assert answer.usage.input_tokens < alone
 
 
-def gliner(name: str, config: dict[str, object], checkpoints: Path, tmp_path: Path, **options: Any) -> Reference:
+def gliner(
+    name: str, config: dict[str, object], checkpoints: Path, tmp_path: Path, **options: Any
+) -> Reference:
     made = make_reference(tmp_path, config, **options)
     made.directory.rename(checkpoints / "random" / name)
     return made
@@ -59,12 +76,20 @@ def gliner(name: str, config: dict[str, object], checkpoints: Path, tmp_path: Pa
     ],
 )
 def test_entities_of_the_callers_labels(
-    name: str, config: dict[str, object], options: dict[str, Any], client: shoal.Client, checkpoints: Path, tmp_path: Path
+    name: str,
+    config: dict[str, object],
+    options: dict[str, Any],
+    client: shoal.Client,
+    checkpoints: Path,
+    tmp_path: Path,
 ) -> None:
     made = gliner(name, config, checkpoints, tmp_path, **options)
     for flat, threshold in ((True, 0.5), (False, 0.3)):
         answer = client.entities(f"random/{name}", TEXTS, LABELS, threshold=threshold, flat=flat)
-        ours = [{(one.start, one.end, one.label): one.score for one in item.entities} for item in answer.results]
+        ours = [
+            {(one.start, one.end, one.label): one.score for one in item.entities}
+            for item in answer.results
+        ]
         theirs = made.entities(TEXTS, LABELS, threshold, flat=flat)
         assert sum(map(len, ours)) > 3
         for mine, other in zip(ours, theirs, strict=True):
@@ -73,12 +98,24 @@ def test_entities_of_the_callers_labels(
 
 
 def test_relations(client: shoal.Client, checkpoints: Path, tmp_path: Path) -> None:
-    made = gliner("relex", {"relations_layer": "gcn", "span_mode": "token_level"}, checkpoints, tmp_path, seed=3)
+    made = gliner(
+        "relex",
+        {"relations_layer": "gcn", "span_mode": "token_level"},
+        checkpoints,
+        tmp_path,
+        seed=3,
+    )
     found = 0
     for text in TEXTS:
-        (item,) = client.relations("random/relex", [text], RELATIONS, entity_labels=LABELS, threshold=0.0).results
+        (item,) = client.relations(
+            "random/relex", [text], RELATIONS, entity_labels=LABELS, threshold=0.0
+        ).results
         ours = {
-            ((one.head.start, one.head.end, one.head.label), (one.tail.start, one.tail.end, one.tail.label), one.label): one.score
+            (
+                (one.head.start, one.head.end, one.head.label),
+                (one.tail.start, one.tail.end, one.tail.label),
+                one.label,
+            ): one.score
             for one in item.relations
         }
         theirs = made.relations(text, LABELS, RELATIONS, 0.0)
@@ -88,7 +125,9 @@ def test_relations(client: shoal.Client, checkpoints: Path, tmp_path: Path) -> N
     assert found
 
 
-def test_relations_between_given_entities(client: shoal.Client, checkpoints: Path, tmp_path: Path) -> None:
+def test_relations_between_given_entities(
+    client: shoal.Client, checkpoints: Path, tmp_path: Path
+) -> None:
     """Of items with and without entities."""
     made = glirel_models.make_reference(tmp_path, {}, encoder="deberta-v2")
     made.directory.rename(checkpoints / "random" / "glirel")
@@ -96,39 +135,67 @@ def test_relations_between_given_entities(client: shoal.Client, checkpoints: Pat
     theirs = made.relations(TEXTS[0], spans, RELATIONS, 0.2)
     given = [(start, end, f"kind {start}") for start, end in spans]
     texts = [TEXTS[0], TEXTS[1], TEXTS[0]]
-    answer = client.relations("random/glirel", texts, RELATIONS, entities=[given, [], given], threshold=0.2)
+    answer = client.relations(
+        "random/glirel", texts, RELATIONS, entities=[given, [], given], threshold=0.2
+    )
     assert theirs
     for number, item in enumerate(answer.results):
-        ours = {((one.head.start, one.head.end), (one.tail.start, one.tail.end), one.label): one.score for one in item.relations}
+        ours = {
+            ((one.head.start, one.head.end), (one.tail.start, one.tail.end), one.label): one.score
+            for one in item.relations
+        }
         assert ours.keys() == (set() if number == 1 else theirs.keys())
         assert all(abs(ours[key] - theirs[key]) <= 1e-5 for key in ours)
         assert all(one.head.label == f"kind {one.head.start}" for one in item.relations)
-    assert not client.relations("random/glirel", TEXTS[:1], RELATIONS, entities=[given[:1]]).results[0].relations
+    assert (
+        not client.relations("random/glirel", TEXTS[:1], RELATIONS, entities=[given[:1]])
+        .results[0]
+        .relations
+    )
     with pytest.raises(errors.InvalidInput, match="no item has any") as caught:
         client.relations("random/glirel", TEXTS, RELATIONS, entity_labels=LABELS)
     assert caught.value.field == "items[0].entities"
 
 
-def test_models_that_find_entities_take_none(client: shoal.Client, checkpoints: Path, tmp_path: Path) -> None:
+def test_models_that_find_entities_take_none(
+    client: shoal.Client, checkpoints: Path, tmp_path: Path
+) -> None:
     """Told by the worker while the model's card is unknown, and by the router then."""
     gliner("relex-none", {"relations_layer": "none"}, checkpoints, tmp_path)
     for _ in range(2):
         with pytest.raises(errors.InvalidInput) as caught:
-            client.relations("random/relex-none", TEXTS[:2], RELATIONS, entity_labels=LABELS, entities=[[], [(0, 1)]])
+            client.relations(
+                "random/relex-none",
+                TEXTS[:2],
+                RELATIONS,
+                entity_labels=LABELS,
+                entities=[[], [(0, 1)]],
+            )
         assert caught.value.field == "items[1].entities"
 
 
 SCHEMA = (
     shoal.Schema(threshold=0.3)
     .with_entities({"person": None, "licence name": "what it is called"})
-    .with_classification("tone", {"calm": "with no haste", "angry": ""}, multi_label=True, threshold=0.5)
+    .with_classification(
+        "tone", {"calm": "with no haste", "angry": ""}, multi_label=True, threshold=0.5
+    )
     .with_relations(["runs"])
-    .with_structure("licence", [("name", "str"), {"name": "kind", "dtype": "str", "choices": ["free", "not free"]}, "rights"])
+    .with_structure(
+        "licence",
+        [
+            ("name", "str"),
+            {"name": "kind", "dtype": "str", "choices": ["free", "not free"]},
+            "rights",
+        ],
+    )
 )
 
 
 @pytest.mark.parametrize("name", ["gliner2", "gliner25"])
-def test_all_that_a_schema_asks_for(client: shoal.Client, checkpoints: Path, tmp_path: Path, name: str) -> None:
+def test_all_that_a_schema_asks_for(
+    client: shoal.Client, checkpoints: Path, tmp_path: Path, name: str
+) -> None:
     """By the library from the same directory, which tests/parity holds against the package."""
     if name == "gliner2":
         made = gliner2_models.make_reference(tmp_path, {"counting_layer": "count_lstm_v2"})
@@ -140,7 +207,10 @@ def test_all_that_a_schema_asks_for(client: shoal.Client, checkpoints: Path, tmp
         (models.SchemaLabel("person"), models.SchemaLabel("licence name", "what it is called")),
         (
             models.SchemaClassification(
-                "tone", (models.SchemaLabel("calm", "with no haste"), models.SchemaLabel("angry")), True, 0.5
+                "tone",
+                (models.SchemaLabel("calm", "with no haste"), models.SchemaLabel("angry")),
+                True,
+                0.5,
             ),
         ),
         (models.SchemaLabel("runs"),),
@@ -164,10 +234,14 @@ def test_all_that_a_schema_asks_for(client: shoal.Client, checkpoints: Path, tmp
         ours, theirs = flat(of_schema(one)), flat(other)
         test_gliner2.same(ours, theirs)
         kinds |= {place[0] for place in ours}
-        assert all(set(instance) == {"name", "kind", "rights"} for instance in one.json.get("licence", ()))
+        assert all(
+            set(instance) == {"name", "kind", "rights"} for instance in one.json.get("licence", ())
+        )
     assert kinds == {"entity", "relation", "class", "structure"}
     assert client.models.get(f"random/{name}").card.tasks == ("entities", "structure")  # type: ignore[union-attr]
-    assert client.entities(f"random/{name}", gliner2_models.TEXTS, ["person"], threshold=0.2)[0].entities
+    assert client.entities(f"random/{name}", gliner2_models.TEXTS, ["person"], threshold=0.2)[
+        0
+    ].entities
     with pytest.raises(errors.InvalidInput) as caught:
         client.extract(f"random/{name}", ["a"], shoal.Schema().with_relations(["x [R] y"]))
     assert caught.value.field == "structure.relations[0].label"
@@ -184,7 +258,9 @@ def of_schema(found: shoal.Extraction) -> results.Extraction:
                     name,
                     tuple(
                         results.Value(each.text, each.score, each.start, each.end)
-                        for each in (value if isinstance(value, tuple) else [] if value is None else [value])
+                        for each in (
+                            value if isinstance(value, tuple) else [] if value is None else [value]
+                        )
                     ),
                     isinstance(value, tuple),
                 )
@@ -196,5 +272,8 @@ def of_schema(found: shoal.Extraction) -> results.Extraction:
     # The client's classes have the library's fields.
     found_too: Any = found
     return results.Extraction(
-        found_too.entities, relations=found_too.relations, classifications=found_too.classifications, structures=structures
+        found_too.entities,
+        relations=found_too.relations,
+        classifications=found_too.classifications,
+        structures=structures,
     )

@@ -1,7 +1,9 @@
-"""A light tenant beside one that asks for the largest products it can, at their limits and beyond (`hostile_kinds.py`).
+"""A light tenant beside one that asks for the largest products it can, at their limits and beyond
+(`hostile_kinds.py`).
 
-What is judged is the order: once an attack is in the lanes, or was refused, the light tenant is answered before the attack's time
-runs out. How long that takes, and what it costs in memory, `make bench-hostile` measures.
+What is judged is the order: once an attack is in the lanes, or was refused, the light tenant is
+answered before the attack's time runs out. How long that takes, and what it costs in memory, `make
+bench-hostile` measures.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from services.local.settings import MINILM
 from tests.fuzz.tiny_kinds import LABELS, PAIRS, write_kinds
 from tests.support.cluster import Cluster
 
-ATTACKS = {f"{attack.name}, {'at its limit' if attack.legal else 'too large'}": attack for attack in texts()}
+ATTACKS = {
+    f"{attack.name}, {'at its limit' if attack.legal else 'too large'}": attack
+    for attack in texts()
+}
 ATTACK_SECONDS = 20.0
 LIGHT_REQUESTS = 3
 """Beside each attack."""
@@ -34,7 +39,9 @@ REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 def cluster(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator[Cluster]:
     models = tmp_path_factory.mktemp("models")
     write_kinds(models)
-    with Cluster(tmp_path_factory.mktemp("hostile"), models=f"{MINILM}={minilm}:{models}") as running:
+    with Cluster(
+        tmp_path_factory.mktemp("hostile"), models=f"{MINILM}={minilm}:{models}"
+    ) as running:
         yield running
 
 
@@ -42,30 +49,45 @@ class Clients:
     """Both tenants, over connections of their own."""
 
     def __init__(self, light: grpc.aio.Channel, hostile: grpc.aio.Channel) -> None:
-        self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(light)  # type: ignore[assignment]
+        self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = (
+            inference_pb2_grpc.InferenceServiceStub(light)  # type: ignore[assignment]
+        )
         self._mesh: mesh_pb2_grpc.MeshServiceAsyncStub = mesh_pb2_grpc.MeshServiceStub(light)  # type: ignore[assignment]
         self._hostile = hostile
 
     async def load(self) -> None:
         """All models, so that nobody waits for one."""
         item = inference_pb2.Item(text="a text")
-        await self._stub.Score(inference_pb2.ScoreRequest(model=PAIRS, query=item, documents=[item]), timeout=60)
+        await self._stub.Score(
+            inference_pb2.ScoreRequest(model=PAIRS, query=item, documents=[item]), timeout=60
+        )
         labels = inference_pb2.EntitiesTask(labels=["a"])
-        await self._stub.Extract(inference_pb2.ExtractRequest(model=LABELS, items=[item], entities=labels), timeout=60)
+        await self._stub.Extract(
+            inference_pb2.ExtractRequest(model=LABELS, items=[item], entities=labels), timeout=60
+        )
 
     async def light(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        request = inference_pb2.EncodeRequest(model=MINILM, items=[inference_pb2.Item(text="many small boats")])
-        answer = await self._stub.Encode(request, timeout=60, metadata=(("x-shoal-tenant", "light"),))
+        request = inference_pb2.EncodeRequest(
+            model=MINILM, items=[inference_pb2.Item(text="many small boats")]
+        )
+        answer = await self._stub.Encode(
+            request, timeout=60, metadata=(("x-shoal-tenant", "light"),)
+        )
         return np.frombuffer(answer.dense.data, np.float32)
 
     def attack(self, attack: Attack) -> grpc.aio.UnaryUnaryCall[Any, bytes]:
         """It is on its way when this returns."""
-        method = self._hostile.unary_unary(f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes)
+        method = self._hostile.unary_unary(
+            f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes
+        )
         return method(attack.body, timeout=ATTACK_SECONDS, metadata=(("x-shoal-tenant", TENANT),))
 
     async def enqueued(self) -> int:
         """Jobs ever, in all lanes."""
-        return sum(lane.enqueued_jobs for lane in (await self._mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh.lanes)
+        return sum(
+            lane.enqueued_jobs
+            for lane in (await self._mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh.lanes
+        )
 
     async def let_in(self, call: grpc.aio.UnaryUnaryCall[Any, bytes], before: int) -> None:
         """Until more jobs than `before` have been in the lanes, or the call is over."""
@@ -86,7 +108,7 @@ async def clients(cluster: Cluster) -> AsyncIterator[Clients]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_a_light_tenant_is_answered_before_an_attack_has_run_out_of_time(
+async def test_light_tenant_is_answered_before_an_attack_has_run_out_of_time(
     name: str, clients: Clients, cluster: Cluster
 ) -> None:
     await clients.load()
@@ -97,7 +119,9 @@ async def test_a_light_tenant_is_answered_before_an_attack_has_run_out_of_time(
     for _ in range(LIGHT_REQUESTS):
         np.testing.assert_allclose(await clients.light(), expected, atol=1e-5)
     if call.done():
-        assert await call.code() != grpc.StatusCode.DEADLINE_EXCEEDED, "the light tenant has waited until the attack was over"
+        assert await call.code() != grpc.StatusCode.DEADLINE_EXCEEDED, (
+            "the light tenant has waited until the attack was over"
+        )
     call.cancel()
     if not ATTACKS[name].legal:
         assert await call.code() in REFUSED

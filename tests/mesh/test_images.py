@@ -1,4 +1,6 @@
-"""Images through the mesh: CLIP and SigLIP directories that no code was told about, beside a model of texts."""
+"""Images through the mesh: CLIP and SigLIP directories that no code was told about, beside a model
+of texts.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,33 @@ def relative_error(ours: NDArray[np.number], theirs: NDArray[np.number]) -> floa
 
 
 @pytest.fixture(scope="module")
-def references(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Family, Reference]:
-    made = {family: write_repository(family, tmp_path_factory.mktemp(family) / "made") for family in FAMILIES}
+def references(
+    checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Family, Reference]:
+    made = {
+        family: write_repository(family, tmp_path_factory.mktemp(family) / "made")
+        for family in FAMILIES
+    }
     for family, reference in made.items():
         reference.directory.rename(checkpoints / "random" / f"{family}-images")
     return made
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_and_images_of_one_request(client: shoal.Client, references: dict[Family, Reference], family: Family) -> None:
+def test_texts_and_images_of_one_request(
+    client: shoal.Client, references: dict[Family, Reference], family: Family
+) -> None:
     """In one space, in the items' order, each what it is alone."""
     model, theirs = f"random/{family}-images", references[family]
     mixed: list[str | bytes] = [FILES[0], TEXTS[0], FILES[1], FILES[4], TEXTS[2]]
     result = client.encode(model, mixed)
     wanted = np.concatenate(
-        [theirs.images(FILES[:1]), theirs.texts(TEXTS[:1]), theirs.images([FILES[1], FILES[4]]), theirs.texts([TEXTS[2]])]
+        [
+            theirs.images(FILES[:1]),
+            theirs.texts(TEXTS[:1]),
+            theirs.images([FILES[1], FILES[4]]),
+            theirs.texts([TEXTS[2]]),
+        ]
     )
     assert relative_error(result.dense, wanted) <= 1e-5
     assert 0 < result.usage.image_tokens < result.usage.input_tokens
@@ -63,7 +77,10 @@ def test_text_that_is_an_image_in_base64_is_embedded_as_the_image(
 ) -> None:
     del references
     uri = f"data:image/png;base64,{base64.b64encode(FILES[0]).decode()}"
-    found, wanted = client.encode("random/clip-images", [uri]), client.encode("random/clip-images", [FILES[0]])
+    found, wanted = (
+        client.encode("random/clip-images", [uri]),
+        client.encode("random/clip-images", [FILES[0]]),
+    )
     np.testing.assert_array_equal(found.dense, wanted.dense)
     assert found.usage == wanted.usage
     with pytest.raises(errors.TaskNotSupported, match=r"is an image|takes no images"):
@@ -96,12 +113,16 @@ def test_dinov3(client: shoal.Client, checkpoints: Path) -> None:
     shown = [FILES[1], FILES[4], FILES[6]]
     with torch.inference_mode():
         given = [processor("dinov3")(Image.open(BytesIO(data)))["pixel_values"] for data in shown]
-        wanted = np.concatenate([theirs(pixel_values=pixels).pooler_output.numpy() for pixels in given])
+        wanted = np.concatenate(
+            [theirs(pixel_values=pixels).pooler_output.numpy() for pixels in given]
+        )
     assert relative_error(client.encode("random/dinov3-images", shown).dense, wanted) <= 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_and_labels(client: shoal.Client, references: dict[Family, Reference], family: Family) -> None:
+def test_scores_and_labels(
+    client: shoal.Client, references: dict[Family, Reference], family: Family
+) -> None:
     model, theirs = f"random/{family}-images", references[family]
     for query in (TEXTS[1], FILES[2]):
         first = theirs.texts([query]) if isinstance(query, str) else theirs.images([query])
@@ -110,32 +131,49 @@ def test_scores_and_labels(client: shoal.Client, references: dict[Family, Refere
         assert relative_error(client.score(model, query, FILES[:4]).scores, wanted) <= 1e-5
     labels = ["a cat", "a dog", "fishes"]
     answer = client.classify(model, FILES[:2], labels)
-    for item, row in zip(answer.results, theirs.labels(FILES[:2], labels, alone=family != "clip"), strict=True):
+    for item, row in zip(
+        answer.results, theirs.labels(FILES[:2], labels, alone=family != "clip"), strict=True
+    ):
         found = {one.label: one.score for one in item.labels}
         assert relative_error(np.array([found[label] for label in labels]), row) <= 1e-5
 
 
-def test_what_the_card_says(client: shoal.Client, mesh: Cluster, references: dict[Family, Reference]) -> None:
+def test_what_the_card_says(
+    client: shoal.Client, mesh: Cluster, references: dict[Family, Reference]
+) -> None:
     del references
     client.encode("random/clip-images", [FILES[0]])
     with grpc.insecure_channel(mesh.address) as channel:
         stub = models_pb2_grpc.ModelServiceStub(channel)
         card = stub.GetModel(models_pb2.GetModelRequest(model="random/clip-images")).model.card
-    assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
+    assert list(card.inputs) == [
+        models_pb2.INPUT_KIND_TEXT,
+        models_pb2.INPUT_KIND_IMAGE,
+        models_pb2.INPUT_KIND_DOCUMENT,
+    ]
     # A heartbeat may not have brought the loaded model's card yet, which says the rest.
     if card.HasField("images"):
-        assert card.images == models_pb2.ImageInput(height=36, width=36, patch=8, extra_tokens=1, max_tokens=17)
+        assert card.images == models_pb2.ImageInput(
+            height=36, width=36, patch=8, extra_tokens=1, max_tokens=17
+        )
 
 
-def test_an_item_of_parts(mesh: Cluster, references: dict[Family, Reference]) -> None:
+def test_item_of_parts(mesh: Cluster, references: dict[Family, Reference]) -> None:
     """One part is its short form; these models refuse more, with the item's path."""
     del references
     shown = pb.Part(image=pb.Image(data=FILES[0]))
     with grpc.insecure_channel(mesh.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        short = stub.Encode(pb.EncodeRequest(model="random/clip-images", items=[pb.Item(image=shown.image), pb.Item(text="a")]))
+        short = stub.Encode(
+            pb.EncodeRequest(
+                model="random/clip-images", items=[pb.Item(image=shown.image), pb.Item(text="a")]
+            )
+        )
         items = [pb.Item(parts=[shown]), pb.Item(parts=[pb.Part(text="a")])]
-        assert stub.Encode(pb.EncodeRequest(model="random/clip-images", items=items)).dense == short.dense
+        assert (
+            stub.Encode(pb.EncodeRequest(model="random/clip-images", items=items)).dense
+            == short.dense
+        )
         items.append(pb.Item(parts=[pb.Part(text="a"), shown]))
         with pytest.raises(grpc.RpcError) as caught:
             stub.Encode(pb.EncodeRequest(model="random/clip-images", items=items))
@@ -147,7 +185,10 @@ def png(height: int, width: int, pixels: bytes) -> bytes:
     """A grey PNG that says that it is so large, with these compressed pixels."""
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
-    body = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks)
+    body = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 
@@ -166,36 +207,63 @@ def zipped() -> bytes:
 
 NOISE = Image.fromarray(np.random.default_rng(1).integers(0, 255, (90, 80, 3), dtype=np.uint8))
 HOSTILE: dict[str, tuple[bytes, str]] = {
-    "a bomb": (png(50_000, 50_000, zlib.compress(bytes(1 << 20))), "2,500,000,000 pixels; at most 50,000,000"),
-    "a bomb that the router cannot read": (saved(Image.new("1", (8_000, 8_000)), "TIFF", big_tiff=True), "at most 50,000,000"),
+    "a bomb": (
+        png(50_000, 50_000, zlib.compress(bytes(1 << 20))),
+        "2,500,000,000 pixels; at most 50,000,000",
+    ),
+    "a bomb that the router cannot read": (
+        saved(Image.new("1", (8_000, 8_000)), "TIFF", big_tiff=True),
+        "at most 50,000,000",
+    ),
     "truncated": (saved(NOISE, "JPEG")[:900], "truncated or damaged"),
     "a header that lies": (png(5_000, 5_000, zlib.compress(bytes(100))), "truncated or damaged"),
     "too large a file": (bytes((16 << 20) + 1), "16,777,217 bytes; at most 16,777,216"),
-    "a drawing": (b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', "no image of a format"),
+    "a drawing": (
+        b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
+        "no image of a format",
+    ),
     "an archive": (zipped(), "no image of a format"),
     "half a header": (FILES[0][:20], "no image of a format|truncated or damaged"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_images_are_refused_by_their_path(client: shoal.Client, references: dict[Family, Reference], name: str) -> None:
+def test_hostile_images_are_refused_by_their_path(
+    client: shoal.Client, references: dict[Family, Reference], name: str
+) -> None:
     """And the next good request is answered."""
     data, message = HOSTILE[name]
     with pytest.raises(errors.InvalidInput, match=message) as caught:
         client.encode("random/clip-images", [FILES[0], "a text", data])
     assert caught.value.field.startswith("items[2].image")
-    assert relative_error(client.encode("random/clip-images", FILES[:1]).dense, references["clip"].images(FILES[:1])) <= 1e-5
+    assert (
+        relative_error(
+            client.encode("random/clip-images", FILES[:1]).dense,
+            references["clip"].images(FILES[:1]),
+        )
+        <= 1e-5
+    )
 
 
-def test_more_than_a_request_holds(client: shoal.Client, references: dict[Family, Reference]) -> None:
+def test_more_than_a_request_holds(
+    client: shoal.Client, references: dict[Family, Reference]
+) -> None:
     """100 MB, which no router reads."""
     with pytest.raises(errors.ShoalError) as caught:
         client.encode("random/clip-images", [FILES[0], bytes(100 << 20)])
     assert caught.value.field == "items[1].image.data"
-    assert relative_error(client.encode("random/clip-images", FILES[:1]).dense, references["clip"].images(FILES[:1])) <= 1e-5
+    assert (
+        relative_error(
+            client.encode("random/clip-images", FILES[:1]).dense,
+            references["clip"].images(FILES[:1]),
+        )
+        <= 1e-5
+    )
 
 
-def test_an_animation_is_its_first_picture(client: shoal.Client, references: dict[Family, Reference]) -> None:
+def test_animation_is_its_first_picture(
+    client: shoal.Client, references: dict[Family, Reference]
+) -> None:
     first, *rest = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
     moving = saved(first, "GIF", save_all=True, append_images=rest)
     wanted = references["clip"].images([saved(first, "PNG")])
@@ -203,8 +271,12 @@ def test_an_animation_is_its_first_picture(client: shoal.Client, references: dic
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_image_is_computed_once(client: shoal.Client, references: dict[Family, Reference], family: Family) -> None:
-    """Of one request and of the next, for each tenant apart; what is found is what was computed, and costs as much."""
+def test_image_is_computed_once(
+    client: shoal.Client, references: dict[Family, Reference], family: Family
+) -> None:
+    """Of one request and of the next, for each tenant apart; what is found is what was computed,
+    and costs as much.
+    """
     model, theirs = f"random/{family}-images", references[family]
     files = [FILES[3], FILES[5], FILES[3]]
     first = client.encode(model, files)
@@ -217,7 +289,12 @@ def test_an_image_is_computed_once(client: shoal.Client, references: dict[Family
     assert scored.timings.forward_seconds == 0, "one image against others"
     mixed = client.encode(model, [FILES[3], TEXTS[0]])
     assert mixed.timings.forward_seconds > 0
-    assert relative_error(mixed.dense, np.concatenate([theirs.images(FILES[3:4]), theirs.texts(TEXTS[:1])])) <= 1e-5
+    assert (
+        relative_error(
+            mixed.dense, np.concatenate([theirs.images(FILES[3:4]), theirs.texts(TEXTS[:1])])
+        )
+        <= 1e-5
+    )
     with shoal.Client(client.address, tenant="another") as other:
         apart = other.encode(model, [FILES[5]])
     assert apart.timings.forward_seconds > 0

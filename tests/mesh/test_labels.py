@@ -1,4 +1,6 @@
-"""Labels of the request's own through the whole mesh: a model of natural language inference, GLiClass and laya."""
+"""Labels of the request's own through the whole mesh: a model of natural language inference,
+GLiClass and laya.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,20 @@ def found(answer: shoal.Extraction) -> dict[str, float]:
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_labels_by_hypotheses(multi_label: bool, client: shoal.Client, checkpoints: Path) -> None:
     name, labels = "random/bert-classes", ["law", "the weather of tomorrow"]
-    pipeline = transformers.pipeline("zero-shot-classification", str(checkpoints / name), device="cpu")
-    theirs = cast("list[dict[str, Any]]", pipeline(TEXTS, candidate_labels=labels, multi_label=multi_label))
-    assert {label for answer in client.classify(name, TEXTS).results for label in found(answer)} == set(CLASSES)
+    pipeline = transformers.pipeline(
+        "zero-shot-classification", str(checkpoints / name), device="cpu"
+    )
+    theirs = cast(
+        "list[dict[str, Any]]", pipeline(TEXTS, candidate_labels=labels, multi_label=multi_label)
+    )
+    assert {
+        label for answer in client.classify(name, TEXTS).results for label in found(answer)
+    } == set(CLASSES)
     ours = client.classify(name, TEXTS, labels, multi_label=multi_label)
     for answer, expected in zip(ours.results, theirs, strict=True):
-        assert found(answer) == pytest.approx(dict(zip(expected["labels"], expected["scores"], strict=True)), rel=1e-4)
+        assert found(answer) == pytest.approx(
+            dict(zip(expected["labels"], expected["scores"], strict=True)), rel=1e-4
+        )
 
 
 def test_gliclass(client: shoal.Client, checkpoints: Path) -> None:

@@ -17,11 +17,16 @@ TEXTS = texts(60, shortest=1, longest=12, seed=11)
 
 
 async def test_sigterm_of_a_worker_under_load_loses_nothing(tmp_path: Path, models: str) -> None:
-    """Half of the workers are told to stop while 400 requests run: they end with status 0, and every request is answered."""
+    """Half of the workers are told to stop while 400 requests run: they end with status 0, and
+    every request is answered.
+    """
     with Cluster(tmp_path, models=models, workers=2) as cluster:
         async with shoal.AsyncClient(cluster.address) as client:
             await client.encode(MINILM, TEXTS)
-            calls = [asyncio.create_task(client.encode(MINILM, TEXTS[index % 60])) for index in range(400)]
+            calls = [
+                asyncio.create_task(client.encode(MINILM, TEXTS[index % 60]))
+                for index in range(400)
+            ]
             await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
             status = await asyncio.to_thread(cluster.stop, "worker-0")
             answers = await asyncio.gather(*calls)
@@ -29,7 +34,7 @@ async def test_sigterm_of_a_worker_under_load_loses_nothing(tmp_path: Path, mode
     assert all(answer.dense is not None and answer.dense.shape == (1, 384) for answer in answers)
 
 
-def test_a_model_is_loaded_by_order_pinned_and_evicted(client: shoal.Client) -> None:
+def test_model_is_loaded_by_order_pinned_and_evicted(client: shoal.Client) -> None:
     name = "random/distilbert-embed"
     assert client.models.load(name).state == "resident"
     assert client.models.pin(name).places[0].pinned
@@ -41,13 +46,20 @@ def test_a_model_is_loaded_by_order_pinned_and_evicted(client: shoal.Client) -> 
     assert client.models.get(name).state == "resident"
 
 
-def test_a_broken_checkpoint_is_refused_with_its_reason_and_others_go_on(tmp_path: Path, models: str, checkpoints: Path) -> None:
+def test_broken_checkpoint_is_refused_with_its_reason_and_others_go_on(
+    tmp_path: Path, models: str, checkpoints: Path
+) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in (checkpoints / "random" / "bert-embed").iterdir():
         if file.is_file():
-            (broken / file.name).write_bytes(file.read_bytes()[:200] if file.suffix == ".safetensors" else file.read_bytes())
-    with Cluster(tmp_path, models=f"my/broken={broken}:{models}") as cluster, shoal.Client(cluster.address) as client:
+            (broken / file.name).write_bytes(
+                file.read_bytes()[:200] if file.suffix == ".safetensors" else file.read_bytes()
+            )
+    with (
+        Cluster(tmp_path, models=f"my/broken={broken}:{models}") as cluster,
+        shoal.Client(cluster.address) as client,
+    ):
         with pytest.raises(shoal.ShoalError) as caught:
             client.encode("my/broken", ["text"])
         assert caught.value.reason == "MODEL_LOAD_FAILED"
@@ -56,7 +68,7 @@ def test_a_broken_checkpoint_is_refused_with_its_reason_and_others_go_on(tmp_pat
         assert client.models.get("my/broken").state == "failed"
 
 
-def test_a_client_that_leaves_takes_its_jobs_with_it(mesh: Cluster) -> None:
+def test_client_that_leaves_takes_its_jobs_with_it(mesh: Cluster) -> None:
     """A cancelled request leaves nothing in its lane."""
 
     async def leave() -> None:
@@ -68,15 +80,26 @@ def test_a_client_that_leaves_takes_its_jobs_with_it(mesh: Cluster) -> None:
 
     asyncio.run(leave())
     with shoal.Client(mesh.address) as client:
-        wait_until(lambda: all(lane.queued_tokens == 0 for lane in client.mesh().lanes), 20, "the lane to be empty")
+        wait_until(
+            lambda: all(lane.queued_tokens == 0 for lane in client.mesh().lanes),
+            20,
+            "the lane to be empty",
+        )
 
 
-async def test_what_a_killed_worker_held_is_answered_by_another_before_its_leases_run_out(tmp_path: Path, models: str) -> None:
+async def test_what_a_killed_worker_held_is_answered_by_another_before_its_leases_run_out(
+    tmp_path: Path, models: str
+) -> None:
     """Leases last for ten minutes here, and no request waits for more than one."""
-    with Cluster(tmp_path, models=models, workers=2, environment={"SHOAL_LEASE_MS": "600000"}) as cluster:
+    with Cluster(
+        tmp_path, models=models, workers=2, environment={"SHOAL_LEASE_MS": "600000"}
+    ) as cluster:
         async with shoal.AsyncClient(cluster.address, timeout=60) as client:
             await asyncio.gather(*(client.encode(MINILM, TEXTS) for _ in range(8)))
-            calls = [asyncio.create_task(client.encode(MINILM, TEXTS[index % 60])) for index in range(400)]
+            calls = [
+                asyncio.create_task(client.encode(MINILM, TEXTS[index % 60]))
+                for index in range(400)
+            ]
             await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.to_thread(cluster.kill, "worker-0")
             answers = await asyncio.gather(*calls)

@@ -32,9 +32,15 @@ SHOAL = [sys.executable, "-m", "shoal"]
 
 
 @contextmanager
-def up(*arguments: str, environment: Mapping[str, str] = os.environ) -> Iterator[subprocess.Popen[str]]:
+def up(
+    *arguments: str, environment: Mapping[str, str] = os.environ
+) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [*SHOAL, "up", *arguments], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*SHOAL, "up", *arguments],
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             yield process
@@ -61,7 +67,9 @@ def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
             assert dense is not None
             assert dense.shape == (1, 384)
         advice = next(line for line in said if line.strip().startswith("shoal encode"))
-        told = subprocess.run([sys.executable, "-m", *shlex.split(advice)], check=True, capture_output=True, text=True)
+        told = subprocess.run(
+            [sys.executable, "-m", *shlex.split(advice)], check=True, capture_output=True, text=True
+        )
         assert "384" in told.stdout
         advice = next(line for line in said if line.strip().startswith("curl"))
         told = subprocess.run(shlex.split(advice), check=True, capture_output=True, text=True)
@@ -70,7 +78,9 @@ def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
         assert scaler is not None
         with grpc.insecure_channel(scaler[1]) as channel:
             ready = health_pb2.HealthCheckRequest(service="liveness")
-            answer = health_pb2_grpc.HealthStub(channel).Check(ready, wait_for_ready=True, timeout=30)
+            answer = health_pb2_grpc.HealthStub(channel).Check(
+                ready, wait_for_ready=True, timeout=30
+            )
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -85,7 +95,9 @@ def test_up_with_a_model_answers_requests_that_name_none() -> None:
         assert f"requests that name none are for {MINILM}" in said
         url = re.search(r"http +(http://\S+)", said)
         assert url is not None
-        request = urllib.request.Request(f"{url[1]}/embed", json.dumps({"inputs": "Hello"}).encode())
+        request = urllib.request.Request(
+            f"{url[1]}/embed", json.dumps({"inputs": "Hello"}).encode()
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert len(json.load(answer)[0]) == 384
         process.send_signal(signal.SIGINT)
@@ -101,27 +113,53 @@ def test_up_with_tls_says_commands_that_work_and_lets_nobody_else_in() -> None:
             if "Ctrl-C" in line:
                 break
         (command,) = (line for line in said if line.startswith("python -c"))
-        told = subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True, capture_output=True, text=True)
+        told = subprocess.run(
+            [sys.executable, *shlex.split(command)[1:]], check=True, capture_output=True, text=True
+        )
         assert told.stdout.strip() == "(1, 384)"
         encode, status = (shlex.split(line) for line in said if line.startswith("shoal"))
-        assert "384" in subprocess.run([*SHOAL, *encode[1:]], check=True, capture_output=True, text=True).stdout
-        assert "worker-0" in subprocess.run([*SHOAL, *status[1:]], check=True, capture_output=True, text=True).stdout
+        assert (
+            "384"
+            in subprocess.run(
+                [*SHOAL, *encode[1:]], check=True, capture_output=True, text=True
+            ).stdout
+        )
+        assert (
+            "worker-0"
+            in subprocess.run(
+                [*SHOAL, *status[1:]], check=True, capture_output=True, text=True
+            ).stdout
+        )
         (curl,) = (shlex.split(line) for line in said if line.startswith("curl"))
         assert b"embedding" in subprocess.run(curl, check=True, capture_output=True).stdout
         place = curl.index("--cert")
-        assert subprocess.run([*curl[:place], *curl[place + 4 :]], check=False, capture_output=True).returncode != 0
+        assert (
+            subprocess.run(
+                [*curl[:place], *curl[place + 4 :]], check=False, capture_output=True
+            ).returncode
+            != 0
+        )
         address = encode[encode.index("--address") + 1]
-        with shoal.Client(address, retry=shoal.RetryPolicy(attempts=1)) as nobody, pytest.raises(shoal.errors.CannotConnect):
+        with (
+            shoal.Client(address, retry=shoal.RetryPolicy(attempts=1)) as nobody,
+            pytest.raises(shoal.errors.CannotConnect),
+        ):
             nobody.encode(MINILM, "Hello, mesh")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 
 
-def test_who_is_killed_comes_back_and_calls_in_flight_are_answered_at_the_end(tmp_path: Path) -> None:
-    """kill -9 of a worker, the router, the scheduler and Redis, one after the other; then Ctrl-C with a call in flight."""
+def test_who_is_killed_comes_back_and_calls_in_flight_are_answered_at_the_end(
+    tmp_path: Path,
+) -> None:
+    """kill -9 of a worker, the router, the scheduler and Redis, one after the other; then Ctrl-C
+    with a call in flight.
+    """
     logs = tmp_path / "logs"
     environment = os.environ | {"SHOAL_LEASE_MS": "3000"}
-    with up("--port", "0", "--workers", "2", "--keep-logs", str(logs), environment=environment) as process:
+    with up(
+        "--port", "0", "--workers", "2", "--keep-logs", str(logs), environment=environment
+    ) as process:
         address = _address(process)
         with shoal.Client(address, timeout=60) as client:
             client.encode(MINILM, ["load it"])
@@ -131,21 +169,33 @@ def test_who_is_killed_comes_back_and_calls_in_flight_are_answered_at_the_end(tm
                 dense = client.encode(MINILM, f"after {name}").dense
                 assert dense is not None
                 assert dense.shape == (1, 384)
-                wait_until(lambda name=name: _restarts(client, name) == 1, 60, f"{name} to come back")  # type: ignore[misc]
+                wait_until(
+                    lambda name=name: _restarts(client, name) == 1,  # type: ignore[misc]
+                    60,
+                    f"{name} to come back",
+                )
                 assert _child(process.pid, name).pid != old.pid
-            status = subprocess.run([*SHOAL, "status", "--address", address], check=True, capture_output=True, text=True).stdout
+            status = subprocess.run(
+                [*SHOAL, "status", "--address", address], check=True, capture_output=True, text=True
+            ).stdout
             assert "processes" in status
             assert "SIGKILL" in status
             wait_until(lambda: len(client.mesh().workers) == 2, 30, "both workers to report")
             with ThreadPoolExecutor() as pool:
                 answer = pool.submit(client.encode, MINILM, ["word " * 200] * 80)
-                wait_until(lambda: any(lane.leased_tokens for lane in client.mesh().lanes), 30, "the call to be in flight")
+                wait_until(
+                    lambda: any(lane.leased_tokens for lane in client.mesh().lanes),
+                    30,
+                    "the call to be in flight",
+                )
                 process.send_signal(signal.SIGINT)
                 dense = answer.result().dense
             assert dense is not None
             assert dense.shape == (80, 384)
         assert process.wait(60) == 0
-    assert {path.name for path in logs.iterdir()} == {f"{name}.log" for name in (*NAMES, "worker-1")}
+    assert {path.name for path in logs.iterdir()} == {
+        f"{name}.log" for name in (*NAMES, "worker-1")
+    }
 
 
 def test_kill_9_of_up_leaves_no_process() -> None:
@@ -159,9 +209,13 @@ def test_kill_9_of_up_leaves_no_process() -> None:
     assert len(gone) == len(NAMES)
 
 
-def test_a_mesh_that_does_not_come_up_says_why_and_keeps_its_logs() -> None:
+def test_mesh_that_does_not_come_up_says_why_and_keeps_its_logs() -> None:
     run = subprocess.run(
-        [*SHOAL, "up", "--port", "0"], env=os.environ | {"SHOAL_BATCH_ITEMS": "none"}, capture_output=True, text=True, check=False
+        [*SHOAL, "up", "--port", "0"],
+        env=os.environ | {"SHOAL_BATCH_ITEMS": "none"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 1
     assert "SHOAL_BATCH_ITEMS" in run.stderr
@@ -190,7 +244,10 @@ def _child(pid: int, name: str) -> psutil.Process:
     """Of `shoal up`."""
     for child in psutil.Process(pid).children():
         role, _, number = name.partition("-")
-        words, wanted = " ".join(child.cmdline()), "redis" if role == "redis" else f"services.{role}"
+        words, wanted = (
+            " ".join(child.cmdline()),
+            "redis" if role == "redis" else f"services.{role}",
+        )
         if wanted in words and (not number or child.environ().get("SHOAL_WORKER_ID") == name):
             return child
     raise AssertionError(f"{name} does not run")
@@ -210,7 +267,9 @@ def test_up_says_which_port_is_taken() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        run = subprocess.run([*SHOAL, "up", "--port", str(port)], capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            [*SHOAL, "up", "--port", str(port)], capture_output=True, text=True, check=False
+        )
     assert run.returncode == 1
     assert f"port {port}" in run.stderr
     assert "--port" in run.stderr
@@ -218,6 +277,8 @@ def test_up_says_which_port_is_taken() -> None:
 
 
 def test_up_names_a_model_folder_that_is_not_there() -> None:
-    run = subprocess.run([*SHOAL, "up", "--model", "my/model=/nowhere"], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [*SHOAL, "up", "--model", "my/model=/nowhere"], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 1
     assert "/nowhere" in run.stderr

@@ -1,7 +1,8 @@
-"""Memory that runs out, through the whole mesh: every rung of the ladder, and loads that fail, hang, or can never fit.
+"""Memory that runs out, through the whole mesh: every rung of the ladder, and loads that fail,
+hang, or can never fit.
 
-One worker with faults of our making (`tests/support/faulty_worker.py`) and one checkpoint under many names, so that what one of
-them answers is what any of them must answer.
+One worker with faults of our making (`tests/support/faulty_worker.py`) and one checkpoint under
+many names, so that what one of them answers is what any of them must answer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ CLEAN = "org/clean"
 MEMORY_BYTES = 64 << 20
 LIMIT_TOKENS = 60
 LOAD_SECONDS = 8
-"""How long a load may take. One test waits for it; all others must load within it on a busy machine."""
+"""How long a load may take. One test waits for it; all others must load within it on a busy
+machine.
+"""
 FAULTS = {
     "org/once": Faults(times=1),
     "org/crowded": Faults(above_models=1),
@@ -60,21 +63,33 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, release: Path) -> Iterator
     catalog.mkdir()
     (catalog / "vast.yaml").write_text(f"model: org/vast\nmemory_bytes: {2 * MEMORY_BYTES}\n")
     (catalog / "loud.yaml").write_text("model: org/loud-half\ndtype: float16\n")
-    models = dict.fromkeys((CLEAN, "org/vast", *FAULTS), sound) | {"org/loud": loud, "org/loud-half": loud}
+    models = dict.fromkeys((CLEAN, "org/vast", *FAULTS), sound) | {
+        "org/loud": loud,
+        "org/loud-half": loud,
+    }
     environment = {
-        VARIABLE: json.dumps({name: asdict(faults) | {"release": str(release)} for name, faults in FAULTS.items()}),
+        VARIABLE: json.dumps(
+            {name: asdict(faults) | {"release": str(release)} for name, faults in FAULTS.items()}
+        ),
         "SHOAL_MEMORY_BYTES": str(MEMORY_BYTES),
         "SHOAL_LOAD_SECONDS": str(LOAD_SECONDS),
         "SHOAL_HEARTBEAT_SECONDS": "0.2",
         "SHOAL_CATALOG": str(catalog),
     }
     shelves = ":".join(f"{name}={place}" for name, place in models.items())
-    with Cluster(directory, models=shelves, environment=environment, worker_module="tests.support.faulty_worker") as started:
+    with Cluster(
+        directory,
+        models=shelves,
+        environment=environment,
+        worker_module="tests.support.faulty_worker",
+    ) as started:
         yield started
 
 
 def overflow(directory: Path) -> None:
-    """Makes feed-forward layers overflow float16 (65,504) and not float32; LayerNorm makes their sums small again."""
+    """Makes feed-forward layers overflow float16 (65,504) and not float32; LayerNorm makes their
+    sums small again.
+    """
     state = load_file(directory / "model.safetensors")
     for name, tensor in state.items():
         if name.endswith(("intermediate.dense.weight", "layer.0.output.dense.weight")):
@@ -84,12 +99,16 @@ def overflow(directory: Path) -> None:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[shoal.Client]:
-    """What a test leaves behind is looked at: the worker lives, answers, and its memory is what its models take."""
+    """What a test leaves behind is looked at: the worker lives, answers, and its memory is what its
+    models take.
+    """
     with shoal.Client(cluster.address, timeout=60) as connected:
         yield connected
         assert cluster.processes["worker-0"].poll() is None
         if connected.models.get(CLEAN).state != "resident":
-            connected.models.load(CLEAN)  # an order need not wait until the claim of its last load has run out
+            connected.models.load(
+                CLEAN
+            )  # an order need not wait until the claim of its last load has run out
         assert vectors(connected, CLEAN, SHORT[:3]).shape == (3, 64)
         wait_until(lambda: memory_adds_up(connected), 30, "the memory of what has gone to be free")
 
@@ -101,7 +120,11 @@ def close(answer: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
 def memory_adds_up(client: shoal.Client) -> bool:
     mesh = client.mesh()
     (worker,) = mesh.workers
-    sizes = {model.model: model.card.bytes for model in mesh.models if model.state == "resident" and model.card}
+    sizes = {
+        model.model: model.card.bytes
+        for model in mesh.models
+        if model.state == "resident" and model.card
+    }
     return set(worker.resident) == sizes.keys() and worker.used_bytes == sum(sizes.values())
 
 
@@ -118,7 +141,7 @@ def expected(cluster: Cluster) -> NDArray[np.float32]:
         return vectors(client, CLEAN, SHORT)
 
 
-def test_the_worker_tells_which_kernels_it_uses(client: shoal.Client) -> None:
+def test_worker_tells_which_kernels_it_uses(client: shoal.Client) -> None:
     assert [worker.kernels for worker in client.mesh().workers] == [native.name()]
 
 
@@ -129,16 +152,23 @@ def test_freeing_caches_helps(client: shoal.Client, expected: NDArray[np.float32
 def test_idle_models_go(client: shoal.Client, expected: NDArray[np.float32]) -> None:
     vectors(client, "org/once", SHORT[:1])
     close(vectors(client, "org/crowded", SHORT[:1]), expected[:1])
-    wait_until(lambda: client.mesh().workers[0].resident == ("org/crowded",), 30, "all others to have gone")
+    wait_until(
+        lambda: client.mesh().workers[0].resident == ("org/crowded",), 30, "all others to have gone"
+    )
 
 
-def test_a_batch_is_halved(client: shoal.Client, expected: NDArray[np.float32]) -> None:
+def test_batch_is_halved(client: shoal.Client, expected: NDArray[np.float32]) -> None:
     close(vectors(client, "org/small", SHORT), expected)
 
 
-def test_an_item_that_does_not_fit_fails_alone(client: shoal.Client, expected: NDArray[np.float32]) -> None:
+def test_item_that_does_not_fit_fails_alone(
+    client: shoal.Client, expected: NDArray[np.float32]
+) -> None:
     with ThreadPoolExecutor(10) as pool:
-        good = [pool.submit(vectors, client, "org/small", SHORT[place : place + 6]) for place in range(0, 60, 6)]
+        good = [
+            pool.submit(vectors, client, "org/small", SHORT[place : place + 6])
+            for place in range(0, 60, 6)
+        ]
         with pytest.raises(shoal.errors.OutOfMemory) as caught:
             client.encode("org/small", [*SHORT[:5], LONG])
         answers = [future.result() for future in good]
@@ -162,12 +192,14 @@ def test_numbers_that_are_not_finite_are_computed_again_in_float32(client: shoal
         ("org/vast", f"{2 * MEMORY_BYTES:,} bytes"),
     ],
 )
-def test_a_load_that_fails_or_can_never_fit_is_refused_with_its_reason(client: shoal.Client, model: str, said: str) -> None:
+def test_load_that_fails_or_can_never_fit_is_refused_with_its_reason(
+    client: shoal.Client, model: str, said: str
+) -> None:
     with pytest.raises(shoal.errors.ModelBroken, match=said):
         client.encode(model, SHORT[:1])
 
 
-def test_a_load_that_hangs_is_given_up_and_its_memory_comes_back_when_it_ends(
+def test_load_that_hangs_is_given_up_and_its_memory_comes_back_when_it_ends(
     client: shoal.Client, release: Path, expected: NDArray[np.float32]
 ) -> None:
     with ThreadPoolExecutor(1) as pool:

@@ -21,7 +21,9 @@ from tests.support.waiting import wait_until
 SHARE = 0.1
 """Of its memory before, what a process may keep."""
 REDIS_BYTES = 8 << 20
-"""What Redis may keep: it has 5 MB when it is empty, and a tenth of that is less than one of its buffers."""
+"""What Redis may keep: it has 5 MB when it is empty, and a tenth of that is less than one of its
+buffers.
+"""
 SECONDS = 60.0
 NAMES = ("edge-0", "router-0", "worker-0", "redis")
 
@@ -31,12 +33,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     models = tmp_path_factory.mktemp("models")
     write_kinds(models)
     with Cluster(tmp_path_factory.mktemp("returned"), models=str(models), edges=1) as running:
-        wait_until(lambda: post(running, b'{"model": "%s", "input": "a"}' % FORMS.encode()) == 200, 60, "the edge to answer")
+        wait_until(
+            lambda: post(running, b'{"model": "%s", "input": "a"}' % FORMS.encode()) == 200,
+            60,
+            "the edge to answer",
+        )
         yield running
 
 
 def post(cluster: Cluster, body: bytes, encoding: str = "identity") -> int:
-    """Send a body to `/v1/embeddings`. Return the status; 0 if the edge closed the connection or does not listen."""
+    """Send a body to `/v1/embeddings`. Return the status; 0 if the edge closed the connection or
+    does not listen.
+    """
     host, _, port = cluster.http_addresses[0].partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
@@ -56,22 +64,32 @@ def labels(items: int) -> pb.ExtractRequest:
 
 
 def attack(cluster: Cluster, stub: inference_pb2_grpc.InferenceServiceStub) -> None:
-    """Send bodies of many objects, a body that inflates, many texts and a request with the largest answer."""
+    """Send bodies of many objects, a body that inflates, many texts and a request with the largest
+    answer.
+    """
     many = b'{"model": "%s", "input": [%s"a"]}' % (FORMS.encode(), b'"a",' * 1_000_000)
     with ThreadPoolExecutor(4) as threads:
         statuses = [threads.submit(post, cluster, many) for _ in range(4)]
-        statuses += [threads.submit(post, cluster, gzip.compress(many * 4), "gzip") for _ in range(4)]
+        statuses += [
+            threads.submit(post, cluster, gzip.compress(many * 4), "gzip") for _ in range(4)
+        ]
         assert not {status.result() for status in statuses} & {200, 500}
     stub.Extract(labels(800), timeout=120)
-    stub.Encode(pb.EncodeRequest(model=FORMS, items=[pb.Item(text="a" * 300)] * 10_000), timeout=120)
+    stub.Encode(
+        pb.EncodeRequest(model=FORMS, items=[pb.Item(text="a" * 300)] * 10_000), timeout=120
+    )
 
 
 def test_memory_returns_after_hostile_requests(cluster: Cluster) -> None:
-    with grpc.insecure_channel(cluster.address, [("grpc.max_receive_message_length", -1)]) as channel:
+    with grpc.insecure_channel(
+        cluster.address, [("grpc.max_receive_message_length", -1)]
+    ) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         for _ in range(3):
             stub.Extract(labels(10), timeout=60)
-            stub.Encode(pb.EncodeRequest(model=FORMS, items=[pb.Item(text="a" * 300)] * 100), timeout=60)
+            stub.Encode(
+                pb.EncodeRequest(model=FORMS, items=[pb.Item(text="a" * 300)] * 100), timeout=60
+            )
         pids = {name: cluster.processes[name].pid for name in NAMES}
         before = {name: resident_bytes(pid) for name, pid in pids.items()}
         peaks = {name: Peak(pid) for name, pid in pids.items()}
@@ -81,10 +99,14 @@ def test_memory_returns_after_hostile_requests(cluster: Cluster) -> None:
 
         def has_returned() -> bool:
             kept = {name: resident_bytes(pid) - before[name] for name, pid in pids.items()}
-            return kept.pop("redis") <= REDIS_BYTES and all(size <= SHARE * before[name] for name, size in kept.items())
+            return kept.pop("redis") <= REDIS_BYTES and all(
+                size <= SHARE * before[name] for name, size in kept.items()
+            )
 
         try:
             wait_until(has_returned, SECONDS, "memory to return")
         finally:
             kept = {name: (resident_bytes(pid) - before[name]) >> 20 for name, pid in pids.items()}
-            print(f"before {before}; grown by {grown} MiB; kept {kept} MiB after {time.monotonic() - ended:.0f} s")
+            print(
+                f"before {before}; grown by {grown} MiB; kept {kept} MiB after {time.monotonic() - ended:.0f} s"
+            )

@@ -17,25 +17,33 @@ from tests.support.texts import texts
 
 PATIENCE = 300.0  # seconds: the tokens are many for a busy machine of two cores
 TEXTS = texts(260, shortest=1, longest=40) + texts(60, shortest=41, longest=330)
-"""1 to 330 words: 1 to over 400 tokens; the model's own limit is 256. Most are short: time goes into tokens, not into texts."""
+"""1 to 330 words: 1 to over 400 tokens; the model's own limit is 256. Most are short: time goes
+into tokens, not into texts.
+"""
 
 
 @pytest.fixture(scope="module")
 def reference(minilm: Path) -> NDArray[np.float32]:
-    """[texts, 384] by transformers in fp32, one text at a time, mean-pooled and normalised as the model's card says."""
+    """[texts, 384] by transformers in fp32, one text at a time, mean-pooled and normalised as the
+    model's card says.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     model = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
     rows = []
     with torch.inference_mode():
         for text in TEXTS:
-            hidden = model(**tokenizer(text, truncation=True, max_length=256, return_tensors="pt")).last_hidden_state[0]
+            hidden = model(
+                **tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
+            ).last_hidden_state[0]
             rows.append(torch.nn.functional.normalize(hidden.mean(0), dim=0).numpy())
     return np.stack(rows)
 
 
 def cosines(ours: NDArray[np.number], theirs: NDArray[np.float32]) -> NDArray[np.float64]:
     wide, other = ours.astype(np.float64), theirs.astype(np.float64)
-    return np.asarray((wide * other).sum(1) / np.linalg.norm(wide, axis=1) / np.linalg.norm(other, axis=1))
+    return np.asarray(
+        (wide * other).sum(1) / np.linalg.norm(wide, axis=1) / np.linalg.norm(other, axis=1)
+    )
 
 
 def test_texts_cover_1_to_400_tokens(minilm: Path) -> None:
@@ -53,14 +61,19 @@ def test_float32_equals_transformers(client: shoal.Client, reference: NDArray[np
     assert cosines(dense, reference).min() >= 0.99999
 
 
-def test_bfloat16_is_close_to_transformers(tmp_path: Path, models: str, reference: NDArray[np.float32]) -> None:
-    with Cluster(tmp_path, models=models, dtype="bfloat16") as cluster, shoal.Client(cluster.address) as client:
+def test_bfloat16_is_close_to_transformers(
+    tmp_path: Path, models: str, reference: NDArray[np.float32]
+) -> None:
+    with (
+        Cluster(tmp_path, models=models, dtype="bfloat16") as cluster,
+        shoal.Client(cluster.address) as client,
+    ):
         dense = client.encode(MINILM, TEXTS, timeout=PATIENCE).dense
     assert dense is not None
     assert cosines(dense, reference).min() >= 0.999
 
 
-def test_a_text_alone_equals_the_same_text_among_others(client: shoal.Client) -> None:
+def test_text_alone_equals_the_same_text_among_others(client: shoal.Client) -> None:
     some = TEXTS[::4]
     together = client.encode(MINILM, some, timeout=PATIENCE).dense
     assert together is not None
@@ -72,5 +85,7 @@ def test_a_text_alone_equals_the_same_text_among_others(client: shoal.Client) ->
 
 def test_usage_counts_tokens_exactly(client: shoal.Client, minilm: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
-    expected = sum(len(tokenizer(text, truncation=True, max_length=256)["input_ids"]) for text in TEXTS[:40])
+    expected = sum(
+        len(tokenizer(text, truncation=True, max_length=256)["input_ids"]) for text in TEXTS[:40]
+    )
     assert client.encode(MINILM, TEXTS[:40]).usage.input_tokens == expected

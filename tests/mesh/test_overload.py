@@ -1,5 +1,6 @@
-"""More load than the mesh can serve, through two routers: admitted requests are answered, the rest are refused with a time to
-retry, and memory does not grow. `make bench-overload` measures how well."""
+"""More load than the mesh can serve, through two routers: admitted requests are answered, the rest
+are refused with a time to retry, and memory does not grow. `make bench-overload` measures how
+well."""
 
 from __future__ import annotations
 
@@ -15,35 +16,64 @@ from tests.support.texts import texts
 
 SECONDS = 4.0
 OVERLOAD = 4.0
-"""Offered load as a multiple of the capacity that is measured just before, whatever machine this is and whoever else uses it."""
+"""Offered load as a multiple of the capacity that is measured just before, whatever machine this is
+and whoever else uses it.
+"""
 WORDS = (80, 100)
-"""Words of a text, some 15 to 50 ms of a core: few enough requests fit that clients and routers do not compete with the worker."""
+"""Words of a text, some 15 to 50 ms of a core: few enough requests fit that clients and routers do
+not compete with the worker.
+"""
 GROWTH_BYTES = 200 << 20
 
 
-async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_answered(tmp_path: Path) -> None:
-    write_checkpoint("bert", tmp_path / "models" / MODEL, hidden=768, layers=6, heads=12, sentence=SentenceFiles())
+async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_answered(
+    tmp_path: Path,
+) -> None:
+    write_checkpoint(
+        "bert",
+        tmp_path / "models" / MODEL,
+        hidden=768,
+        layers=6,
+        heads=12,
+        sentence=SentenceFiles(),
+    )
     (tmp_path / "mesh").mkdir()
-    with Cluster(tmp_path / "mesh", models=str(tmp_path / "models"), routers=2, environment=ENVIRONMENT) as cluster:
+    with Cluster(
+        tmp_path / "mesh", models=str(tmp_path / "models"), routers=2, environment=ENVIRONMENT
+    ) as cluster:
         askers = [Asker(address, texts(100, *WORDS, seed=3), 2.0) for address in cluster.addresses]
         tally, after = Tally(), Tally()
         await asyncio.gather(*(asker.ask(after, 60.0) for asker in askers))  # loads the model
-        closed = await asyncio.gather(*(asker.closed_loop(2.0, 8) for asker in askers))  # the router learns its speed, and we do
+        closed = await asyncio.gather(
+            *(asker.closed_loop(2.0, 8) for asker in askers)
+        )  # the router learns its speed, and we do
         rate = OVERLOAD * max(len(each.in_time) for each in closed) / 2.0
-        processes = [psutil.Process(cluster.processes[name].pid) for name in (*cluster.routers, "redis")]
+        processes = [
+            psutil.Process(cluster.processes[name].pid) for name in (*cluster.routers, "redis")
+        ]
         before = sum(process.memory_info().rss for process in processes)
-        for loaded in await asyncio.gather(*(asker.open_loop(SECONDS, rate, seed) for seed, asker in enumerate(askers))):
+        for loaded in await asyncio.gather(
+            *(asker.open_loop(SECONDS, rate, seed) for seed, asker in enumerate(askers))
+        ):
             tally.add(loaded)
         grown = sum(process.memory_info().rss for process in processes) - before
         await asyncio.gather(*(asker.ask(after, 60.0) for asker in askers))
         await asyncio.gather(*(asker.close() for asker in askers))
     refused = sum(tally.refused.values())
-    print(f"{tally.offered} asked, {len(tally.in_time)} answered, {tally.late} late, {refused} refused, {grown:,} bytes more")
-    assert tally.offered == len(tally.in_time) + tally.late + refused, "every request has ended in one of these ways"
+    print(
+        f"{tally.offered} asked, {len(tally.in_time)} answered, {tally.late} late, {refused} refused, {grown:,} bytes more"
+    )
+    assert tally.offered == len(tally.in_time) + tally.late + refused, (
+        "every request has ended in one of these ways"
+    )
     assert set(tally.refused) == {"QUEUE_FULL"}
     assert len(tally.in_time) > 0
-    assert tally.with_retry_info == refused > tally.offered / 4, "half is refused even if the machine doubles its speed"
+    assert tally.with_retry_info == refused > tally.offered / 4, (
+        "half is refused even if the machine doubles its speed"
+    )
     assert all(0.1 <= seconds <= 60 for seconds in tally.retry_seconds)
-    assert tally.late < tally.offered / 4, "few requests are admitted that miss their deadline, though the machine may stumble"
+    assert tally.late < tally.offered / 4, (
+        "few requests are admitted that miss their deadline, though the machine may stumble"
+    )
     assert len(after.in_time) == 4
     assert grown < GROWTH_BYTES

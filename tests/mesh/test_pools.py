@@ -1,4 +1,6 @@
-"""Two pools of real processes and a catalog: preference, names, and overflow while the first pool is gone."""
+"""Two pools of real processes and a catalog: preference, names, and overflow while the first pool
+is gone.
+"""
 
 from __future__ import annotations
 
@@ -38,24 +40,36 @@ def pooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (root / "pools.yaml").write_text(POOLS)
     environment = {"SHOAL_POOLS": str(root / "pools.yaml"), "SHOAL_CATALOG": str(root / "cards")}
     each = {"worker-0": {"SHOAL_POOL": "cpu-a"}, "worker-1": {"SHOAL_POOL": "cpu-b"}}
-    with Cluster(root, models=str(root / "models"), workers=2, environment=environment, each=each) as cluster:
+    with Cluster(
+        root, models=str(root / "models"), workers=2, environment=environment, each=each
+    ) as cluster:
         yield cluster
 
 
 def places(client: shoal.Client, model: str) -> list[str]:
-    return [place.worker_id for place in client.models.get(model).places if place.state == "resident"]
+    return [
+        place.worker_id for place in client.models.get(model).places if place.state == "resident"
+    ]
 
 
 def jobs(client: shoal.Client, model: str, pool: str) -> int:
     """Ever queued there."""
-    return sum(lane.enqueued_jobs for lane in client.mesh().lanes if (lane.model, lane.pool) == (model, pool))
+    return sum(
+        lane.enqueued_jobs
+        for lane in client.mesh().lanes
+        if (lane.model, lane.pool) == (model, pool)
+    )
 
 
 def test_each_model_is_loaded_in_the_first_of_its_pools_or_the_named_one(pooled: Cluster) -> None:
     with shoal.Client(pooled.address) as client:
         for model in (FIRST, SECOND, PLAIN):
             assert client.encode(model, ["text"]).dense is not None
-        assert [places(client, model) for model in (FIRST, SECOND, PLAIN)] == [["worker-0"], ["worker-1"], ["worker-0"]]
+        assert [places(client, model) for model in (FIRST, SECOND, PLAIN)] == [
+            ["worker-0"],
+            ["worker-1"],
+            ["worker-0"],
+        ]
         assert client.encode(PLAIN, ["text"], pool="cpu-b").dense is not None
         assert places(client, PLAIN) == ["worker-0", "worker-1"]
         # Named once is not named for ever.
@@ -63,13 +77,18 @@ def test_each_model_is_loaded_in_the_first_of_its_pools_or_the_named_one(pooled:
         client.encode(PLAIN, ["text"])
         wait_until(lambda: jobs(client, PLAIN, "cpu-a") == 2, 10, "the router to count")
         explained = client.explain(SECOND)
-        assert {reason.pool: reason.eligible for reason in explained.workers} == {"cpu-a": False, "cpu-b": True}
-        with pytest.raises(shoal.ShoalError, match="there is no pool 'v100'; there are cpu-a, cpu-b") as caught:
+        assert {reason.pool: reason.eligible for reason in explained.workers} == {
+            "cpu-a": False,
+            "cpu-b": True,
+        }
+        with pytest.raises(
+            shoal.ShoalError, match="there is no pool 'v100'; there are cpu-a, cpu-b"
+        ) as caught:
             client.encode(FIRST, ["text"], pool="v100")
         assert (caught.value.reason, caught.value.field) == ("INVALID_INPUT", "pool")
 
 
-def test_the_second_pool_takes_over_while_the_first_is_gone(pooled: Cluster) -> None:
+def test_second_pool_takes_over_while_the_first_is_gone(pooled: Cluster) -> None:
     with shoal.Client(pooled.address) as client:
         assert client.encode(BOTH, ["text"]).dense is not None
         assert places(client, BOTH) == ["worker-0"]

@@ -1,5 +1,5 @@
-"""Published models, laid out as the hub has them, are asked for by name: the first request is answered, and as the same weights
-are that the models' packages save as safetensors."""
+"""Published models, laid out as the hub has them, are asked for by name: the first request is
+answered, and as the same weights are that the models' packages save as safetensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ M3: Final = "BAAI/bge-m3"
 URCHADE: Final = "urchade/gliner_small-v2.1"
 RELATIONS: Final = "Programs such as the GPL, which users run, are free software."
 TOLERANCE: Final = 1e-6
-"""A CPU's products depend on where weights lie in memory: the same weights twice in one worker differ by some 1e-7."""
+"""A CPU's products depend on where weights lie in memory: the same weights twice in one worker
+differ by some 1e-7.
+"""
 
 SPANS: Final = glirel_models.spans_of(RELATIONS, "GPL", "users", "free software")
 
@@ -45,7 +47,9 @@ def hub(published: Published) -> Iterator[FakeHub]:
 
 
 @pytest.fixture(scope="module")
-def mesh(published: Published, hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def mesh(
+    published: Published, hub: FakeHub, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("mesh")
     twins = ":".join(f"{twin(model)}={path}" for model, path in published.twins.items())
     environment = {
@@ -64,7 +68,9 @@ def twin(model: str) -> str:
 
 def run(mesh: Cluster, *arguments: str) -> Any:
     """What a command prints, as JSON."""
-    ran = CliRunner().invoke(main.build(), [*arguments, "--address", mesh.address, "--timeout", "120", "--json"])
+    ran = CliRunner().invoke(
+        main.build(), [*arguments, "--address", mesh.address, "--timeout", "120", "--json"]
+    )
     assert ran.exit_code == 0, ran.output
     return json.loads(ran.stdout)
 
@@ -74,8 +80,14 @@ Scores = dict[tuple[object, ...], float]
 
 
 def entities(client: shoal.Client, model: str) -> Scores:
-    found = client.extract(model, TEXTS, task=shoal.Entities(labels=LABELS, threshold=0.3), timeout=120)
-    scores: Scores = {(item, *place(one)): one.score for item, result in enumerate(found) for one in result.entities}
+    found = client.extract(
+        model, TEXTS, task=shoal.Entities(labels=LABELS, threshold=0.3), timeout=120
+    )
+    scores: Scores = {
+        (item, *place(one)): one.score
+        for item, result in enumerate(found)
+        for one in result.entities
+    }
     assert len(scores) > 3
     return scores
 
@@ -89,7 +101,11 @@ def joint(client: shoal.Client, model: str) -> Scores:
     """Entities and their relations, by one model."""
     task = shoal.Relations(labels=["part of"], entity_labels=LABELS, threshold=0.1)
     found = client.extract(model, TEXTS[2:], task=task, timeout=120)
-    return {(item, *place(one)): one.score for item, result in enumerate(found) for one in result.entities} | related(found)
+    return {
+        (item, *place(one)): one.score
+        for item, result in enumerate(found)
+        for one in result.entities
+    } | related(found)
 
 
 def related(found: shoal.ExtractResult) -> Scores:
@@ -128,12 +144,15 @@ def test_bge_m3_answers_the_command_line_by_name(mesh: Cluster) -> None:
     items = run(mesh, "encode", M3, *TEXTS)["items"]
     with shoal.Client(mesh.address) as client:
         found, wanted = (
-            client.encode(model, TEXTS, representations=["dense", "sparse", "multi_vector"]) for model in (M3, twin(M3))
+            client.encode(model, TEXTS, representations=["dense", "sparse", "multi_vector"])
+            for model in (M3, twin(M3))
         )
     assert found.dense is not None
     assert wanted.dense is not None
     np.testing.assert_allclose(found.dense, wanted.dense, rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose([item["dense"] for item in items], wanted.dense, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        [item["dense"] for item in items], wanted.dense, rtol=0, atol=TOLERANCE
+    )
     assert found.sparse is not None
     assert wanted.sparse is not None
     for ours, theirs in zip(found.sparse, wanted.sparse, strict=True):
@@ -149,23 +168,31 @@ def test_urchade_gliner_answers_the_command_line_by_name(mesh: Cluster) -> None:
     labels = [argument for label in LABELS for argument in ("--label", label)]
     found = run(mesh, "extract", "entities", URCHADE, TEXTS[2], *labels, "--threshold", "0.3")
     with shoal.Client(mesh.address) as client:
-        wanted = client.extract(twin(URCHADE), TEXTS[2:3], task=shoal.Entities(labels=LABELS, threshold=0.3))[0].entities
-    assert [(one["start"], one["end"], one["label"]) for one in found["results"][0]["entities"]] == [
-        (one.start, one.end, one.label) for one in wanted
-    ]
+        wanted = client.extract(
+            twin(URCHADE), TEXTS[2:3], task=shoal.Entities(labels=LABELS, threshold=0.3)
+        )[0].entities
+    assert [
+        (one["start"], one["end"], one["label"]) for one in found["results"][0]["entities"]
+    ] == [(one.start, one.end, one.label) for one in wanted]
     assert wanted
 
 
 @pytest.mark.parametrize("model", ASKED)
-def test_a_published_model_answers_as_its_twin(model: str, mesh: Cluster, hub: FakeHub) -> None:
+def test_published_model_answers_as_its_twin(model: str, mesh: Cluster, hub: FakeHub) -> None:
     with shoal.Client(mesh.address) as client:
-        assert ASKED[model](client, model) == pytest.approx(ASKED[model](client, twin(model)), abs=TOLERANCE)
+        assert ASKED[model](client, model) == pytest.approx(
+            ASKED[model](client, twin(model)), abs=TOLERANCE
+        )
     stored = mesh.directory / "store" / "models" / model
     assert not [path for path in stored.rglob("*") if path.suffix in (".bin", ".pt", ".onnx")]
 
 
-def test_nothing_of_base_models_but_settings_and_vocabularies_is_fetched(hub: FakeHub, published: Published) -> None:
-    """The weights of base models are fetched by no model; of models that have onnx/ nothing of that folder is."""
+def test_nothing_of_base_models_but_settings_and_vocabularies_is_fetched(
+    hub: FakeHub, published: Published
+) -> None:
+    """The weights of base models are fetched by no model; of models that have onnx/ nothing of that
+    folder is.
+    """
     assert {*ASKED, M3, URCHADE} == set(published.twins)
     assert not [path for path in hub.calls if "deberta-v3" in path and path.endswith(".bin")]
     assert not [path for path in hub.calls if "/onnx/" in path]

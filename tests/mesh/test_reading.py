@@ -1,4 +1,6 @@
-"""Models that read images and write, through the mesh: directories that no code was told about, beside an encoder on one worker."""
+"""Models that read images and write, through the mesh: directories that no code was told about,
+beside an encoder on one worker.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,16 @@ from tests.support.cluster import Cluster
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FLORENCE, MICROSOFT, LINES, FORMS, DOCLING, QWEN, ENCODER = (
-    f"random/{name}" for name in ("florence", "florence-microsoft", "trocr", "donut", "idefics3", "qwen2_5_vl", "bert-beside")
+    f"random/{name}"
+    for name in (
+        "florence",
+        "florence-microsoft",
+        "trocr",
+        "donut",
+        "idefics3",
+        "qwen2_5_vl",
+        "bert-beside",
+    )
 )
 MOST = 33
 
@@ -49,7 +60,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 
 @pytest.fixture(scope="module")
-def readers(models: tuple[Path, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def readers(
+    models: tuple[Path, object], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("mesh"), models=str(models[0])) as cluster:
         yield cluster
 
@@ -61,29 +74,44 @@ def client(readers: Cluster) -> Iterator[shoal.Client]:
 
 
 def plain(directory: Path, ids: list[int]) -> str:
-    text = Tokenizer.from_file(str(directory / "tokenizer.json")).decode(ids, skip_special_tokens=False)
+    text = Tokenizer.from_file(str(directory / "tokenizer.json")).decode(
+        ids, skip_special_tokens=False
+    )
     return text.replace("<s>", "").replace("</s>", "")
 
 
 @pytest.mark.parametrize("name", [FLORENCE, MICROSOFT])
 def test_florence(name: str, client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:
     root, made = models
-    images, directory = pictures()[:3], root / FLORENCE  # microsoft's tokenizer lacks what its code adds
+    images, directory = (
+        pictures()[:3],
+        root / FLORENCE,
+    )  # microsoft's tokenizer lacks what its code adds
 
     def wanted(prompt: str) -> list[str]:
-        ids = [florence_models.written(made[name], root / name, image, prompt, MOST) for image in images]
+        ids = [
+            florence_models.written(made[name], root / name, image, prompt, MOST)
+            for image in images
+        ]
         return [plain(directory, each) for each in ids]
 
     found = client.extract(name, images, shoal.ReadText(kind="detailed_caption", max_tokens=MOST))
-    assert [one.text for one in found] == [each.strip() for each in wanted(TASKS["<MORE_DETAILED_CAPTION>"].prompt)]
+    assert [one.text for one in found] == [
+        each.strip() for each in wanted(TASKS["<MORE_DETAILED_CAPTION>"].prompt)
+    ]
     assert found.usage.output_tokens > 3 * 20
-    found = client.extract(name, images, shoal.ReadText(instruction="<REGION_PROPOSAL>", max_tokens=MOST))
+    found = client.extract(
+        name, images, shoal.ReadText(instruction="<REGION_PROPOSAL>", max_tokens=MOST)
+    )
     sizes = [(36, 36), (60, 120), (121, 60)]
     boxes = [
-        regions_of(text, "proposals", *size) for text, size in zip(wanted(TASKS["<REGION_PROPOSAL>"].prompt), sizes, strict=True)
+        regions_of(text, "proposals", *size)
+        for text, size in zip(wanted(TASKS["<REGION_PROPOSAL>"].prompt), sizes, strict=True)
     ]
     assert any(boxes)
-    assert [[(each.left, each.top, each.right, each.bottom) for each in one.regions] for one in found] == [
+    assert [
+        [(each.left, each.top, each.right, each.bottom) for each in one.regions] for one in found
+    ] == [
         [(each.left, each.top, each.right, each.bottom) for each in of_image] for of_image in boxes
     ]
     found = client.extract(name, images[:1], shoal.Regions(labels=["a lorry", "a cat"]))
@@ -92,12 +120,17 @@ def test_florence(name: str, client: shoal.Client, models: tuple[Path, dict[str,
 
 def test_deltas_add_up_to_texts_and_to_those_of_regions(client: shoal.Client) -> None:
     images = pictures() * 4
-    captions, lines = (shoal.ReadText(kind="detailed_caption", max_tokens=200), shoal.ReadText(kind="ocr_regions", max_tokens=200))
+    captions, lines = (
+        shoal.ReadText(kind="detailed_caption", max_tokens=200),
+        shoal.ReadText(kind="ocr_regions", max_tokens=200),
+    )
     for task in (captions, lines):
         parts = list(client.extract_stream(FLORENCE, images, task))
         result = parts.pop()
         assert isinstance(result, shoal.ExtractResult)
-        assert [one.text for one in result] == [one.text for one in client.extract(FLORENCE, images, task)]
+        assert [one.text for one in result] == [
+            one.text for one in client.extract(FLORENCE, images, task)
+        ]
         told = [""] * len(images)
         for part in parts:
             assert isinstance(part, shoal.Delta)
@@ -118,23 +151,36 @@ def test_lines_and_forms(client: shoal.Client, models: tuple[Path, dict[str, Any
 
 
 @pytest.mark.parametrize("name", [DOCLING, QWEN])
-def test_conversations(name: str, client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:
+def test_conversations(
+    name: str, client: shoal.Client, models: tuple[Path, dict[str, Any]]
+) -> None:
     root, made = models
     asked, images = "Convert this page to docling.", pictures()[:3]
     tokenizer = Tokenizer.from_file(str(root / name / "tokenizer.json"))
-    wanted = [conversation_models.written(made[name], root / name, [image], asked, MOST) for image in images]
+    wanted = [
+        conversation_models.written(made[name], root / name, [image], asked, MOST)
+        for image in images
+    ]
     found = client.extract(name, images, shoal.ReadText(instruction=asked, max_tokens=MOST))
     assert [one.text for one in found] == [tokenizer.decode(each).strip() for each in wanted]
     both = shoal.Parts(images[0], "It is late.")
-    wanted = [conversation_models.written(made[name], root / name, images[:1], f"It is late.\n{asked}", MOST)]
+    wanted = [
+        conversation_models.written(
+            made[name], root / name, images[:1], f"It is late.\n{asked}", MOST
+        )
+    ]
     found = client.extract(name, [both], shoal.ReadText(instruction=asked, max_tokens=MOST))
     assert [one.text for one in found] == [tokenizer.decode(each).strip() for each in wanted]
 
 
 def test_pages_of_a_document(client: shoal.Client) -> None:
-    """Each page is an image of its own; those with a text layer are read where that is asked for."""
+    """Each page is an image of its own; those with a text layer are read where that is asked
+    for.
+    """
     document = Document(pdfs.document(["a page", "another one"]))
-    [read] = client.extract(LINES, [document], shoal.ReadText(kind="ocr", text_layer="never", max_tokens=8))
+    [read] = client.extract(
+        LINES, [document], shoal.ReadText(kind="ocr", text_layer="never", max_tokens=8)
+    )
     assert [(page.page, page.is_text_layer) for page in read.pages] == [(1, False), (2, False)]
     assert all(page.text for page in read.pages)
     [layers] = client.extract(LINES, [document], shoal.ReadText(kind="ocr"))
@@ -143,7 +189,12 @@ def test_pages_of_a_document(client: shoal.Client) -> None:
 
 def test_pages_by_a_schema_are_read_whatever_text_they_have(client: shoal.Client) -> None:
     name = {"type": "string", "maxLength": 5}
-    schema = {"type": "object", "properties": {"a": name}, "required": ["a"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": name},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     document = Document(pdfs.document(["a page", "another one"], size=(60, 60)))
     [found] = client.extract(QWEN, [document], shoal.ReadText(schema=schema, max_tokens=60))
     assert [(page.page, page.is_text_layer) for page in found.pages] == [(1, False), (2, False)]
@@ -164,7 +215,7 @@ def test_pages_by_a_schema_are_read_whatever_text_they_have(client: shoal.Client
         assert refused.value.field == field
 
 
-def test_an_image_in_a_conversation(client: shoal.Client) -> None:
+def test_image_in_a_conversation(client: shoal.Client) -> None:
     image = pictures()[0]
     turns: list[Turn] = [("user", "hello"), ("assistant", "a word")]
     alone = client.extract(QWEN, image, shoal.ReadText(max_tokens=20))
@@ -172,7 +223,11 @@ def test_an_image_in_a_conversation(client: shoal.Client) -> None:
     assert after.usage.input_tokens > alone.usage.input_tokens
     assert after[0].text != alone[0].text
     # Pages are read by the model, whatever text they have.
-    [page] = client.extract(QWEN, [Document(pdfs.document(["a page"], size=(60, 60)))], shoal.ReadText(max_tokens=5, turns=turns))
+    [page] = client.extract(
+        QWEN,
+        [Document(pdfs.document(["a page"], size=(60, 60)))],
+        shoal.ReadText(max_tokens=5, turns=turns),
+    )
     assert not page.pages[0].is_text_layer
 
 
@@ -198,7 +253,10 @@ async def test_readers_among_encoders(readers: Cluster) -> None:
     texts = ["the first text", "another one"]
     async with shoal.AsyncClient(readers.address, timeout=120) as client:
         wanted = (await client.encode(ENCODER, texts)).dense
-        alone = {name: (await client.extract(name, pictures()[:2], shoal.ReadText(max_tokens=40))) for name in (FLORENCE, LINES)}
+        alone = {
+            name: (await client.extract(name, pictures()[:2], shoal.ReadText(max_tokens=40)))
+            for name in (FLORENCE, LINES)
+        }
         going = [
             asyncio.create_task(client.extract(name, pictures()[:2], shoal.ReadText(max_tokens=40)))
             for name in (FLORENCE, LINES) * 4

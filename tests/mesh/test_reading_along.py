@@ -1,4 +1,6 @@
-"""ExtractStream: texts as they are written, over real gRPC, Redis and workers, through one router and through two."""
+"""ExtractStream: texts as they are written, over real gRPC, Redis and workers, through one router
+and through two.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHAT, SUMMARY, BEAMS, ENCODER = "random/qwen3-chat", "random/t5-writes", "random/bart-beams", "random/bert-beside"
+CHAT, SUMMARY, BEAMS, ENCODER = (
+    "random/qwen3-chat",
+    "random/t5-writes",
+    "random/bart-beams",
+    "random/bert-beside",
+)
 TEXTS = ["the first text", "another one, which is longer than the first"]
 LONG = shoal.ReadText(max_tokens=400)
 
@@ -36,12 +43,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one router", "two routers"])
-def mesh(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("mesh"), models=str(models), routers=request.param) as cluster:
+def mesh(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    with Cluster(
+        tmp_path_factory.mktemp("mesh"), models=str(models), routers=request.param
+    ) as cluster:
         yield cluster
 
 
-async def read(client: shoal.AsyncClient, model: str, texts: list[str], task: shoal.ReadText) -> tuple[list[Delta], ExtractResult]:
+async def read(
+    client: shoal.AsyncClient, model: str, texts: list[str], task: shoal.ReadText
+) -> tuple[list[Delta], ExtractResult]:
     """The deltas, and the answer, which comes last."""
     parts = [part async for part in client.extract_stream(model, texts, task)]
     result = parts.pop()
@@ -72,7 +85,7 @@ async def test_deltas_add_up_to_the_answer_through_every_router(name: str, mesh:
             assert not any(delta.restarted for delta in deltas)
 
 
-async def test_a_long_text_is_streamed_before_its_end(mesh: Cluster) -> None:
+async def test_long_text_is_streamed_before_its_end(mesh: Cluster) -> None:
     async with shoal.AsyncClient(mesh.address, timeout=120) as client:
         deltas, result = await read(client, SUMMARY, TEXTS, shoal.ReadText(max_tokens=1500))
         for item in range(2):
@@ -81,21 +94,32 @@ async def test_a_long_text_is_streamed_before_its_end(mesh: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", [CHAT, BEAMS])
-async def test_http_streams_and_clients_show_the_whole_text_through_every_router(name: str, mesh: Cluster) -> None:
-    body = {"model": name, "messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 60, "stream": True}
+async def test_http_streams_and_clients_show_the_whole_text_through_every_router(
+    name: str, mesh: Cluster
+) -> None:
+    body = {
+        "model": name,
+        "messages": [{"role": "user", "content": TEXTS[0]}],
+        "max_tokens": 60,
+        "stream": True,
+    }
     for address in mesh.addresses:
         async with shoal.AsyncClient(address, timeout=120) as client, edge(address) as http:
             text = (await client.extract(name, TEXTS[:1], shoal.ReadText(max_tokens=60)))[0].text
             assert text
             assert said(events((await http.post("/v1/chat/completions", body)).body)) == text
-            lines = (await http.post("/api/chat", {**body, "options": {"num_predict": 60}})).body.splitlines()
+            lines = (
+                await http.post("/api/chat", {**body, "options": {"num_predict": 60}})
+            ).body.splitlines()
             assert "".join(json.loads(line)["message"]["content"] for line in lines) == text
 
 
 async def test_beam_search_is_one_delta(mesh: Cluster) -> None:
     async with shoal.AsyncClient(mesh.address, timeout=120) as client:
         deltas, result = await read(client, BEAMS, TEXTS, shoal.ReadText(max_tokens=40))
-        assert [(delta.item, delta.text) for delta in deltas] == [(item, one.text) for item, one in enumerate(result)]
+        assert [(delta.item, delta.text) for delta in deltas] == [
+            (item, one.text) for item, one in enumerate(result)
+        ]
 
 
 async def test_errors_are_those_of_extract(mesh: Cluster) -> None:
@@ -106,11 +130,13 @@ async def test_errors_are_those_of_extract(mesh: Cluster) -> None:
         with pytest.raises(errors.TaskNotSupported):
             await read(client, ENCODER, TEXTS, LONG)
         with pytest.raises(errors.DeadlinePassed):
-            async for _ in client.extract_stream(SUMMARY, TEXTS * 8, shoal.ReadText(max_tokens=4000), timeout=0.5):
+            async for _ in client.extract_stream(
+                SUMMARY, TEXTS * 8, shoal.ReadText(max_tokens=4000), timeout=0.5
+            ):
                 pass
 
 
-async def test_a_stream_that_is_left_is_cancelled(mesh: Cluster) -> None:
+async def test_stream_that_is_left_is_cancelled(mesh: Cluster) -> None:
     async with shoal.AsyncClient(mesh.address, timeout=120) as client:
         stream = client.extract_stream(SUMMARY, TEXTS, shoal.ReadText(max_tokens=4000))
         async for part in stream:
@@ -122,11 +148,13 @@ async def test_a_stream_that_is_left_is_cancelled(mesh: Cluster) -> None:
         assert time.monotonic() - began < 60
 
 
-async def test_a_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
+async def test_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
     async with shoal.AsyncClient(mesh.address, timeout=120) as client:
         quick, result = await read(client, SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=1500))
         slow = []
-        async for part in client.extract_stream(SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=1500)):
+        async for part in client.extract_stream(
+            SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=1500)
+        ):
             if isinstance(part, Delta):
                 slow.append(part)
                 await asyncio.sleep(0.3)
@@ -134,7 +162,7 @@ async def test_a_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
         assert len(quick) >= 5
 
 
-def test_the_blocking_client_reads_along(mesh: Cluster) -> None:
+def test_blocking_client_reads_along(mesh: Cluster) -> None:
     with shoal.Client(mesh.address, timeout=120) as client:
         *deltas, result = client.extract_stream(SUMMARY, TEXTS[:1], LONG)
         assert isinstance(result, ExtractResult)
@@ -142,7 +170,7 @@ def test_the_blocking_client_reads_along(mesh: Cluster) -> None:
         assert len(deltas) >= 2
 
 
-async def test_a_killed_workers_text_restarts(models: Path, tmp_path: Path) -> None:
+async def test_killed_workers_text_restarts(models: Path, tmp_path: Path) -> None:
     with Cluster(tmp_path, models=str(models), workers=2) as cluster:
         async with shoal.AsyncClient(cluster.address, timeout=120) as client:
             task = shoal.ReadText(max_tokens=4000)

@@ -1,4 +1,6 @@
-"""Checkpoints that cannot be served: FAILED_PRECONDITION that names the file and what is wrong in it, and the worker serves on."""
+"""Checkpoints that cannot be served: FAILED_PRECONDITION that names the file and what is wrong in
+it, and the worker serves on.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ WEIGHT = "encoder.layer.1.intermediate.dense.weight"
 
 def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Break:
     def apply(directory: Path) -> None:
-        held = {name: tensor.clone() for name, tensor in load_file(directory / "model.safetensors").items()}
+        held = {
+            name: tensor.clone()
+            for name, tensor in load_file(directory / "model.safetensors").items()
+        }
         change(held)
         save_file(held, directory / "model.safetensors")
 
@@ -54,8 +59,12 @@ def pickled(directory: Path) -> None:
 
 
 def own_code(directory: Path) -> None:
-    """An architecture of the checkpoint's own, whose code would leave a file behind if it were ever run."""
-    (directory / "modeling_own.py").write_text(f"open({str(directory / 'was-run')!r}, 'w').close()\n")
+    """An architecture of the checkpoint's own, whose code would leave a file behind if it were ever
+    run.
+    """
+    (directory / "modeling_own.py").write_text(
+        f"open({str(directory / 'was-run')!r}, 'w').close()\n"
+    )
     config(model_type="own", auto_map={"AutoModel": "modeling_own.OwnModel"})(directory)
 
 
@@ -68,7 +77,10 @@ def own_module(directory: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
-    "unknown-tensor": (tensors(lambda held: held.update(surprise=torch.zeros(2))), ("model.safetensors", "surprise")),
+    "unknown-tensor": (
+        tensors(lambda held: held.update(surprise=torch.zeros(2))),
+        ("model.safetensors", "surprise"),
+    ),
     "missing-tensor": (tensors(lambda held: held.pop(WEIGHT)), ("model.safetensors", WEIGHT)),
     "misshapen-tensor": (
         tensors(lambda held: held.update({WEIGHT: torch.zeros(3, 64)})),
@@ -79,8 +91,14 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...]]] = {
     "own-code": (own_code, ("config.json", "auto_map", "never run")),
     "own-module": (own_module, ("modules.json", "own_module.Pooling")),
     "unknown-architecture": (config(model_type="mamba9"), ("config.json", "model_type", "mamba9")),
-    "unsupported-key": (config(position_embedding_type="relative_key"), ("config.json", "position_embedding_type")),
-    "no-tokenizer": (lambda directory: (directory / "tokenizer.json").unlink(), ("tokenizer.json",)),
+    "unsupported-key": (
+        config(position_embedding_type="relative_key"),
+        ("config.json", "position_embedding_type"),
+    ),
+    "no-tokenizer": (
+        lambda directory: (directory / "tokenizer.json").unlink(),
+        ("tokenizer.json",),
+    ),
 }
 
 
@@ -89,7 +107,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("broken")
     for name, (damage, _) in BROKEN.items():
         damage(write_checkpoint("bert", root / "broken" / name, sentence=SentenceFiles()))
-        write_checkpoint("bert", root / "sound" / f"after-{name}", sentence=SentenceFiles(), seed=len(name))
+        write_checkpoint(
+            "bert", root / "sound" / f"after-{name}", sentence=SentenceFiles(), seed=len(name)
+        )
     return root
 
 
@@ -100,7 +120,9 @@ def cluster(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_checkpoint_is_refused_and_the_next_model_loads(name: str, root: Path, cluster: Cluster) -> None:
+def test_broken_checkpoint_is_refused_and_the_next_model_loads(
+    name: str, root: Path, cluster: Cluster
+) -> None:
     _, named = BROKEN[name]
     with shoal.Client(cluster.address) as client:
         with pytest.raises(shoal.errors.ModelBroken) as caught:

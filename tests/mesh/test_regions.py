@@ -1,4 +1,6 @@
-"""Regions through the mesh: directories of detectors that no code was told about, equal to transformers' own post-processing."""
+"""Regions through the mesh: directories of detectors that no code was told about, equal to
+transformers' own post-processing.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ IMAGES = [saved(60, 90), saved(70, 50), saved(90, 90)]
 
 
 @pytest.fixture(scope="module")
-def references(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, transformers.PreTrainedModel]:
+def references(
+    checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, transformers.PreTrainedModel]:
     """Each directory is complete before it is where the mesh looks for models."""
     found = {}
     for kind in KINDS:
@@ -47,16 +51,27 @@ def references(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @torch.inference_mode()
-def expected(kind: str, model: transformers.PreTrainedModel, image: bytes, label: str, threshold: float) -> NDArray[np.float64]:
-    """[regions, score and four edges] of one label asked for alone, best first, clipped to the image."""
+def expected(
+    kind: str, model: transformers.PreTrainedModel, image: bytes, label: str, threshold: float
+) -> NDArray[np.float64]:
+    """[regions, score and four edges] of one label asked for alone, best first, clipped to the
+    image.
+    """
     opened = Image.open(BytesIO(image))
     text = tokenizer(kind).encode(f"{label.lower()}." if kind == "grounding-dino" else label)
-    prompt = {"input_ids": torch.tensor([text.ids]), "attention_mask": torch.ones(1, len(text.ids), dtype=torch.int64)}
-    output = model(pixel_values=PROCESSORS[kind](opened, return_tensors="pt")["pixel_values"], **prompt)
+    prompt = {
+        "input_ids": torch.tensor([text.ids]),
+        "attention_mask": torch.ones(1, len(text.ids), dtype=torch.int64),
+    }
+    output = model(
+        pixel_values=PROCESSORS[kind](opened, return_tensors="pt")["pixel_values"], **prompt
+    )
     if kind == "grounding-dino":  # the label's own tokens, between [CLS] and the full stop
         output.logits = output.logits[:, :, 1 : len(text.ids) - 2]
     size = (opened.height, opened.width)
-    boxes = PROCESSORS[kind].post_process_object_detection(output, threshold=threshold, target_sizes=[size])[0]
+    boxes = PROCESSORS[kind].post_process_object_detection(
+        output, threshold=threshold, target_sizes=[size]
+    )[0]
     edges = boxes["boxes"].clamp(min=0).minimum(torch.tensor([size[1], size[0]] * 2))
     rows = torch.cat([boxes["scores"][:, None], edges], 1).numpy().astype(np.float64)
     rows = rows[(rows[:, 3] > rows[:, 1]) & (rows[:, 4] > rows[:, 2])]
@@ -65,7 +80,9 @@ def expected(kind: str, model: transformers.PreTrainedModel, image: bytes, label
 
 def rows_of(extraction: shoal.Extraction, label: str) -> NDArray[np.float64]:
     regions = [one for one in extraction.regions if one.label == label]
-    return np.array([(one.score, one.left, one.top, one.right, one.bottom) for one in regions]).reshape(-1, 5)
+    return np.array(
+        [(one.score, one.left, one.top, one.right, one.bottom) for one in regions]
+    ).reshape(-1, 5)
 
 
 def assert_same(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> None:
@@ -84,17 +101,27 @@ def test_regions_equal_the_reference(
     """For one label, of images of several sizes in one request."""
     wanted = [expected(kind, references[kind], image, label, 0.0) for image in IMAGES]
     scores = np.sort(np.concatenate(wanted)[:, 0])
-    middle = len(scores) // 2 + int(np.argmax(np.diff(scores)[len(scores) // 2 - 3 : len(scores) // 2 + 3])) - 3
-    between = float(scores[middle] + scores[middle + 1]) / 2  # no score is so close to it that rounding decides
+    middle = (
+        len(scores) // 2
+        + int(np.argmax(np.diff(scores)[len(scores) // 2 - 3 : len(scores) // 2 + 3]))
+        - 3
+    )
+    between = (
+        float(scores[middle] + scores[middle + 1]) / 2
+    )  # no score is so close to it that rounding decides
     for threshold in (0.0, between):
-        answer = client.extract(f"random/{kind}-regions", IMAGES, shoal.Regions(labels=[label], threshold=threshold))
+        answer = client.extract(
+            f"random/{kind}-regions", IMAGES, shoal.Regions(labels=[label], threshold=threshold)
+        )
         for extraction, theirs in zip(answer, wanted, strict=True):
             assert_same(rows_of(extraction, label), theirs[theirs[:, 0] > threshold])
     assert 0 < answer.usage.image_tokens == answer.usage.input_tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_labels(client: shoal.Client, references: dict[str, transformers.PreTrainedModel], kind: str) -> None:
+def test_several_labels(
+    client: shoal.Client, references: dict[str, transformers.PreTrainedModel], kind: str
+) -> None:
     """Best first, whatever their label. OWL's scores of a label do not depend on the others."""
     model = f"random/{kind}-regions"
     answer = client.extract(model, IMAGES, shoal.Regions(labels=LABELS, threshold=0.0))
@@ -104,8 +131,12 @@ def test_several_labels(client: shoal.Client, references: dict[str, transformers
         assert {one.label for one in extraction.regions} == set(LABELS)
         if kind == "owlv2":
             for label in LABELS:
-                assert_same(rows_of(extraction, label), expected(kind, references[kind], image, label, 0.0))
-    assert len(client.extract(model, IMAGES, shoal.Regions(labels=LABELS))) == len(IMAGES)  # by the model's own threshold
+                assert_same(
+                    rows_of(extraction, label), expected(kind, references[kind], image, label, 0.0)
+                )
+    assert len(client.extract(model, IMAGES, shoal.Regions(labels=LABELS))) == len(
+        IMAGES
+    )  # by the model's own threshold
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,7 +166,9 @@ def test_what_is_no_image_is_refused_by_its_path(
     assert_same(rows_of(found, "cat"), expected(kind, references[kind], IMAGES[0], "cat", 0.0))
 
 
-def test_wrong_requests(client: shoal.Client, references: dict[str, transformers.PreTrainedModel]) -> None:
+def test_wrong_requests(
+    client: shoal.Client, references: dict[str, transformers.PreTrainedModel]
+) -> None:
     del references
     model = "random/owlv2-regions"
     for task, field in (
@@ -158,7 +191,11 @@ def test_by_grpc(mesh: Cluster, references: dict[str, transformers.PreTrainedMod
     del references
     with grpc.insecure_channel(mesh.address) as channel:
         task = pb.RegionsTask(labels=["cat"], threshold=0.0)
-        request = pb.ExtractRequest(model="random/owlv2-regions", items=[pb.Item(image=pb.Image(data=IMAGES[0]))], regions=task)
+        request = pb.ExtractRequest(
+            model="random/owlv2-regions",
+            items=[pb.Item(image=pb.Image(data=IMAGES[0]))],
+            regions=task,
+        )
         [found] = inference_pb2_grpc.InferenceServiceStub(channel).Extract(request).results
         assert found.regions
         assert not found.entities

@@ -1,4 +1,6 @@
-"""Every process of a mesh is replaced in turn, by SIGTERM and a new one, under load: no client hears an error."""
+"""Every process of a mesh is replaced in turn, by SIGTERM and a new one, under load: no client
+hears an error.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,20 @@ class Tally:
     errors: list[str] = field(default_factory=list)
 
 
-async def ask(client: shoal.AsyncClient, expected: NDArray[np.number], stop: asyncio.Event, seed: int, tally: Tally) -> None:
+async def ask(
+    client: shoal.AsyncClient,
+    expected: NDArray[np.number],
+    stop: asyncio.Event,
+    seed: int,
+    tally: Tally,
+) -> None:
     generator = random.Random(seed)
     while not stop.is_set():
         wanted = [generator.randrange(len(TEXTS)) for _ in range(generator.choice((1, 2, 8)))]
         try:
-            dense = (await client.encode(MODEL, [TEXTS[index] for index in wanted], timeout=60)).dense
+            dense = (
+                await client.encode(MODEL, [TEXTS[index] for index in wanted], timeout=60)
+            ).dense
         except shoal.ShoalError as error:
             tally.errors.append(f"{type(error).__name__}: {error}")
         else:
@@ -54,11 +64,15 @@ async def ask(client: shoal.AsyncClient, expected: NDArray[np.number], stop: asy
 
 @asynccontextmanager
 async def load(addresses: Sequence[str]) -> AsyncIterator[Tally]:
-    """Clients with the default policy, some of which begin at each router; until the context ends."""
+    """Clients with the default policy, some of which begin at each router; until the context
+    ends.
+    """
     tally, stop = Tally(), asyncio.Event()
     async with AsyncExitStack() as stack:
         orders = (addresses, addresses[::-1])
-        clients = [await stack.enter_async_context(shoal.AsyncClient(",".join(order))) for order in orders]
+        clients = [
+            await stack.enter_async_context(shoal.AsyncClient(",".join(order))) for order in orders
+        ]
         expected = (await clients[0].encode(MODEL, TEXTS, timeout=60)).dense
         assert expected is not None
         askers = await stack.enter_async_context(asyncio.TaskGroup())
@@ -105,10 +119,14 @@ async def replace(cluster: Cluster, name: str, tally: Tally) -> float:
     before, signalled = tally.answered, time.time()
     assert await asyncio.to_thread(cluster.stop, name) == 0, f"{name} did not end as it should"
     if name in cluster.workers:
-        await asyncio.to_thread(wait_until, lambda: name not in known_workers(cluster), 60, "the mesh to forget it")
+        await asyncio.to_thread(
+            wait_until, lambda: name not in known_workers(cluster), 60, "the mesh to forget it"
+        )
     await asyncio.to_thread(cluster.start, name)
     await asyncio.to_thread(wait_replaced, cluster, name)
-    await asyncio.to_thread(wait_until, lambda: tally.answered >= before + 20, 60, "the load to go on")
+    await asyncio.to_thread(
+        wait_until, lambda: tally.answered >= before + 20, 60, "the load to go on"
+    )
     return signalled
 
 
@@ -126,15 +144,25 @@ def seen_pulls(cluster: Cluster) -> list[SeenPull]:
         for text in (cluster.directory / f"{name}.log").read_text().splitlines():
             line = json.loads(text)
             if line["message"] == "pull":
-                pulls.append(SeenPull(line["worker"], line["epoch"], datetime.fromisoformat(line["time"]).timestamp()))
+                pulls.append(
+                    SeenPull(
+                        line["worker"],
+                        line["epoch"],
+                        datetime.fromisoformat(line["time"]).timestamp(),
+                    )
+                )
     return pulls
 
 
-async def test_every_process_is_replaced_under_load_and_no_client_hears_an_error(tmp_path: Path) -> None:
+async def test_every_process_is_replaced_under_load_and_no_client_hears_an_error(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "models"
     write_checkpoint("bert", root / MODEL, sentence=SentenceFiles())
     logs = {name: {"SHOAL_LOG_LEVEL": "DEBUG"} for name in ("router-0", "router-1")}
-    with Cluster(tmp_path, models=str(root), routers=2, workers=2, schedulers=2, each=logs) as cluster:
+    with Cluster(
+        tmp_path, models=str(root), routers=2, workers=2, schedulers=2, each=logs
+    ) as cluster:
         names = [*cluster.routers, *cluster.workers, *cluster.schedulers]
         async with asyncio.timeout(240), load(cluster.addresses) as tally:
             signalled = {name: await replace(cluster, name, tally) for name in names}
@@ -150,5 +178,11 @@ async def test_every_process_is_replaced_under_load_and_no_client_hears_an_error
     for name in cluster.workers:
         old = {pull.epoch for pull in pulls if pull.worker == name and pull.at < signalled[name]}
         assert len(old) == 1
-        assert not [pull for pull in pulls if pull.epoch in old and pull.at > signalled[name] + ON_THE_WAY_SECONDS]
-        assert [pull for pull in pulls if pull.worker == name and pull.epoch not in old], f"the new {name} has never pulled"
+        assert not [
+            pull
+            for pull in pulls
+            if pull.epoch in old and pull.at > signalled[name] + ON_THE_WAY_SECONDS
+        ]
+        assert [pull for pull in pulls if pull.worker == name and pull.epoch not in old], (
+            f"the new {name} has never pulled"
+        )

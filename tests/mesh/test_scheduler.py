@@ -1,4 +1,5 @@
-"""Schedulers as real processes: they place cold models, one of them leads, and killing or freezing it loses and doubles nothing.
+"""Schedulers as real processes: they place cold models, one of them leads, and killing or freezing
+it loses and doubles nothing.
 
 Tests share a mesh and come in any order, so each has cold models of its own.
 """
@@ -29,9 +30,16 @@ from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
 ENVIRONMENT = {"SHOAL_HEARTBEAT_SECONDS": "0.5", "SHOAL_PULL_WAIT_SECONDS": "2"}
-EITHER = [f"{kind}/{number}" for kind in ("killed", "pair", "frozen", "alone", "warm") for number in range(6)]
+EITHER = [
+    f"{kind}/{number}"
+    for kind in ("killed", "pair", "frozen", "alone", "warm")
+    for number in range(6)
+]
 """Models that both workers have on disk, a few for each test."""
-OWN = {"worker-0": [f"first/{number}" for number in range(3)], "worker-1": [f"second/{number}" for number in range(3)]}
+OWN = {
+    "worker-0": [f"first/{number}" for number in range(3)],
+    "worker-1": [f"second/{number}" for number in range(3)],
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +47,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One router, two workers with the memory for everything, two schedulers."""
     models = write_models(tmp_path_factory.mktemp("both"), EITHER)
     directory = tmp_path_factory.mktemp("mesh")
-    with Cluster(directory, models=str(models), workers=2, schedulers=2, environment=ENVIRONMENT) as cluster:
+    with Cluster(
+        directory, models=str(models), workers=2, schedulers=2, environment=ENVIRONMENT
+    ) as cluster:
         yield cluster
 
 
@@ -100,7 +110,12 @@ async def leader(mesh: Cluster, *, other_than: str = "") -> LeaderRecord:
 
 def said(mesh: Cluster, names: Sequence[str], message: str) -> list[dict[str, Any]]:
     """The log lines with this message of these processes; of each process in order."""
-    lines = [line for name in names for line in (mesh.directory / f"{name}.log").read_text().splitlines() if message in line]
+    lines = [
+        line
+        for name in names
+        for line in (mesh.directory / f"{name}.log").read_text().splitlines()
+        if message in line
+    ]
     found = (json.loads(line) for line in lines if line.startswith("{"))
     return [line for line in found if line["message"] == message]
 
@@ -112,7 +127,9 @@ def loads(mesh: Cluster, models: Sequence[str]) -> Counter[tuple[str, str]]:
 
 
 def ordered(mesh: Cluster, models: Sequence[str]) -> list[str]:
-    return [line["model"] for line in said(mesh, mesh.schedulers, "ordered") if line["model"] in models]
+    return [
+        line["model"] for line in said(mesh, mesh.schedulers, "ordered") if line["model"] in models
+    ]
 
 
 def claimed(mesh: Cluster, models: Sequence[str]) -> set[str]:
@@ -126,7 +143,9 @@ def names(kind: str) -> list[str]:
 
 async def ask(client: shoal.AsyncClient, models: Sequence[str]) -> None:
     """Each of them once, all at the same time; all have the same weights."""
-    answers = await asyncio.gather(*(client.encode(model, ["to be or not to be"], timeout=30) for model in models))
+    answers = await asyncio.gather(
+        *(client.encode(model, ["to be or not to be"], timeout=30) for model in models)
+    )
     vectors = [answer.dense for answer in answers if answer.dense is not None]
     assert len(vectors) == len(models)
     assert np.allclose(np.concatenate(vectors), vectors[0], atol=1e-6)
@@ -139,29 +158,51 @@ def assert_loaded_once(mesh: Cluster, models: Sequence[str]) -> None:
 
 
 def assert_one_leader_a_number(mesh: Cluster) -> None:
-    """Every order is of a plan whose fencing number only one scheduler ever had, and each has risen in time."""
-    orders = [(line["time"], line["plan"] >> 32, name) for name in mesh.schedulers for line in said(mesh, [name], "ordered")]
-    assert len({fence for _, fence, _ in orders}) == len({(fence, name) for _, fence, name in orders})
-    terms = [(line["time"], line["fence"], name) for name in mesh.schedulers for line in said(mesh, [name], "leading")]
+    """Every order is of a plan whose fencing number only one scheduler ever had, and each has risen
+    in time.
+    """
+    orders = [
+        (line["time"], line["plan"] >> 32, name)
+        for name in mesh.schedulers
+        for line in said(mesh, [name], "ordered")
+    ]
+    assert len({fence for _, fence, _ in orders}) == len(
+        {(fence, name) for _, fence, name in orders}
+    )
+    terms = [
+        (line["time"], line["fence"], name)
+        for name in mesh.schedulers
+        for line in said(mesh, [name], "leading")
+    ]
     fences = [fence for _, fence, _ in sorted(terms)]
     assert fences == sorted(set(fences))
-    assert {(fence, name) for _, fence, name in orders} <= {(fence, name) for _, fence, name in terms}
+    assert {(fence, name) for _, fence, name in orders} <= {
+        (fence, name) for _, fence, name in terms
+    }
     for name in mesh.workers:
         plans = [line["plan"] for line in said(mesh, [name], "order") if line.get("plan")]
         assert plans == sorted(plans)
 
 
 async def test_cold_models_are_loaded_where_they_are_on_disk(tmp_path: Path) -> None:
-    """Routers leave a model to the leader for so long that a machine under load does not turn orders into claims."""
-    each = {name: {"SHOAL_MODELS": str(write_models(tmp_path / name, own))} for name, own in OWN.items()}
+    """Routers leave a model to the leader for so long that a machine under load does not turn
+    orders into claims.
+    """
+    each = {
+        name: {"SHOAL_MODELS": str(write_models(tmp_path / name, own))} for name, own in OWN.items()
+    }
     environment = {**ENVIRONMENT, "SHOAL_CLAIM_AFTER_SECONDS": "20"}
     models = [model for own in OWN.values() for model in own]
-    with Cluster(tmp_path, models=str(tmp_path), workers=2, schedulers=1, environment=environment, each=each) as cluster:
+    with Cluster(
+        tmp_path, models=str(tmp_path), workers=2, schedulers=1, environment=environment, each=each
+    ) as cluster:
         await leader(cluster)
         async with shoal.AsyncClient(cluster.address) as client:
             await ask(client, models)
         assert_loaded_once(cluster, models)
-        assert loads(cluster, models) == {(model, name): 1 for name, own in OWN.items() for model in own}
+        assert loads(cluster, models) == {
+            (model, name): 1 for name, own in OWN.items() for model in own
+        }
         assert sorted(ordered(cluster, models)) == models
         assert claimed(cluster, models) == set()
         async with fleet(cluster) as known, asyncio.timeout(10):
@@ -184,7 +225,9 @@ async def test_two_schedulers_order_as_one(cluster: Cluster) -> None:
     assert_one_leader_a_number(cluster)
 
 
-async def test_a_leader_that_is_killed_in_the_middle_of_its_orders_is_followed(cluster: Cluster) -> None:
+async def test_leader_that_is_killed_in_the_middle_of_its_orders_is_followed(
+    cluster: Cluster,
+) -> None:
     models, served = names("killed"), names("warm")[:2]
     stop, answered = asyncio.Event(), 0
     async with shoal.AsyncClient(cluster.address) as client:
@@ -200,7 +243,12 @@ async def test_a_leader_that_is_killed_in_the_middle_of_its_orders_is_followed(c
             group.create_task(traffic())
             first = await leader(cluster)
             asking = group.create_task(ask(client, models[:4]))
-            await asyncio.to_thread(wait_until, lambda: bool(ordered(cluster, models) or asking.done()), 10.0, "an order")
+            await asyncio.to_thread(
+                wait_until,
+                lambda: bool(ordered(cluster, models) or asking.done()),
+                10.0,
+                "an order",
+            )
             cluster.kill(first.scheduler_id)
             await asking
             second = await leader(cluster, other_than=first.scheduler_id)
@@ -212,7 +260,7 @@ async def test_a_leader_that_is_killed_in_the_middle_of_its_orders_is_followed(c
     assert_one_leader_a_number(cluster)
 
 
-async def test_a_leader_that_was_frozen_past_its_lease_orders_nothing_more(cluster: Cluster) -> None:
+async def test_leader_that_was_frozen_past_its_lease_orders_nothing_more(cluster: Cluster) -> None:
     models = names("frozen")
     first = await leader(cluster)
     frozen = cluster.processes[first.scheduler_id]
@@ -225,7 +273,10 @@ async def test_a_leader_that_was_frozen_past_its_lease_orders_nothing_more(clust
         frozen.send_signal(signal.SIGCONT)
         await ask(client, models[3:])
     await asyncio.to_thread(
-        wait_until, lambda: len(said(cluster, [first.scheduler_id], "lead lost")) > earlier, 10.0, "the frozen leader to notice"
+        wait_until,
+        lambda: len(said(cluster, [first.scheduler_id], "lead lost")) > earlier,
+        10.0,
+        "the frozen leader to notice",
     )
     assert second.fence > first.fence
     assert (await leader(cluster)).scheduler_id == second.scheduler_id
@@ -245,7 +296,9 @@ async def test_without_schedulers_workers_claim_cold_models(cluster: Cluster) ->
     assert_loaded_once(cluster, models)
 
 
-def test_a_scheduler_answers_health_checks(mesh: Cluster) -> None:
+def test_scheduler_answers_health_checks(mesh: Cluster) -> None:
     start_schedulers(mesh)
     for service in ("liveness", "externalscaler.ExternalScaler", ""):
-        wait_until(partial(serves, mesh.scheduler_addresses[0], service), 30.0, f"{service!r} to serve")
+        wait_until(
+            partial(serves, mesh.scheduler_addresses[0], service), 30.0, f"{service!r} to serve"
+        )

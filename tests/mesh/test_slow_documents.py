@@ -1,4 +1,6 @@
-"""Documents and images that take a worker seconds stop no other work of it: real processes, and the order of the answers."""
+"""Documents and images that take a worker seconds stop no other work of it: real processes, and the
+order of the answers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ MODEL = "random/clip-slow"
 ROUNDS = 3
 TIMEOUT = 100.0
 MEMORY_BYTES = 1600 << 20
-"""Of the worker's models, and of the images that it decodes: enough for one of IMAGE_SIDE, and not for two."""
+"""Of the worker's models, and of the images that it decodes: enough for one of IMAGE_SIDE, and not
+for two.
+"""
 IMAGE_SIDE = 7000
 DRAWING_SECONDS = 0.5
 """Processor time that no start of a document process takes."""
@@ -37,7 +41,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (models / "random").mkdir()
     made.directory.rename(models / MODEL)
     environment = {"SHOAL_MEMORY_BYTES": str(MEMORY_BYTES)}
-    with Cluster(tmp_path_factory.mktemp("slow"), models=str(models), environment=environment) as running:
+    with Cluster(
+        tmp_path_factory.mktemp("slow"), models=str(models), environment=environment
+    ) as running:
         encode(running, "light", TEXTS[0])
         yield running
 
@@ -54,45 +60,73 @@ def processor_seconds(mesh: Cluster) -> dict[int, float]:
 
 
 def wait_until_drawing(mesh: Cluster, before: dict[int, float]) -> None:
-    """Waits until a document process computes. `before`: what they had used before the document was sent."""
-    wait_until(lambda: any(now - before.get(pid, 0.0) > DRAWING_SECONDS for pid, now in processor_seconds(mesh).items()))
+    """Waits until a document process computes. `before`: what they had used before the document was
+    sent.
+    """
+    wait_until(
+        lambda: any(
+            now - before.get(pid, 0.0) > DRAWING_SECONDS
+            for pid, now in processor_seconds(mesh).items()
+        )
+    )
 
 
 def test_texts_of_all_tenants_are_answered_before_a_slow_document(mesh: Cluster) -> None:
-    """The hostile tenant's page computes for seconds; its own texts and large images do not wait for it either."""
+    """The hostile tenant's page computes for seconds; its own texts and large images do not wait
+    for it either.
+    """
     photo = BytesIO()
     Image.new("RGB", (2400, 2400)).save(photo, "PNG")
     before = processor_seconds(mesh)
     with ThreadPoolExecutor(4) as threads:
-        document: Future[None] = threads.submit(encode, mesh, "hostile", Document(pdfs.slow(side=1400), 1, 1))
+        document: Future[None] = threads.submit(
+            encode, mesh, "hostile", Document(pdfs.slow(side=1400), 1, 1)
+        )
         wait_until_drawing(mesh, before)
         for _ in range(ROUNDS):
-            texts = [threads.submit(encode, mesh, tenant, TEXTS[0]) for tenant in ("hostile", "light", "other")]
+            texts = [
+                threads.submit(encode, mesh, tenant, TEXTS[0])
+                for tenant in ("hostile", "light", "other")
+            ]
             for text in texts:
                 text.result(TIMEOUT)
         encode(mesh, "hostile", photo.getvalue())
         assert not document.done(), "the texts have waited for the document"
-        assert document.exception(TIMEOUT) is None or isinstance(document.exception(), shoal.errors.InvalidInput)
+        assert document.exception(TIMEOUT) is None or isinstance(
+            document.exception(), shoal.errors.InvalidInput
+        )
 
 
-def test_a_document_is_answered_before_slow_documents_of_another_tenant(mesh: Cluster) -> None:
+def test_document_is_answered_before_slow_documents_of_another_tenant(mesh: Cluster) -> None:
     before = processor_seconds(mesh)
     with ThreadPoolExecutor(4) as threads:
         files = [pdfs.slow(operations, side=900) for operations in (70, 72, 74)]
-        slow: list[Future[None]] = [threads.submit(encode, mesh, "hostile", Document(data, 1, 1)) for data in files]
+        slow: list[Future[None]] = [
+            threads.submit(encode, mesh, "hostile", Document(data, 1, 1)) for data in files
+        ]
         wait_until_drawing(mesh, before)
         encode(mesh, "light", Document(pdfs.document(["a page"]), 1, 1))
-        assert sum(document.done() for document in slow) <= 1, "the light tenant has waited for the hostile one's documents"
+        assert sum(document.done() for document in slow) <= 1, (
+            "the light tenant has waited for the hostile one's documents"
+        )
 
 
-def test_large_images_of_several_tenants_stay_within_the_memory_of_the_worker(mesh: Cluster) -> None:
-    """Each is a file of 66 KB that takes 784 MB while it is decoded; a light tenant's small image waits for none of them."""
+def test_large_images_of_several_tenants_stay_within_the_memory_of_the_worker(
+    mesh: Cluster,
+) -> None:
+    """Each is a file of 66 KB that takes 784 MB while it is decoded; a light tenant's small image
+    waits for none of them.
+    """
     out = BytesIO()
     # Of a size that is not prepared together with other tenants' jobs.
-    Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE)).save(out, "WEBP", lossless=True, icc_profile=bytes(SMALL_BYTES))
+    Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE)).save(
+        out, "WEBP", lossless=True, icc_profile=bytes(SMALL_BYTES)
+    )
     peak = Peak(mesh.processes["worker-0"].pid)
     with ThreadPoolExecutor(8) as threads:
-        large: list[Future[None]] = [threads.submit(encode, mesh, f"tenant-{number}", out.getvalue()) for number in range(6)]
+        large: list[Future[None]] = [
+            threads.submit(encode, mesh, f"tenant-{number}", out.getvalue()) for number in range(6)
+        ]
         encode(mesh, "light", TEXTS[0])
         refused = [error for image in large if (error := image.exception(TIMEOUT)) is not None]
     assert all(isinstance(error, shoal.errors.NoCapacity) for error in refused), refused

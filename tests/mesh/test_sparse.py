@@ -1,4 +1,6 @@
-"""Sparse and hybrid models through the mesh: rows of weights, queries that never reach the device, three forms of one request."""
+"""Sparse and hybrid models through the mesh: rows of weights, queries that never reach the device,
+three forms of one request.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,31 @@ def splade(checkpoints: Path) -> tuple[str, SparseEncoder]:
 
 def test_sparse_rows_of_both_roles(client: shoal.Client, splade: tuple[str, SparseEncoder]) -> None:
     model, theirs = splade
-    queries, documents = client.encode(model, TEXTS, role="query"), client.encode(model, TEXTS, role="document")
+    queries, documents = (
+        client.encode(model, TEXTS, role="query"),
+        client.encode(model, TEXTS, role="document"),
+    )
     assert queries.sparse is not None
     assert documents.sparse is not None
-    assert relative_error(whole(queries.sparse), theirs.encode_query(TEXTS).to_dense().numpy()) <= 1e-5
-    assert relative_error(whole(documents.sparse), theirs.encode_document(TEXTS).to_dense().numpy()) <= 1e-5
+    assert (
+        relative_error(whole(queries.sparse), theirs.encode_query(TEXTS).to_dense().numpy()) <= 1e-5
+    )
+    assert (
+        relative_error(whole(documents.sparse), theirs.encode_document(TEXTS).to_dense().numpy())
+        <= 1e-5
+    )
     assert 0 < queries.usage.input_tokens < documents.usage.input_tokens
 
 
-def test_score_of_a_sparse_model_is_the_product(client: shoal.Client, splade: tuple[str, SparseEncoder]) -> None:
+def test_score_of_a_sparse_model_is_the_product(
+    client: shoal.Client, splade: tuple[str, SparseEncoder]
+) -> None:
     model, theirs = splade
     expected = theirs.similarity(theirs.encode_query([QUERY]), theirs.encode_document(DOCUMENTS))[0]
-    assert relative_error(client.score(model, QUERY, DOCUMENTS).scores, expected.to_dense().numpy()) <= 1e-5
+    assert (
+        relative_error(client.score(model, QUERY, DOCUMENTS).scores, expected.to_dense().numpy())
+        <= 1e-5
+    )
 
 
 def test_three_forms_and_their_score(client: shoal.Client, checkpoints: Path) -> None:
@@ -53,11 +68,24 @@ def test_three_forms_and_their_score(client: shoal.Client, checkpoints: Path) ->
     answer = client.encode(HYBRID, TEXTS, representations=["dense", "sparse", "multi_vector"])
     assert answer.sparse is not None
     assert answer.multi_vector is not None
-    assert relative_error(np.asarray(answer.dense), np.stack([item.dense.numpy() for item in found])) <= 1e-5
-    assert relative_error(answer.multi_vector.values, np.concatenate([item.tokens.numpy() for item in found])) <= 1e-5
-    assert [columns.tolist() for columns, _ in answer.sparse] == [sorted(item.lexical) for item in found]
+    assert (
+        relative_error(np.asarray(answer.dense), np.stack([item.dense.numpy() for item in found]))
+        <= 1e-5
+    )
+    assert (
+        relative_error(
+            answer.multi_vector.values, np.concatenate([item.tokens.numpy() for item in found])
+        )
+        <= 1e-5
+    )
+    assert [columns.tolist() for columns, _ in answer.sparse] == [
+        sorted(item.lexical) for item in found
+    ]
     expected = np.array([parts_of_score(found[0], item) for item in found[1:]]) @ (0.4, 0.2, 0.4)
-    assert relative_error(client.score(HYBRID, QUERY, DOCUMENTS).scores, expected.astype(np.float32)) <= 1e-5
+    assert (
+        relative_error(client.score(HYBRID, QUERY, DOCUMENTS).scores, expected.astype(np.float32))
+        <= 1e-5
+    )
 
 
 def whole(sparse: shoal.Sparse) -> NDArray[np.float32]:

@@ -25,7 +25,9 @@ TEXTS = ["A model that no folder has", "comes from the hub."]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint("bert", tmp_path_factory.mktemp("original") / "model", sentence=SentenceFiles(), seed=3)
+    return write_checkpoint(
+        "bert", tmp_path_factory.mktemp("original") / "model", sentence=SentenceFiles(), seed=3
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,9 @@ def hub(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fa
 
 
 @pytest.fixture(scope="module")
-def far(hub: FakeHub, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def far(
+    hub: FakeHub, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     """One worker with a folder and the hub."""
     directory = tmp_path_factory.mktemp("far")
     environment = {
@@ -54,13 +58,17 @@ def far(hub: FakeHub, checkpoints: Path, tmp_path_factory: pytest.TempPathFactor
         yield cluster
 
 
-def test_a_model_of_the_hub_is_fetched_shown_and_served(
+def test_model_of_the_hub_is_fetched_shown_and_served(
     far: Cluster, hub: FakeHub, original: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with shoal.Client(far.address) as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.encode, FAR, TEXTS, timeout=60)
         assert hub.waiting.acquire(timeout=30)
-        wait_until(lambda: FAR in [model.model for model in client.models.list() if model.downloaded], 30, "progress to be seen")
+        wait_until(
+            lambda: FAR in [model.model for model in client.models.list() if model.downloaded],
+            30,
+            "progress to be seen",
+        )
         seen = client.models.get(FAR)
         assert (seen.state, seen.places[0].state) == ("downloading", "downloading")
         assert seen.downloaded is not None
@@ -79,30 +87,42 @@ def test_a_model_of_the_hub_is_fetched_shown_and_served(
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert hub.calls.count(f"/api/models/{FAR}") == 1
     # Nothing is told to the hub but what is asked for, and no log holds a URL that opens a file.
-    assert [call for call in hub.calls if not call.startswith(("/api/models/far/", "/far/", "/cdn/far/"))] == []
+    assert [
+        call
+        for call in hub.calls
+        if not call.startswith(("/api/models/far/", "/far/", "/cdn/far/"))
+    ] == []
     assert "/cdn/" not in (far.directory / "worker-0.log").read_text()
 
 
-def test_a_worker_that_refuses_torch_checkpoints_fetches_none(far: Cluster, hub: FakeHub) -> None:
+def test_worker_that_refuses_torch_checkpoints_fetches_none(far: Cluster, hub: FakeHub) -> None:
     advice = r"pytorch_model\.bin: .*shoal models convert"
     with shoal.Client(far.address) as client, pytest.raises(errors.ModelBroken, match=advice):
         client.encode(PICKLE, TEXTS, timeout=30)
     assert "pytorch_model.bin" not in hub.sent
 
 
-def test_a_model_that_is_nowhere_is_not_found(far: Cluster) -> None:
-    with shoal.Client(far.address) as client, pytest.raises(errors.ModelNotFound, match="has no model far/nothing"):
+def test_model_that_is_nowhere_is_not_found(far: Cluster) -> None:
+    with (
+        shoal.Client(far.address) as client,
+        pytest.raises(errors.ModelNotFound, match="has no model far/nothing"),
+    ):
         client.encode("far/nothing", TEXTS, timeout=30)
 
 
-def test_a_path_is_not_looked_for(far: Cluster, hub: FakeHub) -> None:
+def test_path_is_not_looked_for(far: Cluster, hub: FakeHub) -> None:
     calls = len(hub.calls)
-    with shoal.Client(far.address) as client, pytest.raises((errors.InvalidInput, errors.ModelNotFound)):
+    with (
+        shoal.Client(far.address) as client,
+        pytest.raises((errors.InvalidInput, errors.ModelNotFound)),
+    ):
         client.encode("../far/model", TEXTS, timeout=30)
     assert len(hub.calls) == calls
 
 
-def test_what_no_worker_can_reach_is_refused_with_the_reason_once_each_has_tried(checkpoints: Path, tmp_path: Path) -> None:
+def test_what_no_worker_can_reach_is_refused_with_the_reason_once_each_has_tried(
+    checkpoints: Path, tmp_path: Path
+) -> None:
     """A hub that nobody can reach: the error says so, and not that a deadline passed."""
     environment = {
         "SHOAL_STORES": "hf",
@@ -119,7 +139,13 @@ def test_what_no_worker_can_reach_is_refused_with_the_reason_once_each_has_tried
         for model, adapter in (("far/nowhere", ""), (NEAR, "far/adapter")):
             with pytest.raises(errors.ModelUnreachable, match="cannot be reached") as caught:
                 client.encode(model, TEXTS, adapter=adapter, timeout=20)
-            for searched in (str(checkpoints), str(tmp_path / "store"), "http://127.0.0.1:1", "SHOAL_STORES", "--model"):
+            for searched in (
+                str(checkpoints),
+                str(tmp_path / "store"),
+                "http://127.0.0.1:1",
+                "SHOAL_STORES",
+                "--model",
+            ):
                 assert searched in caught.value.message
             assert caught.value.retry_after is None
             assert caught.value.field == ("adapter" if adapter else "model")

@@ -1,4 +1,6 @@
-"""jina-embeddings-v3 through the whole mesh as it is published: its tasks by gRPC and by HTTP, mixed, and unknown ones."""
+"""jina-embeddings-v3 through the whole mesh as it is published: its tasks by gRPC and by HTTP,
+mixed, and unknown ones.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
 MODEL = "jinaai/jina-embeddings-v3"
-TEXTS = ["a boat", "many small boats in one harbour", "shoal: a large number of fish that swim together"]
+TEXTS = [
+    "a boat",
+    "many small boats in one harbour",
+    "shoal: a large number of fish that swim together",
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +40,13 @@ def v3(shelf: Path) -> FakeJinaV3:
 
 
 @pytest.fixture(scope="module")
-def cluster(shelf: Path, v3: FakeJinaV3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    shelf: Path, v3: FakeJinaV3, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("mesh")
-    with Cluster(directory, models=str(shelf), environment={"SHOAL_ADAPTERS": "1"}) as running_cluster:
+    with Cluster(
+        directory, models=str(shelf), environment={"SHOAL_ADAPTERS": "1"}
+    ) as running_cluster:
         yield running_cluster
 
 
@@ -48,7 +58,12 @@ def client(cluster: Cluster) -> Iterator[shoal.Client]:
 
 @pytest.fixture
 async def http(cluster: Cluster) -> AsyncIterator[Http]:
-    settings = Settings(edge_id="edge", address="127.0.0.1:0", routers=tuple(cluster.addresses), deadline_seconds=60.0)
+    settings = Settings(
+        edge_id="edge",
+        address="127.0.0.1:0",
+        routers=tuple(cluster.addresses),
+        deadline_seconds=60.0,
+    )
     async with running(settings) as address:
         yield Http(address)
 
@@ -60,11 +75,18 @@ def worst(found: Any, wanted: Any) -> float:
 def test_roles_and_named_tasks_at_the_same_time(client: shoal.Client, v3: FakeJinaV3) -> None:
     def error(named: tuple[Literal["query", "document"] | None, str]) -> float:
         role, task = named
-        wanted = v3.encode(TEXTS, {"query": "retrieval.query", "document": "retrieval.passage"}.get(role or "", task))
+        wanted = v3.encode(
+            TEXTS,
+            {"query": "retrieval.query", "document": "retrieval.passage"}.get(role or "", task),
+        )
         got = client.encode(MODEL, TEXTS, role=role, adapter=task, timeout=60).dense
         return worst(got, wanted)
 
-    asked: list[tuple[Literal["query", "document"] | None, str]] = [(None, ""), ("query", ""), ("document", "")]
+    asked: list[tuple[Literal["query", "document"] | None, str]] = [
+        (None, ""),
+        ("query", ""),
+        ("document", ""),
+    ]
     asked = [*asked, *((None, task) for task in TASKS)] * 4
     with ThreadPoolExecutor(len(asked)) as pool:
         assert max(pool.map(error, asked)) <= 1e-5
@@ -72,12 +94,21 @@ def test_roles_and_named_tasks_at_the_same_time(client: shoal.Client, v3: FakeJi
 
 def test_score_is_the_cosine_of_query_and_passages(client: shoal.Client, v3: FakeJinaV3) -> None:
     got = client.score(MODEL, TEXTS[0], TEXTS[1:], timeout=60).scores
-    assert worst(got, v3.encode(TEXTS[1:], "retrieval.passage") @ v3.encode(TEXTS[:1], "retrieval.query")[0]) <= 1e-5
+    assert (
+        worst(
+            got,
+            v3.encode(TEXTS[1:], "retrieval.passage") @ v3.encode(TEXTS[:1], "retrieval.query")[0],
+        )
+        <= 1e-5
+    )
 
 
-def test_an_unknown_task_is_refused_with_the_models_tasks(client: shoal.Client, v3: FakeJinaV3) -> None:
+def test_unknown_task_is_refused_with_the_models_tasks(
+    client: shoal.Client, v3: FakeJinaV3
+) -> None:
     with pytest.raises(
-        shoal.errors.InvalidInput, match=r"'summary' of its own; it has retrieval\.query, .*text-matching"
+        shoal.errors.InvalidInput,
+        match=r"'summary' of its own; it has retrieval\.query, .*text-matching",
     ) as raised:
         client.encode(MODEL, TEXTS, adapter="summary", timeout=30)
     assert raised.value.field == "adapter"
@@ -91,7 +122,9 @@ def test_tasks_in_use_are_listed_as_adapters(client: shoal.Client) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 async def test_http_chooses_by_jinas_task(task: str, http: Http, v3: FakeJinaV3) -> None:
-    reply = await http.post("/v1/embeddings", {"model": MODEL, "input": TEXTS, "task": task, "dimensions": 32})
+    reply = await http.post(
+        "/v1/embeddings", {"model": MODEL, "input": TEXTS, "task": task, "dimensions": 32}
+    )
     wanted = v3.encode(TEXTS, task)[:, :32]
     wanted = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
     assert worst([entry["embedding"] for entry in reply.json["data"]], wanted) <= 1e-5

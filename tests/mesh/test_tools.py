@@ -17,15 +17,24 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.local.settings import MINILM
 from tests.support.cluster import Cluster
 
-SERVICES = ("shoal.v1.InferenceService", "shoal.v1.ModelService", "shoal.v1.MeshService", "shoal.v1.WorkerService")
+SERVICES = (
+    "shoal.v1.InferenceService",
+    "shoal.v1.ModelService",
+    "shoal.v1.MeshService",
+    "shoal.v1.WorkerService",
+)
 BUF = Path(sys.executable).with_name("buf")
 
 
 def test_reflection_lists_the_services(mesh: Cluster) -> None:
     with grpc.insecure_channel(mesh.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        (answer,) = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    assert set(SERVICES) | {"grpc.health.v1.Health"} <= {service.name for service in answer.list_services_response.service}
+        (answer,) = stub.ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+    assert set(SERVICES) | {"grpc.health.v1.Health"} <= {
+        service.name for service in answer.list_services_response.service
+    }
 
 
 def test_buf_curl_encodes_by_reflection(mesh: Cluster) -> None:
@@ -48,11 +57,15 @@ def test_buf_curl_encodes_by_reflection(mesh: Cluster) -> None:
 @pytest.mark.parametrize("service", ["", *SERVICES])
 def test_health_answers_for_each_service(service: str, mesh: Cluster) -> None:
     with grpc.insecure_channel(mesh.address) as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+        answer = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service=service), timeout=10
+        )
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_health_does_not_know_other_services(mesh: Cluster) -> None:
     with grpc.insecure_channel(mesh.address) as channel, pytest.raises(grpc.RpcError) as caught:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="shoal.v1.NoService"), timeout=10)
+        health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service="shoal.v1.NoService"), timeout=10
+        )
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND

@@ -1,4 +1,6 @@
-"""`shoal top` and a real mesh: one picture, a line of JSON a look, and the live view while its router is killed and comes back."""
+"""`shoal top` and a real mesh: one picture, a line of JSON a look, and the live view while its
+router is killed and comes back.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A router, a scheduler and a worker."""
-    directory = write_checkpoint("bert", tmp_path_factory.mktemp("models") / "small", sentence=SentenceFiles())
-    with Cluster(tmp_path_factory.mktemp("top"), models=f"{MODEL}={directory}", schedulers=1) as cluster:
+    directory = write_checkpoint(
+        "bert", tmp_path_factory.mktemp("models") / "small", sentence=SentenceFiles()
+    )
+    with Cluster(
+        tmp_path_factory.mktemp("top"), models=f"{MODEL}={directory}", schedulers=1
+    ) as cluster:
         yield cluster
 
 
@@ -45,8 +51,12 @@ def running(started: Cluster) -> Cluster:
 
     def is_all_there() -> bool:
         seen = client.mesh()
-        is_idle = not any(lane.queued_tokens or lane.leased_tokens or lane.oldest_seconds for lane in seen.lanes)
-        return bool(seen.lanes and is_idle and seen.pools and seen.workers and seen.workers[0].resident)
+        is_idle = not any(
+            lane.queued_tokens or lane.leased_tokens or lane.oldest_seconds for lane in seen.lanes
+        )
+        return bool(
+            seen.lanes and is_idle and seen.pools and seen.workers and seen.workers[0].resident
+        )
 
     with shoal.Client(started.address) as client:
         client.encode(MODEL, ["a text"] * 20)
@@ -56,7 +66,9 @@ def running(started: Cluster) -> Cluster:
 
 def run(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of one command."""
-    done = CliRunner().invoke(main.build(), ["top", "--address", cluster.address, *arguments], env={"COLUMNS": "80"})
+    done = CliRunner().invoke(
+        main.build(), ["top", "--address", cluster.address, *arguments], env={"COLUMNS": "80"}
+    )
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -64,21 +76,41 @@ def test_one_picture_as_json(running: Cluster) -> None:
     code, out, _ = run(running, "--once", "--json", "--interval", "0.5")
     seen: dict[str, Any] = json.loads(out)
     assert code == 0
-    assert (seen["router_id"], seen["scheduler_id"], seen["address"]) == ("router-0", "scheduler-0", running.address)
+    assert (seen["router_id"], seen["scheduler_id"], seen["address"]) == (
+        "router-0",
+        "scheduler-0",
+        running.address,
+    )
     (pool,), (worker,), (lane,) = seen["pools"], seen["workers"], seen["lanes"]
-    assert (pool["pool"], pool["workers"], pool["draining"], pool["queued_tokens"]) == ("cpu", 1, 0, 0)
+    assert (pool["pool"], pool["workers"], pool["draining"], pool["queued_tokens"]) == (
+        "cpu",
+        1,
+        0,
+        0,
+    )
     assert pool["desired_workers"] >= 1
     assert (worker["worker_id"], worker["resident"]) == ("worker-0", [MODEL])
     assert (lane["model"], lane["oldest_seconds"]) == (MODEL, 0)
     assert isinstance(lane["tokens_per_second"], float)
     (model,) = seen["models"]
-    assert (model["model"], model["state"], model["pools"], model["resident_on"]) == (MODEL, "resident", ["cpu"], ["worker-0"])
+    assert (model["model"], model["state"], model["pools"], model["resident_on"]) == (
+        MODEL,
+        "resident",
+        ["cpu"],
+        ["worker-0"],
+    )
 
 
 def test_one_picture_for_people_and_one_pool(running: Cluster) -> None:
     code, out, _ = run(running, "--once", "--interval", "0.5", "--pool", "cpu")
     assert code == 0
-    for wanted in ("router router-0, scheduler scheduler-0 leads", "worker-0", MODEL, "desired", "tokens/s"):
+    for wanted in (
+        "router router-0, scheduler scheduler-0 leads",
+        "worker-0",
+        MODEL,
+        "desired",
+        "tokens/s",
+    ):
         assert wanted in out
     _, out, _ = run(running, "--once", "--interval", "0.5", "--pool", "h100")
     assert "there is no pool 'h100'" in out
@@ -96,9 +128,11 @@ def test_without_a_terminal_and_without_a_router(running: Cluster) -> None:
     assert run(running, "--interval", "0.1", "--once")[0] == 2
 
 
-def test_a_line_of_json_for_each_look(running: Cluster) -> None:
+def test_line_of_json_for_each_look(running: Cluster) -> None:
     command = [*TOP, "--json", "--interval", "0.2", "--address", running.address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         looks = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.send_signal(signal.SIGINT)
@@ -144,9 +178,13 @@ def live(cluster: Cluster) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]
     """`shoal top` on a terminal of its own."""
     keyboard, screen = pty.openpty()
     ioctl(screen, TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+    } | {"TERM": "xterm"}
     command = [*TOP, "--interval", "0.2", "--address", cluster.address]
-    with subprocess.Popen(command, stdin=screen, stdout=screen, stderr=screen, env=environment) as process:
+    with subprocess.Popen(
+        command, stdin=screen, stdout=screen, stderr=screen, env=environment
+    ) as process:
         os.close(screen)
         try:
             yield process, Terminal(keyboard)
@@ -155,9 +193,15 @@ def live(cluster: Cluster) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]
     os.close(keyboard)
 
 
-def test_the_live_view_outlives_its_router(running: Cluster) -> None:
+def test_live_view_outlives_its_router(running: Cluster) -> None:
     with live(running) as (process, terminal):
-        terminal.wait_for("router router-0, scheduler scheduler-0 leads", "worker-0", MODEL, "desired", without="STALE")
+        terminal.wait_for(
+            "router router-0, scheduler scheduler-0 leads",
+            "worker-0",
+            MODEL,
+            "desired",
+            without="STALE",
+        )
         running.kill("router-0")
         terminal.wait_for("STALE", "cannot reach a router", "worker-0")  # the last picture stays
         running.start("router-0")

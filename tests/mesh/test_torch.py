@@ -1,4 +1,5 @@
-"""Torch checkpoints in shards, of modules and of local directories, and hostile ones, through the mesh.
+"""Torch checkpoints in shards, of modules and of local directories, and hostile ones, through the
+mesh.
 
 Models laid out as the hub has them are in test_published_layouts.py."""
 
@@ -29,27 +30,39 @@ TEXTS = ["A model as it is published", "becomes safetensors once."]
 
 
 def as_torch(directory: Path) -> None:
-    """The directory's safetensors as torch checkpoints under the names of the hub, and nothing else of the weights."""
+    """The directory's safetensors as torch checkpoints under the names of the hub, and nothing else
+    of the weights.
+    """
     for path in sorted(directory.glob("**/*.safetensors")):
-        name = "pytorch_model.bin" if path.stem == "model" else f"{path.stem.replace('model-', 'pytorch_model-')}.bin"
+        name = (
+            "pytorch_model.bin"
+            if path.stem == "model"
+            else f"{path.stem.replace('model-', 'pytorch_model-')}.bin"
+        )
         torch.save(load_file(path), path.with_name(name))
         path.unlink()
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        value = json.loads(index.read_text().replace(".safetensors", ".bin").replace("model-", "pytorch_model-"))
+        value = json.loads(
+            index.read_text().replace(".safetensors", ".bin").replace("model-", "pytorch_model-")
+        )
         index.unlink()
         (directory / "pytorch_model.bin.index.json").write_text(json.dumps(value))
 
 
 def write(root: Path) -> None:
     """The repositories, with safetensors."""
-    write_checkpoint("bert", root / SHARDED, sentence=SentenceFiles(dense=16), max_shard_size="100KB")
+    write_checkpoint(
+        "bert", root / SHARDED, sentence=SentenceFiles(dense=16), max_shard_size="100KB"
+    )
     write_checkpoint("bert", root / LOCAL, sentence=SentenceFiles(), seed=4)
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`plain/`: with safetensors, under other names. `hub/`, `local/`: the same as torch checkpoints."""
+    """`plain/`: with safetensors, under other names. `hub/`, `local/`: the same as torch
+    checkpoints.
+    """
     root = tmp_path_factory.mktemp("torch")
     for form in ("hub", "plain"):
         write(root / form)
@@ -61,7 +74,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "hub" / LOCAL).rename(root / "local" / LOCAL)
     write_checkpoint("bert", root / "hub" / HOSTILE)
     (root / "hub" / HOSTILE / "model.safetensors").unlink()
-    (root / "hub" / HOSTILE / "pytorch_model.bin").write_bytes(calling(os.system, f"touch {root / MARKER}"))
+    (root / "hub" / HOSTILE / "pytorch_model.bin").write_bytes(
+        calling(os.system, f"touch {root / MARKER}")
+    )
     return root
 
 
@@ -74,16 +89,22 @@ def hub(root: Path) -> Iterator[FakeHub]:
 
 @pytest.fixture(scope="module")
 def mesh(hub: FakeHub, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A worker with the hub, a folder of torch checkpoints, and the same models as safetensors under `plain-…`."""
+    """A worker with the hub, a folder of torch checkpoints, and the same models as safetensors
+    under `plain-…`.
+    """
     directory = tmp_path_factory.mktemp("mesh")
-    plain = [f"plain/{model.replace('/', '-')}={root / 'plain' / model}" for model in (SHARDED, LOCAL)]
+    plain = [
+        f"plain/{model.replace('/', '-')}={root / 'plain' / model}" for model in (SHARDED, LOCAL)
+    ]
     environment = {
         "SHOAL_STORES": "hf",
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(directory / "hf"),
         "HF_HUB_OFFLINE": "0",
     }
-    with Cluster(directory, models=":".join([str(root / "local"), *plain]), environment=environment) as cluster:
+    with Cluster(
+        directory, models=":".join([str(root / "local"), *plain]), environment=environment
+    ) as cluster:
         yield cluster
 
 
@@ -92,17 +113,26 @@ def plain(model: str) -> str:
 
 
 @pytest.mark.parametrize("model", [SHARDED, LOCAL])
-def test_shards_modules_and_local_directories_answer_as_their_safetensors(model: str, mesh: Cluster) -> None:
+def test_shards_modules_and_local_directories_answer_as_their_safetensors(
+    model: str, mesh: Cluster
+) -> None:
     with shoal.Client(mesh.address) as client:
-        found, wanted = client.encode(model, TEXTS, timeout=120).dense, client.encode(plain(model), TEXTS).dense
+        found, wanted = (
+            client.encode(model, TEXTS, timeout=120).dense,
+            client.encode(plain(model), TEXTS).dense,
+        )
     assert found is not None
     assert wanted is not None
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_hostile_checkpoint_is_refused_by_name_and_the_worker_serves_on(mesh: Cluster, root: Path) -> None:
+def test_hostile_checkpoint_is_refused_by_name_and_the_worker_serves_on(
+    mesh: Cluster, root: Path
+) -> None:
     with shoal.Client(mesh.address) as client:
-        with pytest.raises(errors.ModelBroken, match=r"pytorch_model\.bin: asks for 'posix\.system'"):
+        with pytest.raises(
+            errors.ModelBroken, match=r"pytorch_model\.bin: asks for 'posix\.system'"
+        ):
             client.encode(HOSTILE, TEXTS, timeout=60)
         assert client.encode(plain(LOCAL), TEXTS).dense is not None
     assert not (root / MARKER).exists()

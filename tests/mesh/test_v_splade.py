@@ -1,4 +1,6 @@
-"""V-SPLADE through the mesh: sparse vectors of pages, queries that never reach the device, and their products."""
+"""V-SPLADE through the mesh: sparse vectors of pages, queries that never reach the device, and
+their products.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ def test_pages_and_queries_equal_the_formulas(client: shoal.Client, reader: str)
     assert relative_error(rows(result), wanted) <= 1e-5
     assert 0 < result.usage.image_tokens < result.usage.input_tokens
     for number in (1, 3):
-        assert relative_error(rows(client.encode(reader, [FILES[number]])), wanted[number : number + 1]) <= 1e-5
+        assert (
+            relative_error(
+                rows(client.encode(reader, [FILES[number]])), wanted[number : number + 1]
+            )
+            <= 1e-5
+        )
     queries = client.encode(reader, QUERIES, role="query")
     assert relative_error(rows(queries), asked) <= 1e-5
     tokens = v_splade().processor.tokenizer(QUERIES, add_special_tokens=False)["input_ids"]
@@ -61,15 +68,29 @@ def test_pages_and_queries_equal_the_formulas(client: shoal.Client, reader: str)
 def test_scores_are_products(client: shoal.Client, reader: str) -> None:
     """Of a text against pages, and of a page against pages."""
     shown = v_splade().pages([opened(data) for data in FILES]).numpy()
-    for query, vector in ((QUERIES[0], v_splade().queries(QUERIES[:1])[0].numpy()), (FILES[1], shown[1])):
-        assert relative_error(np.asarray(client.score(reader, query, FILES).scores), shown @ vector) <= 2e-5
+    for query, vector in (
+        (QUERIES[0], v_splade().queries(QUERIES[:1])[0].numpy()),
+        (FILES[1], shown[1]),
+    ):
+        assert (
+            relative_error(np.asarray(client.score(reader, query, FILES).scores), shown @ vector)
+            <= 2e-5
+        )
 
 
 def test_pages_of_a_document_and_words_beside_them(client: shoal.Client, reader: str) -> None:
     data = pdfs.document(["first", "second"], (144, 96))
-    drawn = [page.render(scale=1, rev_byteorder=True).to_numpy() for page in pypdfium2.PdfDocument(data)]
+    drawn = [
+        page.render(scale=1, rev_byteorder=True).to_numpy() for page in pypdfium2.PdfDocument(data)
+    ]
     wanted = rows(client.encode(reader, [shoal.Parts(*drawn, "two pages")]))
-    assert relative_error(rows(client.encode(reader, shoal.Parts(shoal.Document(data, 1, 2, 72), "two pages"))), wanted) <= 1e-5
+    assert (
+        relative_error(
+            rows(client.encode(reader, shoal.Parts(shoal.Document(data, 1, 2, 72), "two pages"))),
+            wanted,
+        )
+        <= 1e-5
+    )
 
 
 def test_pages_are_computed_once(client: shoal.Client, reader: str) -> None:
@@ -96,6 +117,10 @@ def test_what_the_card_says(client: shoal.Client, mesh: Cluster, reader: str) ->
     with grpc.insecure_channel(mesh.address) as channel:
         stub = models_pb2_grpc.ModelServiceStub(channel)
         card = stub.GetModel(models_pb2.GetModelRequest(model=reader)).model.card
-    assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
+    assert list(card.inputs) == [
+        models_pb2.INPUT_KIND_TEXT,
+        models_pb2.INPUT_KIND_IMAGE,
+        models_pb2.INPUT_KIND_DOCUMENT,
+    ]
     assert list(card.representations) == [pb.REPRESENTATION_SPARSE]
     assert card.tasks == [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE]

@@ -1,7 +1,8 @@
-"""Old and new processes in one mesh: what a rolling upgrade looks like in its middle, and what is refused in words.
+"""Old and new processes in one mesh: what a rolling upgrade looks like in its middle, and what is
+refused in words.
 
-The old ones are those of the last commit before versions were told, taken out of the clone's history. SHOAL_NO_HISTORY=1 says that
-there is none (a source archive, a shallow clone).
+The old ones are those of the last commit before versions were told, taken out of the clone's
+history. SHOAL_NO_HISTORY=1 says that there is none (a source archive, a shallow clone).
 """
 
 from __future__ import annotations
@@ -38,17 +39,23 @@ def old_tree(directory: Path) -> Path:
     """The files of the old commit."""
     if os.environ.get("SHOAL_NO_HISTORY") == "1":
         pytest.skip("SHOAL_NO_HISTORY=1: this clone has no history")
-    archive = subprocess.run(["git", "archive", OLD, "libs", "services"], cwd=ROOT, capture_output=True)
+    archive = subprocess.run(
+        ["git", "archive", OLD, "libs", "services"], cwd=ROOT, capture_output=True
+    )
     if archive.returncode != 0:
         told = archive.stderr.decode().strip()
-        pytest.fail(f"commit {OLD[:7]} is not in this clone ({told}): fetch its history, or set SHOAL_NO_HISTORY=1 if it has none")
+        pytest.fail(
+            f"commit {OLD[:7]} is not in this clone ({told}): fetch its history, or set SHOAL_NO_HISTORY=1 if it has none"
+        )
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
         tar.extractall(directory, filter="data")
     return directory
 
 
 def running_from(tree: Path) -> dict[str, str]:
-    """Variables by which `python -m` takes a service from there, and not from the directory it is started in."""
+    """Variables by which `python -m` takes a service from there, and not from the directory it is
+    started in.
+    """
     return {"PYTHONPATH": f"{tree}:{tree / 'libs/api'}", "PYTHONSAFEPATH": "1"}
 
 
@@ -96,7 +103,8 @@ async def test_old_workers_and_routers_work_beside_new_ones(tmp_path: Path) -> N
     write_checkpoint("bert", root / MODEL, sentence=SentenceFiles())
     each: dict[str, dict[str, str]] = {"router-1": {**old}, "worker-1": {**old}}
     cluster = Cluster(tmp_path, models=str(root), routers=2, workers=2, each=each)
-    # Either worker speaks only to the router of the other version, and both routers work on one Redis.
+    # Either worker speaks only to the router of the other version, and both routers work on one
+    # Redis.
     cluster.each["worker-0"] = {"SHOAL_ROUTERS": cluster.addresses[1]}
     cluster.each["worker-1"] = {**old, "SHOAL_ROUTERS": cluster.addresses[0]}
     with cluster:
@@ -107,9 +115,12 @@ async def test_old_workers_and_routers_work_beside_new_ones(tmp_path: Path) -> N
         redis = connect(cluster.redis_url)
         lanes = Lanes(redis, router_id="observer", dead_result=b"")
         assert await ends_idle(lanes)
-        # One of them must do where the other is not; and each ends as it should, with calls in flight.
+        # One of them must do where the other is not; and each ends as it should, with calls in
+        # flight.
         for name, other in (("worker-0", "worker-1"), ("worker-1", "worker-0")):
-            waiting = [asyncio.create_task(ask(client, [1, 2, 3])) for client in clients for _ in range(8)]
+            waiting = [
+                asyncio.create_task(ask(client, [1, 2, 3])) for client in clients for _ in range(8)
+            ]
             assert await asyncio.to_thread(cluster.stop, name) == 0
             for task in waiting:
                 assert np.allclose(await task, expected[[1, 2, 3]], atol=1e-5)
@@ -122,12 +133,19 @@ async def test_old_workers_and_routers_work_beside_new_ones(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("service", ["router", "scheduler"])
-async def test_what_is_in_redis_must_have_the_layout_that_a_process_reads(service: str, server: RedisServer, redis: Redis) -> None:
+async def test_what_is_in_redis_must_have_the_layout_that_a_process_reads(
+    service: str, server: RedisServer, redis: Redis
+) -> None:
     await redis.set(LAYOUT, "99")
     addresses = dict.fromkeys(("SHOAL_ADDRESS", "SHOAL_SCHEDULER_ADDRESS"), "127.0.0.1:0")
     environment = os.environ | {"SHOAL_REDIS_URL": server.url} | addresses
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", f"services.{service}", cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        f"services.{service}",
+        cwd=ROOT,
+        env=environment,
+        stderr=asyncio.subprocess.PIPE,
     )
     _, said = await asyncio.wait_for(process.communicate(), 60)
     await redis.flushall()  # other tests of this process have the same server

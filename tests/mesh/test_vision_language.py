@@ -1,4 +1,6 @@
-"""Vision-language models through the mesh: directories that no code was told about, beside a model of texts."""
+"""Vision-language models through the mesh: directories that no code was told about, beside a model
+of texts.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,19 @@ def readers(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 def worst(got: Iterable[np.ndarray], wanted: Sequence[Tensor]) -> float:
-    return max(relative_error(np.asarray(one), other.numpy()) for one, other in zip(got, wanted, strict=True))
+    return max(
+        relative_error(np.asarray(one), other.numpy())
+        for one, other in zip(got, wanted, strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_and_queries_equal_transformers(client: shoal.Client, readers: dict[str, str], kind: str) -> None:
-    """Pages of different sizes together, and each alone, as near to the values of float64 as transformers in float32."""
+def test_pages_and_queries_equal_transformers(
+    client: shoal.Client, readers: dict[str, str], kind: str
+) -> None:
+    """Pages of different sizes together, and each alone, as near to the values of float64 as
+    transformers in float32.
+    """
     model, theirs, double = readers[kind], small(kind), small(kind).doubled()
     images = [opened(data) for data in FILES]
     wanted, queries = double.pages(images, torch.float64), double.queries(QUERIES, torch.float64)
@@ -72,12 +81,18 @@ def test_scores_are_maxsim(client: shoal.Client, readers: dict[str, str], kind: 
     rows = theirs.pages([opened(data) for data in FILES[:4]])
     for query, vectors in ((QUERIES[0], theirs.queries(QUERIES[:1])[0]), (FILES[1], rows[1])):
         wanted = np.array([(vectors @ page.T).amax(-1).sum().item() for page in rows])
-        assert relative_error(np.asarray(client.score(readers[kind], query, FILES[:4]).scores), wanted) <= 1e-5
+        assert (
+            relative_error(np.asarray(client.score(readers[kind], query, FILES[:4]).scores), wanted)
+            <= 1e-5
+        )
 
 
 @pytest.mark.parametrize(("number_format", "bound"), [("float16", 1e-3), ("int8", 1e-2)])
 def test_smaller_vectors(
-    client: shoal.Client, readers: dict[str, str], number_format: Literal["float16", "int8"], bound: float
+    client: shoal.Client,
+    readers: dict[str, str],
+    number_format: Literal["float16", "int8"],
+    bound: float,
 ) -> None:
     wanted = small("colpali").pages([opened(data) for data in FILES[:2]])
     got = client.encode(readers["colpali"], FILES[:2], data_type=number_format).multi_vector
@@ -88,11 +103,19 @@ def test_smaller_vectors(
 def test_beside_a_model_of_texts(client: shoal.Client, readers: dict[str, str]) -> None:
     """All at once on one worker."""
     asked: list[tuple[str, list[bytes | str]]]
-    asked = [(readers["colpali"], [*FILES[:3]]), ("random/bert-embed", [*QUERIES]), (readers["qwen2_vl"], [*FILES[:2], *QUERIES])]
+    asked = [
+        (readers["colpali"], [*FILES[:3]]),
+        ("random/bert-embed", [*QUERIES]),
+        (readers["qwen2_vl"], [*FILES[:2], *QUERIES]),
+    ]
 
     def rows(model: str, items: list[bytes | str]) -> np.ndarray:
         found = client.encode(model, items)
-        return found.dense if "dense" in found.representations else np.concatenate(list(found.multi_vector))
+        return (
+            found.dense
+            if "dense" in found.representations
+            else np.concatenate(list(found.multi_vector))
+        )
 
     before = [rows(*one) for one in asked]
     with ThreadPoolExecutor(9) as pool:
@@ -101,7 +124,7 @@ def test_beside_a_model_of_texts(client: shoal.Client, readers: dict[str, str]) 
         assert relative_error(one, before[number % 3]) <= 1e-5
 
 
-def test_an_item_of_parts(mesh: Cluster, readers: dict[str, str]) -> None:
+def test_item_of_parts(mesh: Cluster, readers: dict[str, str]) -> None:
     """Texts and images in their order; a broken image is refused."""
     shown = [pb.Part(image=pb.Image(data=data)) for data in FILES[:2]]
     with grpc.insecure_channel(mesh.address) as channel:
@@ -118,17 +141,32 @@ def test_an_item_of_parts(mesh: Cluster, readers: dict[str, str]) -> None:
             assert "truncated or damaged" in (caught.value.details() or "")
 
 
-def test_pages_of_a_document_stand_in_their_order(client: shoal.Client, readers: dict[str, str]) -> None:
+def test_pages_of_a_document_stand_in_their_order(
+    client: shoal.Client, readers: dict[str, str]
+) -> None:
     """As the same pages would as images, between texts."""
     data = pdfs.document(["first", "second", "third"], (144, 96))
-    pages = [page.render(scale=1, rev_byteorder=True).to_numpy() for page in pypdfium2.PdfDocument(data)]
+    pages = [
+        page.render(scale=1, rev_byteorder=True).to_numpy() for page in pypdfium2.PdfDocument(data)
+    ]
     for kind in ("colpali", "qwen2_vl"):
-        asked = shoal.Parts(FILES[0], shoal.Document(data, 2, 3, 72), "and then", shoal.Document(data, 1, 1, 72))
-        wanted = client.encode(readers[kind], [shoal.Parts(FILES[0], *pages[1:], "and then", pages[0])]).multi_vector[0]
-        assert relative_error(np.asarray(client.encode(readers[kind], asked).multi_vector[0]), np.asarray(wanted)) <= 1e-5
+        asked = shoal.Parts(
+            FILES[0], shoal.Document(data, 2, 3, 72), "and then", shoal.Document(data, 1, 1, 72)
+        )
+        wanted = client.encode(
+            readers[kind], [shoal.Parts(FILES[0], *pages[1:], "and then", pages[0])]
+        ).multi_vector[0]
+        assert (
+            relative_error(
+                np.asarray(client.encode(readers[kind], asked).multi_vector[0]), np.asarray(wanted)
+            )
+            <= 1e-5
+        )
 
 
-def test_an_instruction_that_the_model_does_not_take(client: shoal.Client, readers: dict[str, str]) -> None:
+def test_instruction_that_the_model_does_not_take(
+    client: shoal.Client, readers: dict[str, str]
+) -> None:
     with pytest.raises(errors.InvalidInput, match="takes no instruction"):
         client.encode(readers["colpali"], [FILES[0]], instruction="Find it.")
 
@@ -139,14 +177,20 @@ def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[s
         with grpc.insecure_channel(mesh.address) as channel:
             stub = models_pb2_grpc.ModelServiceStub(channel)
             card = stub.GetModel(models_pb2.GetModelRequest(model=readers[kind])).model.card
-        assert list(card.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
+        assert list(card.inputs) == [
+            models_pb2.INPUT_KIND_TEXT,
+            models_pb2.INPUT_KIND_IMAGE,
+            models_pb2.INPUT_KIND_DOCUMENT,
+        ]
         assert list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
         assert card.tasks == [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE]
 
 
 @pytest.fixture(scope="module")
 def merged(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """What the adapter `random/merged-pages` makes of its base, `random/based-pages`; that of `random/lost-pages` is not there."""
+    """What the adapter `random/merged-pages` makes of its base, `random/based-pages`; that of
+    `random/lost-pages` is not there.
+    """
     made = tmp_path_factory.mktemp("adapters")
     small("qwen2_5_vl").save(made / "base")
     adapted = write_vlm_adapter("qwen2_5_vl", made / "merged", "random/based-pages")
@@ -157,22 +201,32 @@ def merged(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Small
     return adapted
 
 
-def test_an_adapter_is_a_model_merged_into_its_base(client: shoal.Client, merged: Small) -> None:
+def test_adapter_is_a_model_merged_into_its_base(client: shoal.Client, merged: Small) -> None:
     """Beside the base itself, by the names of both."""
-    for model, theirs in (("random/merged-pages", merged), ("random/based-pages", small("qwen2_5_vl"))):
+    for model, theirs in (
+        ("random/merged-pages", merged),
+        ("random/based-pages", small("qwen2_5_vl")),
+    ):
         wanted = theirs.pages([opened(data) for data in FILES[:2]])
         assert worst(client.encode(model, FILES[:2]).multi_vector, wanted) <= 1e-5
-        assert worst(client.encode(model, QUERIES, role="query").multi_vector, theirs.queries(QUERIES)) <= 1e-5
+        assert (
+            worst(client.encode(model, QUERIES, role="query").multi_vector, theirs.queries(QUERIES))
+            <= 1e-5
+        )
 
 
-def test_an_adapter_without_its_base_is_refused_by_the_bases_name(client: shoal.Client, merged: Small) -> None:
+def test_adapter_without_its_base_is_refused_by_the_bases_name(
+    client: shoal.Client, merged: Small
+) -> None:
     del merged
     with pytest.raises(errors.ShoalError, match="random/not-here"):
         client.encode("random/lost-pages", [FILES[0]])
 
 
 def test_pages_are_computed_once_and_pooled(client: shoal.Client, readers: dict[str, str]) -> None:
-    """A page that is asked again, pooled or not, is not computed again; fewer vectors come back, of length 1."""
+    """A page that is asked again, pooled or not, is not computed again; fewer vectors come back, of
+    length 1.
+    """
     model = readers["colqwen2"]
     whole = client.encode(model, FILES)
     fewer = client.encode(model, FILES, pooling_factor=4)

@@ -1,4 +1,6 @@
-"""Models that write through the mesh: among encoders on one worker, cancelled, and when their worker is killed."""
+"""Models that write through the mesh: among encoders on one worker, cancelled, and when their
+worker is killed.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,20 @@ from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CHAT, SUMMARY, FORMS, ENCODER = "random/qwen3-chat", "random/t5-writes", "random/qwen3-forms", "random/bert-beside"
+CHAT, SUMMARY, FORMS, ENCODER = (
+    "random/qwen3-chat",
+    "random/t5-writes",
+    "random/qwen3-forms",
+    "random/bert-beside",
+)
 TEXTS = ["the first text", "another one, which is longer than the first", "a third"]
 LONG = shoal.ReadText(max_tokens=2000)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, transformers.PreTrainedModel]]:
+def models(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, dict[str, transformers.PreTrainedModel]]:
     root = tmp_path_factory.mktemp("writers")
     made = {CHAT: write("qwen3", root / CHAT), SUMMARY: write("t5", root / SUMMARY)}
     write_ending("qwen3", root / FORMS)
@@ -40,7 +49,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tr
 
 
 @pytest.fixture(scope="module")
-def writers(models: tuple[Path, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def writers(
+    models: tuple[Path, object], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("mesh"), models=str(models[0]), workers=2) as cluster:
         yield cluster
 
@@ -51,7 +62,7 @@ def client(writers: Cluster) -> Iterator[shoal.Client]:
         yield made
 
 
-def test_a_seed_gives_one_text_alone_and_among_others(client: shoal.Client) -> None:
+def test_seed_gives_one_text_alone_and_among_others(client: shoal.Client) -> None:
     """Two workers, batches of any composition, and requests of other sizes beside them."""
     task = shoal.ReadText(max_tokens=40, temperature=1.2, top_p=0.95, seed=(1 << 64) - 1)
     alone = [client.extract(CHAT, [text], task)[0].text for text in TEXTS]
@@ -92,13 +103,15 @@ def test_writes_what_transformers_writes(
 ) -> None:
     root, made = models
     found = client.extract(name, TEXTS, shoal.ReadText(max_tokens=24, instruction="shorten it:"))
-    assert [one.text for one in found] == [reference(made[name], root / name, text, 24, "shorten it:") for text in TEXTS]
+    assert [one.text for one in found] == [
+        reference(made[name], root / name, text, 24, "shorten it:") for text in TEXTS
+    ]
     assert [one.finish_reason for one in found] == ["length"] * 3
     assert found.usage.output_tokens == 72
     assert found.usage.input_tokens > 0
 
 
-def test_a_conversation_is_that_of_transformers(
+def test_conversation_is_that_of_transformers(
     client: shoal.Client, models: tuple[Path, dict[str, transformers.PreTrainedModel]]
 ) -> None:
     root, made = models
@@ -106,7 +119,9 @@ def test_a_conversation_is_that_of_transformers(
     given: list[Turn] = [("user", "a question"), ("assistant", "an answer")]
     task = shoal.ReadText(max_tokens=24, instruction="shorten it:", turns=given)
     found = client.extract(CHAT, TEXTS, task)
-    assert [one.text for one in found] == [reference(made[CHAT], root / CHAT, text, 24, "shorten it:", turns) for text in TEXTS]
+    assert [one.text for one in found] == [
+        reference(made[CHAT], root / CHAT, text, 24, "shorten it:", turns) for text in TEXTS
+    ]
     alone = client.extract(CHAT, TEXTS, replace(task, turns=()))
     assert [one.text for one in alone] != [one.text for one in found]
     with pytest.raises(errors.TaskNotSupported) as caught:
@@ -126,7 +141,11 @@ def test_what_it_cannot_do_is_refused_with_its_path(client: shoal.Client) -> Non
 
 SCHEMA = {
     "type": "object",
-    "properties": {"who": {"type": "string", "maxLength": 6}, "paid": {"type": "boolean"}, "sum": {"enum": [1.5, 20]}},
+    "properties": {
+        "who": {"type": "string", "maxLength": 6},
+        "paid": {"type": "boolean"},
+        "sum": {"enum": [1.5, 20]},
+    },
     "required": ["who", "paid", "sum"],
     "additionalProperties": False,
 }
@@ -136,7 +155,9 @@ async def test_answers_are_json_by_a_schema(writers: Cluster) -> None:
     held, free = shoal.ReadText(max_tokens=90, schema=SCHEMA), shoal.ReadText(max_tokens=24)
     async with shoal.AsyncClient(writers.address, timeout=120) as client:
         alone = await client.extract(FORMS, TEXTS, free)
-        together = await asyncio.gather(*(client.extract(FORMS, TEXTS, task) for task in (held, free) * 4))
+        together = await asyncio.gather(
+            *(client.extract(FORMS, TEXTS, task) for task in (held, free) * 4)
+        )
         for answers in together[0::2]:
             assert [one.finish_reason for one in answers] == ["stop"] * 3
             for one in answers:
@@ -148,11 +169,17 @@ async def test_answers_are_json_by_a_schema(writers: Cluster) -> None:
             assert [one.form for one in answers] == [None] * 3
         parts = [part async for part in client.extract_stream(FORMS, TEXTS[:1], held)]
         assert isinstance(result := parts.pop(), shoal.ExtractResult)
-        assert "".join(part.text for part in parts if isinstance(part, shoal.Delta)) == result[0].text == together[0][0].text
+        assert (
+            "".join(part.text for part in parts if isinstance(part, shoal.Delta))
+            == result[0].text
+            == together[0][0].text
+        )
 
 
 def test_schemas_that_cannot_be_held_to_are_refused_with_their_place(client: shoal.Client) -> None:
-    def refusal(model: str, schema: dict[str, object] | str, field: str = "text.json_schema") -> errors.InvalidInput:
+    def refusal(
+        model: str, schema: dict[str, object] | str, field: str = "text.json_schema"
+    ) -> errors.InvalidInput:
         with pytest.raises(errors.InvalidInput) as caught:
             client.extract(model, TEXTS, shoal.ReadText(schema=schema))
         assert caught.value.field == field
@@ -166,11 +193,16 @@ def test_schemas_that_cannot_be_held_to_are_refused_with_their_place(client: sho
 
 
 async def test_encoders_are_answered_while_it_writes(writers: Cluster) -> None:
-    """Requests of both kinds are answered rightly, and half of the writers are cancelled on the way."""
+    """Requests of both kinds are answered rightly, and half of the writers are cancelled on the
+    way.
+    """
     async with shoal.AsyncClient(writers.address, timeout=120) as client:
         wanted = (await client.encode(ENCODER, TEXTS)).dense
         alone = [(await client.extract(SUMMARY, [text], LONG))[0].text for text in TEXTS]
-        going = [asyncio.create_task(client.extract(SUMMARY, [TEXTS[number % 3]], LONG)) for number in range(8)]
+        going = [
+            asyncio.create_task(client.extract(SUMMARY, [TEXTS[number % 3]], LONG))
+            for number in range(8)
+        ]
         answers, began = 0, time.monotonic()
         while time.monotonic() - began < 2 or not all(task.done() for task in going[4:]):
             vectors = (await client.encode(ENCODER, TEXTS)).dense
@@ -180,16 +212,23 @@ async def test_encoders_are_answered_while_it_writes(writers: Cluster) -> None:
                 for task in going[:4]:
                     task.cancel()
         written = await asyncio.gather(*going, return_exceptions=True)
-        assert [one[0].text for one in written[4:] if not isinstance(one, BaseException)] == [alone[n % 3] for n in range(4, 8)]
+        assert [one[0].text for one in written[4:] if not isinstance(one, BaseException)] == [
+            alone[n % 3] for n in range(4, 8)
+        ]
         assert answers > 5
 
 
-async def test_a_killed_workers_texts_are_written_by_another(models: tuple[Path, object], tmp_path: Path) -> None:
+async def test_killed_workers_texts_are_written_by_another(
+    models: tuple[Path, object], tmp_path: Path
+) -> None:
     """Each request is answered once, from the beginning."""
     with Cluster(tmp_path, models=str(models[0]), workers=2) as cluster:
         async with shoal.AsyncClient(cluster.address, timeout=120) as client:
             alone = [(await client.extract(SUMMARY, [text], LONG))[0].text for text in TEXTS]
-            going = [asyncio.create_task(client.extract(SUMMARY, [TEXTS[number % 3]], LONG)) for number in range(6)]
+            going = [
+                asyncio.create_task(client.extract(SUMMARY, [TEXTS[number % 3]], LONG))
+                for number in range(6)
+            ]
             await asyncio.sleep(0.5)
             is_early = not any(task.done() for task in going)
             await asyncio.to_thread(cluster.kill, cluster.workers[0])

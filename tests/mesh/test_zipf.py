@@ -1,9 +1,10 @@
-"""One worker with room for four of forty models under Zipf traffic: all is answered, memory holds, the simulator knows the cost.
+"""One worker with room for four of forty models under Zipf traffic: all is answered, memory holds,
+the simulator knows the cost.
 
-One client asks after another's answer, so that the order of use is the trace's; its requests are then replayed through
-`services/scheduler/simulate` with the load seconds that this run measured. Then eight clients ask at once. SHOAL_ZIPF_SECONDS says
-how long (9 s); from 60 s on the measured stall is compared too. SHOAL_ZIPF_LRU=1 also runs the same requests with LRU on a
-worker of its own.
+One client asks after another's answer, so that the order of use is the trace's; its requests are
+then replayed through `services/scheduler/simulate` with the load seconds that this run measured.
+Then eight clients ask at once. SHOAL_ZIPF_SECONDS says how long (9 s); from 60 s on the measured
+stall is compared too. SHOAL_ZIPF_LRU=1 also runs the same requests with LRU on a worker of its own.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ ACTIVATION_BYTES: Final = BATCH_TOKENS * 1547
 CROWD: Final = 8
 TEXTS: Final = texts(50, shortest=2, longest=12, seed=40)
 PHASES: Final = 8
-LEAST_REQUESTS: Final = 100
+MIN_REQUESTS: Final = 100
 """In turn, however slow the machine."""
 FLAT: Final = 1.05 if SECONDS >= 60 else 1.25
-"""How much the memory of the second half may be of the first's; a short time is mostly one in which code and arenas come in."""
+"""How much the memory of the second half may be of the first's; a short time is mostly one in which
+code and arenas come in.
+"""
 CHECKED: Final = 40
 """Answers that are compared with those of the model alone."""
 
@@ -97,7 +100,9 @@ class Loaded:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Wide models take much memory and load fast, deep ones the other way round: 1 to 80 ms a megabyte."""
+    """Wide models take much memory and load fast, deep ones the other way round: 1 to 80 ms a
+    megabyte.
+    """
     root = tmp_path_factory.mktemp("forty")
     chance = random.Random(40)
     made = {}
@@ -125,12 +130,15 @@ def memory_bytes(checkpoints: dict[str, Path]) -> int:
     return limit
 
 
-def started(directory: Path, checkpoints: dict[str, Path], memory_bytes: int, policy: str) -> Cluster:
+def started(
+    directory: Path, checkpoints: dict[str, Path], memory_bytes: int, policy: str
+) -> Cluster:
     environment = {
         "SHOAL_MEMORY_BYTES": str(memory_bytes),
         "SHOAL_BATCH_TOKENS": str(BATCH_TOKENS),
         "SHOAL_EVICTION": policy,
-        # oneDNN and ideep keep that many compiled products whatever models come and go. A worker's 256 would fill up for minutes.
+        # oneDNN and ideep keep that many compiled products whatever models come and go. A worker's
+        # 256 would fill up for minutes.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
         "LRU_CACHE_CAPACITY": "128",
     }
@@ -154,7 +162,9 @@ def ask(client: shoal.Client, model: str, text: str) -> Asked:
     return Asked(model, text, began, time.time(), dense[0])
 
 
-def ask_in_turn(client: shoal.Client, wanted: Iterator[tuple[str, str]], go_on: Callable[[int], bool]) -> list[Asked]:
+def ask_in_turn(
+    client: shoal.Client, wanted: Iterator[tuple[str, str]], go_on: Callable[[int], bool]
+) -> list[Asked]:
     asked = []
     for model, text in wanted:
         asked.append(ask(client, model, text))
@@ -163,7 +173,9 @@ def ask_in_turn(client: shoal.Client, wanted: Iterator[tuple[str, str]], go_on: 
     return asked
 
 
-def ask_at_once(client: shoal.Client, wanted: Iterator[tuple[str, str]], seconds: float) -> list[Asked]:
+def ask_at_once(
+    client: shoal.Client, wanted: Iterator[tuple[str, str]], seconds: float
+) -> list[Asked]:
     end = time.monotonic() + seconds
     lock = threading.Lock()
 
@@ -218,12 +230,18 @@ def loads(cluster: Cluster) -> list[Loaded]:
     """As the worker logged them."""
     lines = (cluster.directory / "worker-0.log").read_text().splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")]
-    return [Loaded(one["model"], one["bytes"], one["seconds"]) for one in told if one["message"] == "model loaded"]
+    return [
+        Loaded(one["model"], one["bytes"], one["seconds"])
+        for one in told
+        if one["message"] == "model loaded"
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What became of the traffic. `limit_bytes`: of the worker's memory, without what a batch takes."""
+    """What became of the traffic. `limit_bytes`: of the worker's memory, without what a batch
+    takes.
+    """
 
     in_turn: list[Asked]
     at_once: list[Asked]
@@ -242,20 +260,36 @@ class Played:
         for load in self.loads:
             took.setdefault(load.model, []).append(load.seconds)
         size = {load.model: load.bytes for load in self.loads}
-        costs = {model: ModelCost(model, size[model], statistics.fmean(own)) for model, own in took.items()}
+        costs = {
+            model: ModelCost(model, size[model], statistics.fmean(own))
+            for model, own in took.items()
+        }
         began = self.in_turn[0].began
-        return Trace("zipf", [Request(one.began - began, one.model, 10) for one in self.in_turn], costs)
+        return Trace(
+            "zipf", [Request(one.began - began, one.model, 10) for one in self.in_turn], costs
+        )
 
     @property
     def fleet(self) -> Fleet:
         answers = statistics.median(one.ended - one.began for one in self.in_turn)
-        return Fleet(self.limit_bytes, batch_tokens=BATCH_TOKENS, batch_seconds=answers / 2, clients=1, count_seconds=1.0)
+        return Fleet(
+            self.limit_bytes,
+            batch_tokens=BATCH_TOKENS,
+            batch_seconds=answers / 2,
+            clients=1,
+            count_seconds=1.0,
+        )
 
     def simulated(self, policy: str) -> float:
-        """Seconds of stall, on average over when in a second routers count what waits in their lanes."""
+        """Seconds of stall, on average over when in a second routers count what waits in their
+        lanes.
+        """
         trace = self.trace
         late = [
-            replace(trace, requests=[replace(one, at=one.at + part / PHASES) for one in trace.requests]) for part in range(PHASES)
+            replace(
+                trace, requests=[replace(one, at=one.at + part / PHASES) for one in trace.requests]
+            )
+            for part in range(PHASES)
         ]
         return statistics.fmean(simulate(one, self.fleet, policy).stall_seconds for one in late)
 
@@ -267,16 +301,24 @@ def lanes_of(address: str) -> list[mesh_pb2.LaneStatus]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path], memory_bytes: int) -> Played:
+def played(
+    tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path], memory_bytes: int
+) -> Played:
     recorder, wanted = Recorder(), draws(list(checkpoints), seed=4)
     with started(tmp_path_factory.mktemp("mesh"), checkpoints, memory_bytes, "cost") as cluster:
         with watching(cluster, recorder) as seen, shoal.Client(cluster.address) as client:
             end = time.monotonic() + SECONDS * 2 / 3
-            in_turn = ask_in_turn(client, wanted, lambda count: time.monotonic() < end or count < LEAST_REQUESTS)
+            in_turn = ask_in_turn(
+                client, wanted, lambda count: time.monotonic() < end or count < MIN_REQUESTS
+            )
             loaded, seen.turned = loads(cluster), len(seen.rss)
             at_once = ask_at_once(client, wanted, SECONDS / 3)
             count = len(in_turn) + len(at_once)
-            wait_until(lambda: sum(lane.done_jobs for lane in lanes_of(cluster.address)) >= count, 10, "the lanes' counters")
+            wait_until(
+                lambda: sum(lane.done_jobs for lane in lanes_of(cluster.address)) >= count,
+                10,
+                "the lanes' counters",
+            )
             wait_until(lambda: len(recorder.requests) >= count, 10, "all to be recorded")
         return Played(
             in_turn,
@@ -294,7 +336,9 @@ def test_every_request_is_answered_once_and_nothing_in_flight_is_lost(played: Pl
     asked = Counter(one.model for one in (*played.in_turn, *played.at_once))
     assert {lane.model: lane.done_jobs for lane in played.lanes} == asked
     assert all(lane.enqueued_jobs == lane.done_jobs for lane in played.lanes)
-    assert not any(lane.dead_jobs or lane.expired_jobs or lane.cancelled_jobs for lane in played.lanes)
+    assert not any(
+        lane.dead_jobs or lane.expired_jobs or lane.cancelled_jobs for lane in played.lanes
+    )
 
 
 def test_answers_are_those_of_the_model_alone(played: Played, checkpoints: dict[str, Path]) -> None:
@@ -303,12 +347,20 @@ def test_answers_are_those_of_the_model_alone(played: Played, checkpoints: dict[
     assert played.in_turn
     assert played.at_once
     # A machine that is busy with others gets less done in these seconds.
-    sample = [one for asked in (played.in_turn, played.at_once) for one in chance.sample(asked, min(len(asked), CHECKED // 2))]
+    sample = [
+        one
+        for asked in (played.in_turn, played.at_once)
+        for one in chance.sample(asked, min(len(asked), CHECKED // 2))
+    ]
     models: dict[str, PackedModel] = {}
     for one in sample:
         if one.model not in models:
-            models[one.model] = load_model(checkpoints[one.model], one.model, torch.device("cpu"), torch.float32)
-        np.testing.assert_allclose(one.vector, alone(models[one.model], one.text), rtol=1e-4, atol=1e-5)
+            models[one.model] = load_model(
+                checkpoints[one.model], one.model, torch.device("cpu"), torch.float32
+            )
+        np.testing.assert_allclose(
+            one.vector, alone(models[one.model], one.text), rtol=1e-4, atol=1e-5
+        )
 
 
 def alone(model: PackedModel, text: str) -> NDArray[np.float32]:
@@ -328,7 +380,9 @@ def test_resident_bytes_never_exceed_the_limit(played: Played, memory_bytes: int
 
 
 def test_memory_does_not_grow(played: Played) -> None:
-    """Of each kind of traffic, which take different memory, the last third against the one before."""
+    """Of each kind of traffic, which take different memory, the last third against the one
+    before.
+    """
     turned = played.seen.turned
     for kind, rss in (("in turn", played.seen.rss[:turned]), ("at once", played.seen.rss[turned:])):
         third = len(rss) // 3
@@ -338,28 +392,35 @@ def test_memory_does_not_grow(played: Played) -> None:
 
 
 @measured
-def test_the_simulator_predicts_the_stall(played: Played) -> None:
+def test_simulator_predicts_the_stall(played: Played) -> None:
     stall, simulated = sum(load.seconds for load in played.loads), played.simulated("cost")
-    print(f"stall {stall:.2f} s in {len(played.loads)} loads for {len(played.in_turn)} requests; simulated {simulated:.2f} s")
+    print(
+        f"stall {stall:.2f} s in {len(played.loads)} loads for {len(played.in_turn)} requests; simulated {simulated:.2f} s"
+    )
     assert simulated == pytest.approx(stall, rel=0.1)
 
 
 @measured
-def test_the_default_policy_stalls_for_at_most_nine_tenths_of_lrus_time(played: Played) -> None:
+def test_default_policy_stalls_for_at_most_nine_tenths_of_lrus_time(played: Played) -> None:
     cost, lru = played.simulated("cost"), played.simulated("lru")
     print(f"simulated stall: cost {cost:.2f} s, LRU {lru:.2f} s")
     assert cost <= 0.9 * lru
 
 
-def test_the_traffic_was_recorded(played: Played) -> None:
+def test_traffic_was_recorded(played: Played) -> None:
     """By the simulator's recorder, from outside: what was asked for, in about the order."""
     asked = Counter(one.model for one in (*played.in_turn, *played.at_once))
     assert Counter(request.model for request in played.recorded) == asked
 
 
-@pytest.mark.skipif(not COMPARE_LRU, reason="SHOAL_ZIPF_LRU=1 runs the requests once more, with LRU")
+@pytest.mark.skipif(
+    not COMPARE_LRU, reason="SHOAL_ZIPF_LRU=1 runs the requests once more, with LRU"
+)
 def test_lru_stalls_for_longer_in_truth(
-    played: Played, checkpoints: dict[str, Path], memory_bytes: int, tmp_path_factory: pytest.TempPathFactory
+    played: Played,
+    checkpoints: dict[str, Path],
+    memory_bytes: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     wanted = [(one.model, one.text) for one in played.in_turn]
     with (
@@ -371,6 +432,8 @@ def test_lru_stalls_for_longer_in_truth(
     again = replace(played, in_turn=asked, loads=loaded)
     cost, lru = sum(load.seconds for load in played.loads), sum(load.seconds for load in loaded)
     simulated = again.simulated("lru")
-    print(f"stall: cost {cost:.2f} s, LRU {lru:.2f} s in {len(loaded)} loads; simulated LRU {simulated:.2f} s")
+    print(
+        f"stall: cost {cost:.2f} s, LRU {lru:.2f} s in {len(loaded)} loads; simulated LRU {simulated:.2f} s"
+    )
     assert simulated == pytest.approx(lru, rel=0.1)
     assert cost <= 0.9 * lru

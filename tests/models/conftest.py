@@ -1,4 +1,6 @@
-"""One small model of each kind, written once and loaded once; models are never changed by a test."""
+"""One small model of each kind, written once and loaded once; models are never changed by a
+test.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,35 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
 
 @pytest.fixture(scope="session")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
-    return load(write_checkpoint("roberta", tmp_path_factory.mktemp("reranker"), head="sequence_classification", positions=32))
+    return load(
+        write_checkpoint(
+            "roberta",
+            tmp_path_factory.mktemp("reranker"),
+            head="sequence_classification",
+            positions=32,
+        )
+    )
 
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
     labels = ("sport", "law", "weather")
-    return load(write_checkpoint("bert", tmp_path_factory.mktemp("classes"), head="sequence_classification", labels=labels))
+    return load(
+        write_checkpoint(
+            "bert",
+            tmp_path_factory.mktemp("classes"),
+            head="sequence_classification",
+            labels=labels,
+        )
+    )
 
 
 @pytest.fixture(scope="session")
 def tagger(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     directory = tmp_path_factory.mktemp("tagger")
-    return load(write_checkpoint("bert", directory, head="token_classification", labels=labels, positions=24, seed=5))
+    return load(
+        write_checkpoint(
+            "bert", directory, head="token_classification", labels=labels, positions=24, seed=5
+        )
+    )

@@ -1,7 +1,8 @@
-"""A process of its own that prepares what a hostile client sent, so that its memory can be measured: `python -m ... DIRECTORY`.
+"""A process of its own that prepares what a hostile client sent, so that its memory can be
+measured: `python -m ... DIRECTORY`.
 
-Reads a line `<items> <slices>` and prepares so many texts behind an instruction of 2 MB, until `go_on` was called so often.
-Writes how many sequences there are, or `ended`.
+Reads a line `<items> <slices>` and prepares so many texts behind an instruction of 2 MB, until
+`go_on` was called so often. Writes how many sequences there are, or `ended`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ def main() -> None:
             raise DeadlinePassed("the deadline passed")
 
     try:
-        print(len(model.prepare(EncodeWork(["a text"] * items, instruction=INSTRUCTION), go_on).sequences), flush=True)
+        print(
+            len(
+                model.prepare(
+                    EncodeWork(["a text"] * items, instruction=INSTRUCTION), go_on
+                ).sequences
+            ),
+            flush=True,
+        )
     except DeadlinePassed:
         print("ended", flush=True)
     sys.stdin.readline()

@@ -11,7 +11,9 @@ from libs.models import Stored
 def restore(stored: Stored) -> NDArray[np.float32]:
     """float32 again; binary becomes 0 and 1."""
     if stored.data_type == "binary":
-        return np.unpackbits(stored.values.view(np.uint8), axis=-1, count=stored.shape[-1]).astype(np.float32)
+        return np.unpackbits(stored.values.view(np.uint8), axis=-1, count=stored.shape[-1]).astype(
+            np.float32
+        )
     if stored.data_type == "bfloat16":
         return (stored.values.astype(np.uint32) << 16).view(np.float32)
     values = stored.values.astype(np.float32)

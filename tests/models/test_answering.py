@@ -23,7 +23,9 @@ SCORES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])  # many are equal
 ENTITIES = st.builds(Entity, st.integers(0, 1 << 31), st.integers(0, 1 << 31), TEXTS, SCORES, TEXTS)
 RELATIONS = st.builds(Relation, ENTITIES, ENTITIES, TEXTS, SCORES)
 EDGES = st.floats(0, 1e4, width=32)
-REGIONS = st.builds(Region, TEXTS, SCORES, EDGES, EDGES, EDGES, EDGES, st.lists(EDGES, max_size=6).map(tuple))
+REGIONS = st.builds(
+    Region, TEXTS, SCORES, EDGES, EDGES, EDGES, EDGES, st.lists(EDGES, max_size=6).map(tuple)
+)
 VALUES = st.builds(Value, TEXTS, SCORES, st.integers(0, 1 << 31), st.integers(0, 1 << 31))
 FIELDS = st.builds(Field, TEXTS, st.lists(VALUES, max_size=3).map(tuple), st.booleans())
 STRUCTURES = st.builds(Structure, TEXTS, st.lists(FIELDS, max_size=3).map(tuple))
@@ -80,7 +82,9 @@ def test_what_stays_is_the_best_and_fits_into_the_share(item: Extraction, share:
 
 
 @given(FOUND, st.lists(FOUND, max_size=3), st.integers(0, 1500))
-def test_an_item_is_cut_alone_as_among_others(item: Extraction, others: list[Extraction], share: int) -> None:
+def test_item_is_cut_alone_as_among_others(
+    item: Extraction, others: list[Extraction], share: int
+) -> None:
     (alone,) = extracted([item], share, go_on_anyway).items
     assert extracted([*others, item, *others], share, go_on_anyway).items[len(others)] == alone
     assert within(within(item, share), share) == alone
@@ -107,9 +111,11 @@ def test_every_field_of_an_extraction_counts_or_is_of_fixed_size() -> None:
 
 
 @pytest.mark.parametrize("name", FILLED)
-def test_a_field_beside_others_leaves_less_room_for_them(name: str) -> None:
+def test_field_beside_others_leaves_less_room_for_them(name: str) -> None:
     entity = Entity(0, 1, "label", 0.25, "a")
-    room = next(size for size in range(1000) if not within(Extraction(entities=(entity,)), size).truncated)
+    room = next(
+        size for size in range(1000) if not within(Extraction(entities=(entity,)), size).truncated
+    )
     item = dataclasses.replace(Extraction(entities=(entity,)), **{name: FILLED[name]})  # type: ignore[arg-type]
     if name != "entities":
         assert within(item, room).truncated
@@ -130,10 +136,14 @@ def test_json_that_takes_more_than_the_share_is_left_out_and_its_text_stays() ->
 
 
 @given(st.lists(SCORES, max_size=30), SCORES, st.integers(1, 12))
-def test_the_best_scores_are_those_of_a_stable_sort(values: list[float], threshold: float, most: int) -> None:
+def test_best_scores_are_those_of_a_stable_sort(
+    values: list[float], threshold: float, most: int
+) -> None:
     found = np.array(values, np.float32)
     kept, is_cut = best(found, threshold, most)
-    reached = [index for index in np.argsort(-found, kind="stable").tolist() if found[index] >= threshold]
+    reached = [
+        index for index in np.argsort(-found, kind="stable").tolist() if found[index] >= threshold
+    ]
     assert kept.tolist() == reached[:most]
     assert is_cut == (len(reached) > most)
 

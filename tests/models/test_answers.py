@@ -53,8 +53,14 @@ def test_bytes_are_undone_within_half_a_step(values: np.ndarray) -> None:
 def test_halves_are_rounded_as_torch_rounds_them(values: np.ndarray) -> None:
     for data_type, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
         stored = store(values, data_type)  # type: ignore[arg-type]
-        assert stored.values.tobytes() == torch.from_numpy(values).to(dtype).view(torch.int16).numpy().tobytes()
-        assert restore(stored).tobytes() == torch.from_numpy(values).to(dtype).float().numpy().tobytes()
+        assert (
+            stored.values.tobytes()
+            == torch.from_numpy(values).to(dtype).view(torch.int16).numpy().tobytes()
+        )
+        assert (
+            restore(stored).tobytes()
+            == torch.from_numpy(values).to(dtype).float().numpy().tobytes()
+        )
 
 
 @given(ROWS)
@@ -73,7 +79,10 @@ def test_binary_bits_by_hand() -> None:
 @pytest.mark.parametrize("data_type", ["float32", "float16", "bfloat16", "int8", "uint8"])
 def test_every_format_is_near_the_vectors(embedder: PackedModel, data_type: DataType) -> None:
     texts = ["the free software foundation", "warranty"]
-    whole, small = run(embedder, EncodeWork(texts)), run(embedder, EncodeWork(texts, data_type=data_type))
+    whole, small = (
+        run(embedder, EncodeWork(texts)),
+        run(embedder, EncodeWork(texts, data_type=data_type)),
+    )
     assert isinstance(whole, EncodeResult)
     assert isinstance(small, EncodeResult)
     assert whole.dense is not None
@@ -84,11 +93,16 @@ def test_every_format_is_near_the_vectors(embedder: PackedModel, data_type: Data
 
 def test_cosine_scores_and_their_probability(embedder: PackedModel) -> None:
     documents = ["query: warranty", "freedom", "the program"]
-    cosine, share = (run(embedder, ScoreWork("warranty", documents, scale=scale)) for scale in ("", "probability"))
+    cosine, share = (
+        run(embedder, ScoreWork("warranty", documents, scale=scale))
+        for scale in ("", "probability")
+    )
     assert isinstance(cosine, ScoreResult)
     assert isinstance(share, ScoreResult)
     assert cosine.scores.dtype == share.scores.dtype == np.float32
-    assert cosine.scores[0] == pytest.approx(1, abs=1e-6)  # the query's prompt makes it the same text
+    assert cosine.scores[0] == pytest.approx(
+        1, abs=1e-6
+    )  # the query's prompt makes it the same text
     assert share.scores == pytest.approx((1 + cosine.scores) / 2)
 
 
@@ -98,7 +112,10 @@ def test_classify_by_cosine(embedder: PackedModel) -> None:
     assert isinstance(result, ExtractResult)
     assert [item.labels[0].label for item in result.items] == ["law", "love"]
     assert [item.labels[0].score for item in result.items] == pytest.approx([1, 1], abs=1e-6)
-    strict = run(embedder, ClassifyWork(work.texts, work.labels, threshold=0.9999, hypothesis=work.hypothesis))
+    strict = run(
+        embedder,
+        ClassifyWork(work.texts, work.labels, threshold=0.9999, hypothesis=work.hypothesis),
+    )
     assert isinstance(strict, ExtractResult)
     assert [len(item.labels) for item in strict.items] == [1, 1]
 
@@ -113,7 +130,9 @@ def test_classify_thresholds_subsets_and_kinds(classifier: PackedModel) -> None:
     assert isinstance(each, ExtractResult)
     shares = {item.label: item.score for item in every.items[0].labels}
     assert sum(shares.values()) == pytest.approx(1)
-    assert {item.label: item.score for item in some.items[0].labels} == {name: shares[name] for name in ("law", "sport")}
+    assert {item.label: item.score for item in some.items[0].labels} == {
+        name: shares[name] for name in ("law", "sport")
+    }
     assert sum(item.score for item in each.items[0].labels) != pytest.approx(1)
     assert [item.score for item in every.items[0].labels] == sorted(shares.values(), reverse=True)
 
@@ -135,11 +154,17 @@ def test_entities_of_the_end_of_a_long_text(tagger: PackedModel) -> None:
     assert isinstance(result, ExtractResult)
     entities = result.items[0].entities
     assert entities
-    assert all(item.text == text[item.start : item.end] and item.start > len(text) // 2 for item in entities)
+    assert all(
+        item.text == text[item.start : item.end] and item.start > len(text) // 2
+        for item in entities
+    )
 
 
 def test_entity_labels_and_threshold(tagger: PackedModel) -> None:
-    texts = ["Programs, GPL; warranty (none)!", "To protect your rights, we need to prevent others."]
+    texts = [
+        "Programs, GPL; warranty (none)!",
+        "To protect your rights, we need to prevent others.",
+    ]
     every, places, sure = (
         run(tagger, EntitiesWork(texts, labels=labels, threshold=threshold))
         for labels, threshold in (((), None), (("LOC",), None), ((), 0.9))

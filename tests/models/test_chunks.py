@@ -1,4 +1,6 @@
-"""Where texts are divided into chunks: nothing is lost, offsets are exact, and sizes are kept, for tokenizers of each style."""
+"""Where texts are divided into chunks: nothing is lost, offsets are exact, and sizes are kept, for
+tokenizers of each style.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def check(text: TextProcessor, own: str, chunking: Chunking) -> None:
     for span in spans:
         piece = own[span.start : span.end]
         assert piece == piece.strip()
-        if chunking.method != "tokens":  # whose chunks may have other tokens alone than in their text
+        if (
+            chunking.method != "tokens"
+        ):  # whose chunks may have other tokens alone than in their text
             assert text.count_tokens(piece, 1 << 20) <= chunking.max_tokens or len(piece) == 1
 
 
@@ -73,7 +77,12 @@ def test_chunks_cover_their_text_and_are_no_larger_than_asked_for(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(min_size=1, max_size=300), st.integers(1, 30), st.sampled_from(METHODS), st.sampled_from(("bert", "qwen", "gemma")))
+@given(
+    st.text(min_size=1, max_size=300),
+    st.integers(1, 30),
+    st.sampled_from(METHODS),
+    st.sampled_from(("bert", "qwen", "gemma")),
+)
 def test_any_text_is_divided(own: str, most: int, method: ChunkMethod, style: Style) -> None:
     check(processor(style), own, Chunking(method, max_tokens=most))
 
@@ -87,12 +96,18 @@ def test_sentences_stay_whole_and_chunks_hold_as_many_as_fit() -> None:
 
 def test_markdown_is_divided_at_headings() -> None:
     text = processor("bert")
-    pieces = [MARKDOWN[span.start : span.end] for span in divided(text, MARKDOWN, Chunking("markdown", max_tokens=40))]
+    pieces = [
+        MARKDOWN[span.start : span.end]
+        for span in divided(text, MARKDOWN, Chunking("markdown", max_tokens=40))
+    ]
     assert [piece.splitlines()[0] for piece in pieces] == ["# One", "## Two"]
 
 
 def test_chunks_of_tokens_begin_with_words() -> None:
-    text, own = processor("qwen"), "You may copy and distribute the programs of this section, and charge a fee for it. " * 9
+    text, own = (
+        processor("qwen"),
+        "You may copy and distribute the programs of this section, and charge a fee for it. " * 9,
+    )
     spans = divided(text, own, Chunking("tokens", max_tokens=30))
     assert len(spans) > 9
     assert all(own[span.start - 1].isspace() for span in spans[1:])
@@ -113,7 +128,7 @@ def test_too_many_chunks_are_refused_before_they_are_made() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_job_that_is_cancelled_is_divided_no_further(method: ChunkMethod) -> None:
+def test_job_that_is_cancelled_is_divided_no_further(method: ChunkMethod) -> None:
     def go_on() -> None:
         raise DeadlinePassed("the deadline passed")
 

@@ -1,4 +1,6 @@
-"""Of a long text only a part is tokenised: the tokens that are kept are those of the whole, with every tokenizer, for any text."""
+"""Of a long text only a part is tokenised: the tokens that are kept are those of the whole, with
+every tokenizer, for any text.
+"""
 
 from __future__ import annotations
 
@@ -47,29 +49,41 @@ def _minilm() -> Tokenizer:
 def _published_gemma(tokenizer: Tokenizer) -> None:
     """Without pieces that have a space behind anything else, as SentencePiece makes none."""
     state = json.loads(tokenizer.model.__getstate__())
-    state["vocab"] = {token: index for token, index in state["vocab"].items() if "▁" not in token.lstrip("▁")}
+    state["vocab"] = {
+        token: index for token, index in state["vocab"].items() if "▁" not in token.lstrip("▁")
+    }
     state["merges"] = [
-        pair for pair in state["merges"] if "".join(pair) in state["vocab"] and all(one in state["vocab"] for one in pair)
+        pair
+        for pair in state["merges"]
+        if "".join(pair) in state["vocab"] and all(one in state["vocab"] for one in pair)
     ]
     merges = [tuple(pair) for pair in state["merges"]]
     tokenizer.model = models.BPE(state["vocab"], merges, unk_token="<unk>", fuse_unk=True)
 
 
 def _no_words(tokenizer: Tokenizer) -> None:
-    tokenizer.normalizer = normalizers.Sequence([tokenizer.normalizer, normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [tokenizer.normalizer, normalizers.Replace(" ", "▁")]
+    )
     tokenizer.pre_tokenizer = None
 
 
 def _greedy_mask(tokenizer: Tokenizer) -> None:
-    """As RoBERTa's: it takes the spaces before it; and runs of spaces are tokens, as ModernBERT has them."""
+    """As RoBERTa's: it takes the spaces before it; and runs of spaces are tokens, as ModernBERT has
+    them.
+    """
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, special=True)])
     tokenizer.add_tokens([AddedToken(" " * count, normalized=False) for count in range(2, 9)])
 
 
 def _ahead(tokenizer: Tokenizer) -> None:
-    """Groups digits from the right: the last one of a number tells where the first word of it ends."""
+    """Groups digits from the right: the last one of a number tells where the first word of it
+    ends.
+    """
     digits = pre_tokenizers.Split(Regex(r"\d{1,3}(?=(?:\d{3})*\b)"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
 
 
 TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
@@ -99,7 +113,12 @@ def _texts(seed: int, length: int) -> list[str]:
     few = [source.choice(PIECES) for _ in range(source.randint(1, 4))]
     mixed = [source.choice(PIECES) for _ in range(length)]
     runs = [source.choice(PIECES) * source.randint(1, 80) for _ in range(length // 30)]
-    found = ["".join(source.choice(few) for _ in range(length)), "".join(mixed), "".join(runs), source.choice(PIECES) * length]
+    found = [
+        "".join(source.choice(few) for _ in range(length)),
+        "".join(mixed),
+        "".join(runs),
+        source.choice(PIECES) * length,
+    ]
     return [text[: length * 2 + source.randint(0, 50)] for text in found]
 
 
@@ -130,25 +149,42 @@ def test_what_is_kept_are_the_tokens_of_the_whole(name: str, side: Truncation) -
                 continue
             [sequence], [spans] = text.encode_spans([one], side, _where)
             assert sequence.ids.tolist() == wanted.ids, (seed, one)
-            inside = [place for place, special in zip(wanted.offsets, wanted.special_tokens_mask, strict=True) if not special]
+            inside = [
+                place
+                for place, special in zip(wanted.offsets, wanted.special_tokens_mask, strict=True)
+                if not special
+            ]
             assert list(zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)) == inside
 
 
 # Which have words or pieces that end at a space, and whose patterns are known.
-_BOTH = ["bert", "mpnet", "roberta", "xlm-roberta", "deberta-v2", "qwen", "t5", "minilm", "gemma, published", "llama, published"]
+_BOTH = [
+    "bert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+    "deberta-v2",
+    "qwen",
+    "t5",
+    "minilm",
+    "gemma, published",
+    "llama, published",
+]
 
 
 @pytest.mark.parametrize("name", _BOTH)
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_a_long_text_costs_what_its_kept_tokens_cost(name: str, side: Truncation) -> None:
+def test_long_text_costs_what_its_kept_tokens_cost(name: str, side: Truncation) -> None:
     """Also one without an end: the tokenizer sees a small part of it."""
-    [part] = Cutter(TOKENIZERS[name]()).parts(["copying distribution and, 17 modifications. " * 20_000], LIMIT, side, go_on_anyway)
+    [part] = Cutter(TOKENIZERS[name]()).parts(
+        ["copying distribution and, 17 modifications. " * 20_000], LIMIT, side, go_on_anyway
+    )
     assert not part.is_whole
     assert LIMIT < len(part.encoding) < 100 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["looks ahead", "llama", "gemma"])
-def test_a_tokenizer_that_may_look_at_anything_is_given_the_whole(name: str) -> None:
+def test_tokenizer_that_may_look_at_anything_is_given_the_whole(name: str) -> None:
     [part] = Cutter(TOKENIZERS[name]()).parts(["123 copies " * 200], LIMIT, "end", go_on_anyway)
     assert part.is_whole
 
@@ -162,7 +198,9 @@ def test_around_a_text_everything_stays() -> None:
         whole = plain.encode(before + text + after, add_special_tokens=False).ids
         text_of = _processor(name)
         for side in typing.get_args(Truncation)[1:]:
-            [(ids, is_whole)] = text_of.encode_plain([text], side, go_on_anyway, before=before, after=after)
+            [(ids, is_whole)] = text_of.encode_plain(
+                [text], side, go_on_anyway, before=before, after=after
+            )
             assert not is_whole
             assert len(ids) > LIMIT
             kept = LIMIT if side == "end" else 3
@@ -183,15 +221,24 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
         nonlocal looks
         looks += 1
 
-    assert [list(part) for part in sliced([cutting.SLICE, 1, 1, cutting.SLICE * 2, 1], go_on)] == [[0], [1, 2], [3], [4]]
+    assert [list(part) for part in sliced([cutting.SLICE, 1, 1, cutting.SLICE * 2, 1], go_on)] == [
+        [0],
+        [1, 2],
+        [3],
+        [4],
+    ]
     assert looks == 4
     looks = 0
-    _processor("bert").encode(["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=go_on)
+    _processor("bert").encode(
+        ["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=go_on
+    )
     assert looks >= 2000 * 580 // cutting.SLICE
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """One slice of 256 KiB of labels held up every other job of the worker for 90 ms."""
     monkeypatch.setattr(cutting, "SLICE", 100)
     tokenizer, looks = TOKENIZERS[name](), 0
@@ -210,8 +257,12 @@ def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(monkeypatch: pytes
 
 @pytest.mark.parametrize("side", ["end", "start"])
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_of_an_endless_word_only_what_can_matter_is_tokenised(monkeypatch: pytest.MonkeyPatch, name: str, side: Truncation) -> None:
-    """Four items of one word, each character of which becomes eighteen, took 290 MiB of a worker for 2.4 MB."""
+def test_of_an_endless_word_only_what_can_matter_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch, name: str, side: Truncation
+) -> None:
+    """Four items of one word, each character of which becomes eighteen, took 290 MiB of a worker
+    for 2.4 MB.
+    """
     frame = WordFrame(TOKENIZERS[name](), limit=LIMIT, max_words=8, pooling="first")
     [short] = frame.encode(["copying" * 2000], ["a"], side, "labels")
     monkeypatch.setattr(words, "_CHARACTERS_A_TOKEN", 1 << 20)
@@ -219,21 +270,31 @@ def test_of_an_endless_word_only_what_can_matter_is_tokenised(monkeypatch: pytes
     assert short.ids.tolist() == whole.ids.tolist()
 
 
-def test_what_is_encoded_in_slices_is_what_is_encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_encoded_in_slices_is_what_is_encoded_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cutting, "SLICE", 100)
     looks: list[int] = []
     tokenizer, texts = _minilm(), _texts(1, 200)
-    found = [one.ids for one in encoded(texts, tokenizer.encode_batch_fast, lambda: looks.append(1))]
+    found = [
+        one.ids for one in encoded(texts, tokenizer.encode_batch_fast, lambda: looks.append(1))
+    ]
     assert found == [tokenizer.encode(text).ids for text in texts]
     assert len(looks) == len(texts), "each is longer than a slice"
 
 
 @pytest.mark.parametrize(("items", "slices", "told"), [(2000, 100, "ended"), (200, 10**9, "200")])
-def test_a_long_instruction_before_many_texts_takes_no_memory(tmp_path: Path, items: int, slices: int, told: str) -> None:
-    """It was put before all of them, and tokenised, at once: gigabytes. A cancelled job ends at the next slice."""
+def test_long_instruction_before_many_texts_takes_no_memory(
+    tmp_path: Path, items: int, slices: int, told: str
+) -> None:
+    """It was put before all of them, and tokenised, at once: gigabytes. A cancelled job ends at the
+    next slice.
+    """
     directory = write_checkpoint("bert", tmp_path / "embedder", sentence=SentenceFiles())
     command = [sys.executable, "-m", "tests.models.preparing", str(directory)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -246,7 +307,9 @@ def test_a_long_instruction_before_many_texts_takes_no_memory(tmp_path: Path, it
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "qwen", "gemma, published"])
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_pairs_of_long_texts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, name: str, side: Truncation) -> None:
+def test_pairs_of_long_texts_are_those_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, name: str, side: Truncation
+) -> None:
     text = _processor(name)
     documents = _texts(7, 1500)[:3]
 

@@ -41,14 +41,20 @@ def found(model: PackedModel, work: RegionsWork) -> ExtractResult:
 
 
 def test_regions_of_every_item(model: PackedModel) -> None:
-    assert (model.card.tasks, model.card.inputs, model.card.kind) == (("regions",), ("image",), "images")
+    assert (model.card.tasks, model.card.inputs, model.card.kind) == (
+        ("regions",),
+        ("image",),
+        "images",
+    )
     loose, strict = found(model, job(0.0)), found(model, job(0.999))
     assert len(loose.items) == 3
     for item in loose.items:
         scores = [one.score for one in item.regions]
         assert scores == sorted(scores, reverse=True)
         assert {one.label for one in item.regions} == set(LABELS)
-    assert sum(len(item.regions) for item in strict.items) < sum(len(item.regions) for item in loose.items)
+    assert sum(len(item.regions) for item in strict.items) < sum(
+        len(item.regions) for item in loose.items
+    )
     assert found(model, job()).items
 
 
@@ -61,10 +67,13 @@ def test_prices(model: PackedModel) -> None:
         assert all(one.tokens == images.max_tokens for one in prepared.sequences)
 
 
-def test_a_job_for_a_self_test(model: PackedModel) -> None:
+def test_job_for_a_self_test(model: PackedModel) -> None:
     for work in works(model.card, []):
         prepared = model.prepare(work)
-        assert all(np.isfinite(np.asarray(one)).all() for one in model.forward(prepared.head, prepared.sequences))
+        assert all(
+            np.isfinite(np.asarray(one)).all()
+            for one in model.forward(prepared.head, prepared.sequences)
+        )
 
 
 def test_what_is_no_image(model: PackedModel) -> None:
@@ -77,13 +86,17 @@ def test_what_is_no_image(model: PackedModel) -> None:
 
 
 def test_routers_price_images_by_their_size(model: PackedModel) -> None:
-    """From the header: of an image that keeps its proportions as many tokens as it has, but for a rounding of its sides."""
+    """From the header: of an image that keeps its proportions as many tokens as it has, but for a
+    rounding of its sides.
+    """
     told = to_card(model.card).images
     for index, sequence in enumerate(model.prepare(job()).sequences):
         price = image_prices.tokens_of(size_of(pictures()[index]), told)
         assert abs(price - sequence.tokens) <= 0.05 * sequence.tokens
     if model.card.family == "grounding-dino":
-        thin, square = (image_prices.tokens_of(Size(*size), told) for size in ((30, 300), (300, 300)))
+        thin, square = (
+            image_prices.tokens_of(Size(*size), told) for size in ((30, 300), (300, 300))
+        )
         assert thin < square <= told.max_tokens
 
 

@@ -1,4 +1,6 @@
-"""Detectors beside parity: OWLv2's pixels, labels, hostile images, boxes in the image as sent, and what is not served."""
+"""Detectors beside parity: OWLv2's pixels, labels, hostile images, boxes in the image as sent, and
+what is not served.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +66,17 @@ def file_of(height: int, width: int, orientation: int = 1) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("size", [(1, 300), (300, 1), (1, 1), (200, 100), (97, 131), (500, 333), (48, 48), (64, 63), (40, 2)])
+@pytest.mark.parametrize(
+    "size",
+    [(1, 300), (300, 1), (1, 1), (200, 100), (97, 131), (500, 333), (48, 48), (64, 63), (40, 2)],
+)
 @pytest.mark.parametrize("wanted", [(48, 48), (16, 40)])
 def test_padded_pixels_are_those_of_scipy(size: tuple[int, int], wanted: tuple[int, int]) -> None:
     """Bit for bit, blurred by any factor."""
     pixels = np.random.default_rng(5).integers(0, 256, (*size, 3), np.uint8)
-    theirs = transformers.Owlv2ImageProcessorPil(size={"height": wanted[0], "width": wanted[1]}, do_normalize=False)
+    theirs = transformers.Owlv2ImageProcessorPil(
+        size={"height": wanted[0], "width": wanted[1]}, do_normalize=False
+    )
     values = (np.arange(256) * (1 / 255)).astype(np.float32)
     got = padded_and_resized(pixels, values, *wanted)
     expected = theirs(pixels, input_data_format="channels_last")["pixel_values"][0]
@@ -78,11 +85,16 @@ def test_padded_pixels_are_those_of_scipy(size: tuple[int, int], wanted: tuple[i
 
 def test_labels_are_encoded_once(detector: Detector) -> None:
     read = detector.labels(LABELS)
-    sequences = [detector.sequence(file_of(40, 60), FIELD, read), detector.sequence(file_of(60, 40), FIELD, read[:2])]
+    sequences = [
+        detector.sequence(file_of(40, 60), FIELD, read),
+        detector.sequence(file_of(60, 40), FIELD, read[:2]),
+    ]
     head = detector.trunk.heads[HEAD].labels  # type: ignore[attr-defined]
     assert isinstance(head, LabelVectors)
     head.forget()
-    with patch.object(type(head), "_encode", autospec=True, side_effect=type(head)._encode) as encode:
+    with patch.object(
+        type(head), "_encode", autospec=True, side_effect=type(head)._encode
+    ) as encode:
         first = outputs(detector, *sequences)
         again = outputs(detector, sequences[1])
     asked = [len(ids) for call in encode.call_args_list for ids in call.args[1]]
@@ -102,7 +114,7 @@ def test_labels_that_cannot_be_asked_for(detector: Detector) -> None:
         detector.labels(["cat " * 70])
 
 
-def test_a_prompt_of_too_many_labels(directories: dict[str, Path]) -> None:
+def test_prompt_of_too_many_labels(directories: dict[str, Path]) -> None:
     """Grounding DINO reads all labels at once."""
     detector = load(directories["grounding-dino"])
     assert len(detector.labels(["cat"] * 31)) == 31
@@ -139,7 +151,9 @@ def test_hostile_images_are_refused_before_they_are_decoded(detector: Detector) 
     thin = BytesIO()
     Image.new("1", (16_500, 1)).save(thin, "PNG")
     files = [out.getvalue(), b"<svg/>", file_of(40, 60)[:-200]]
-    files += [] if detector.processing.size == (48, 48) and not detector.square else [thin.getvalue()]
+    files += (
+        [] if detector.processing.size == (48, 48) and not detector.square else [thin.getvalue()]
+    )
     for data in files:
         with pytest.raises(InvalidInput) as caught:
             detector.sequence(data, FIELD, read)
@@ -153,9 +167,14 @@ def test_regions_are_clipped_ordered_and_bounded() -> None:
     found = regions_of(scores, boxes, (10, 20), asked, (0.55, 0.2))
     assert [(one.label, round(one.score, 2)) for one in found] == [("b", 0.9), ("a", 0.6)]
     assert (found[0].left, found[0].top, found[0].right, found[0].bottom) == (0, 0, 20, 10)
-    assert (found[1].left, found[1].top, found[1].right, found[1].bottom) == pytest.approx((4, 6.5, 6, 8.5))
+    assert (found[1].left, found[1].top, found[1].right, found[1].bottom) == pytest.approx(
+        (4, 6.5, 6, 8.5)
+    )
     many = np.tile(boxes[:1], (5000, 1))
-    assert len(regions_of(np.full((5000, 2), 0.5, np.float32), many, (10, 20), asked, (0.0, 0.0))) == 4097
+    assert (
+        len(regions_of(np.full((5000, 2), 0.5, np.float32), many, (10, 20), asked, (0.0, 0.0)))
+        == 4097
+    )
 
 
 def edit(directory: Path, file: str, **values: object) -> None:
@@ -166,21 +185,53 @@ def edit(directory: Path, file: str, **values: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "file", "settings", "message"),
     [
-        ("owlv2", "config.json", {"model_type": "detr"}, "model_type is 'detr': supported are grounding-dino, owlvit, owlv2"),
+        (
+            "owlv2",
+            "config.json",
+            {"model_type": "detr"},
+            "model_type is 'detr': supported are grounding-dino, owlvit, owlv2",
+        ),
         ("owlv2", "config.json", {"projection_dim": 31}, "`text_projection.weight` has the shape"),
         ("owlv2", "preprocessor_config.json", {"do_pad": False}, "do_pad is False"),
-        ("owlv2", "preprocessor_config.json", {"size": {"height": 64, "width": 48}}, "makes images of size"),
-        ("owlv2", "preprocessor_config.json", {"image_processor_type": "CLIPImageProcessor"}, "Owlv2ImageProcessor is needed"),
+        (
+            "owlv2",
+            "preprocessor_config.json",
+            {"size": {"height": 64, "width": 48}},
+            "makes images of size",
+        ),
+        (
+            "owlv2",
+            "preprocessor_config.json",
+            {"image_processor_type": "CLIPImageProcessor"},
+            "Owlv2ImageProcessor is needed",
+        ),
         ("grounding-dino", "config.json", {"two_stage": False}, "two_stage is False"),
         ("grounding-dino", "config.json", {"d_model": 48}, "d_model is 48: a multiple of 32"),
-        ("grounding-dino", "config.json", {"num_queries": 29}, "query_position_embeddings.weight.* has shape"),
+        (
+            "grounding-dino",
+            "config.json",
+            {"num_queries": 29},
+            "query_position_embeddings.weight.* has shape",
+        ),
         ("grounding-dino", "config.json", {"decoder_layers": 3}, "decoder.layers.2.* is missing"),
         ("grounding-dino", "config.json", {"encoder_layers": 1}, "unknown to this family"),
-        ("grounding-dino", "config.json", {"backbone_config": {"model_type": "resnet"}}, "backbone_config.model_type is 'resnet'"),
-        ("grounding-dino", "preprocessor_config.json", {"size": {"shortest_edge": 9000, "longest_edge": 9001}}, "size is"),
+        (
+            "grounding-dino",
+            "config.json",
+            {"backbone_config": {"model_type": "resnet"}},
+            "backbone_config.model_type is 'resnet'",
+        ),
+        (
+            "grounding-dino",
+            "preprocessor_config.json",
+            {"size": {"shortest_edge": 9000, "longest_edge": 9001}},
+            "size is",
+        ),
     ],
 )
-def test_what_cannot_be_served_is_named(kind: str, file: str, settings: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_named(
+    kind: str, file: str, settings: dict[str, object], message: str, tmp_path: Path
+) -> None:
     write_checkpoint(kind, tmp_path)
     edit(tmp_path, file, **settings)
     with pytest.raises(ModelBroken, match=message):
@@ -188,11 +239,18 @@ def test_what_cannot_be_served_is_named(kind: str, file: str, settings: dict[str
 
 
 @pytest.mark.parametrize("kind", sorted(MODELS))
-def test_missing_and_unknown_tensors(kind: str, directories: dict[str, Path], tmp_path: Path) -> None:
+def test_missing_and_unknown_tensors(
+    kind: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
     write_checkpoint(kind, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    missing = "class_head.dense0.weight" if kind != "grounding-dino" else "bbox_embed.0.layers.1.weight"
-    save_file({name: tensor for name, tensor in tensors.items() if name != missing}, tmp_path / "model.safetensors")
+    missing = (
+        "class_head.dense0.weight" if kind != "grounding-dino" else "bbox_embed.0.layers.1.weight"
+    )
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if name != missing},
+        tmp_path / "model.safetensors",
+    )
     with pytest.raises(ModelBroken):
         load(tmp_path)
     save_file({**tensors, "extra.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
@@ -200,27 +258,42 @@ def test_missing_and_unknown_tensors(kind: str, directories: dict[str, Path], tm
         load(tmp_path)
 
 
-def test_copies_in_old_checkpoints_are_left_out(directories: dict[str, Path], tmp_path: Path) -> None:
-    """Grounding DINO's on the hub have every head of boxes twice, and the indices of Swin's windows."""
+def test_copies_in_old_checkpoints_are_left_out(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Grounding DINO's on the hub have every head of boxes twice, and the indices of Swin's
+    windows.
+    """
     write_checkpoint("grounding-dino", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     heads = {name: tensor for name, tensor in tensors.items() if name.startswith("bbox_embed.0.")}
     copies = {f"model.decoder.{name}": tensor.clone() for name, tensor in heads.items()}
     copies |= {name.replace(".0.", ".1.", 1): tensor.clone() for name, tensor in heads.items()}
     block = "model.backbone.conv_encoder.model.encoder.layers.0.blocks.0.attention.self.relative_position_index"
-    save_file({**tensors, **copies, block: torch.zeros(9, 9, dtype=torch.int64)}, tmp_path / "model.safetensors")
+    save_file(
+        {**tensors, **copies, block: torch.zeros(9, 9, dtype=torch.int64)},
+        tmp_path / "model.safetensors",
+    )
     load(tmp_path)
 
 
-def test_a_detector_is_served_as_every_model(detector: Detector, embedder: PackedModel) -> None:
-    """An image gives among others, in any order, what it gives alone; encoders within its head count; its memory is measured."""
+def test_detector_is_served_as_every_model(detector: Detector, embedder: PackedModel) -> None:
+    """An image gives among others, in any order, what it gives alone; encoders within its head
+    count; its memory is measured.
+    """
     model = joined(embedder, detector.trunk)
     assert model.bytes > embedder.bytes + detector.trunk.encoder.bytes
     assert model.probe() >= embedder.probe()
     read = detector.labels(LABELS)
-    sequences = [detector.sequence(file_of(*size), FIELD, read) for size in ((40, 60), (60, 40), (33, 34))]
+    sequences = [
+        detector.sequence(file_of(*size), FIELD, read) for size in ((40, 60), (60, 40), (33, 34))
+    ]
     together = model.forward(HEAD, sequences)
-    for one, alone, backwards in zip(sequences, together, model.forward(HEAD, sequences[::-1])[::-1], strict=True):
+    for one, alone, backwards in zip(
+        sequences, together, model.forward(HEAD, sequences[::-1])[::-1], strict=True
+    ):
         np.testing.assert_allclose(np.asarray(backwards), np.asarray(alone), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(np.asarray(model.forward(HEAD, [one])[0]), np.asarray(alone), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(model.forward(HEAD, [one])[0]), np.asarray(alone), rtol=1e-4, atol=1e-5
+        )
         assert is_finite(alone)

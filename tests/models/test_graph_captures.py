@@ -1,7 +1,9 @@
-"""What is left after a capture on CUDA: torch's allocator and its pools, the stream and the generator of random numbers.
+"""What is left after a capture on CUDA: torch's allocator and its pools, the stream and the
+generator of random numbers.
 
-`FakeCuda` stands for a GPU. Its pools are counted as in torch's `CUDACachingAllocator.cpp`, and graphs end a capture in the order
-of `CUDAGraph.cpp`: torch 2.11's, in which a failed capture stays under way, and that of later versions (`is_fixed`).
+`FakeCuda` stands for a GPU. Its pools are counted as in torch's `CUDACachingAllocator.cpp`, and
+graphs end a capture in the order of `CUDAGraph.cpp`: torch 2.11's, in which a failed capture stays
+under way, and that of later versions (`is_fixed`).
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ class FakeCUDAGraph:
         self._pool = pool
         self._cuda.begin_allocate(pool)
         self._has_pool = True
-        self._cuda.stream.is_capturing, self._cuda.is_invalid, self._cuda.is_drawing = True, False, True
+        self._cuda.stream.is_capturing, self._cuda.is_invalid, self._cuda.is_drawing = (
+            True,
+            False,
+            True,
+        )
 
     def capture_end(self) -> None:
         if not self._cuda.stream.is_capturing:
@@ -85,8 +91,9 @@ class FakeCUDAGraph:
 
 
 class FakeCuda:
-    """`uses`: graphs of each pool. `underway`: pools that a capture allocates in. `is_drawing`: the generator serves a capture.
-    `cleared`: how often cuBLAS' workspaces were, and whether a capture was under way."""
+    """`uses`: graphs of each pool. `underway`: pools that a capture allocates in. `is_drawing`: the
+    generator serves a capture. `cleared`: how often cuBLAS' workspaces were, and whether a capture
+    was under way."""
 
     def __init__(self, *, is_fixed: bool) -> None:
         self.is_fixed = is_fixed
@@ -170,7 +177,10 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocate, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
     monkeypatch.setattr(
-        torch._C, "_cuda_clearCublasWorkspaces", lambda: fake.cleared.append(fake.stream.is_capturing), raising=False
+        torch._C,
+        "_cuda_clearCublasWorkspaces",
+        lambda: fake.cleared.append(fake.stream.is_capturing),
+        raising=False,
     )
     monkeypatch.setattr(cuda, "has_triton", lambda tensor: True)
     monkeypatch.setattr(cuda, "_pinned_like", torch.empty_like)
@@ -215,21 +225,29 @@ def lacks_memory(gpu: FakeCuda, buffer: Tensor) -> Tensor:
     return doubled(buffer)
 
 
-def test_graphs_of_a_capture_share_a_pool_and_leave_it_together(gpu: FakeCuda, capture: CudaCapture) -> None:
+def test_graphs_of_a_capture_share_a_pool_and_leave_it_together(
+    gpu: FakeCuda, capture: CudaCapture
+) -> None:
     graphs = [capture.capture(doubled, inputs()) for _ in range(3)]
     assert of_graphs(gpu) == [3]
-    assert [graph.bytes for graph in graphs if graph is not None] == [1000, 32, 32], "buffer and output, if nothing more"
+    assert [graph.bytes for graph in graphs if graph is not None] == [1000, 32, 32], (
+        "buffer and output, if nothing more"
+    )
     assert capture.bytes == 1064
     assert gpu.cleared == [False] * 6, "before and after each capture, never within it"
     capture.drop()
     assert (of_graphs(gpu), capture.bytes) == ([], 0)
-    assert all(graph is not None and graph.buffer.numel() == 0 for graph in graphs), "a graph still held keeps no memory"
+    assert all(graph is not None and graph.buffer.numel() == 0 for graph in graphs), (
+        "a graph still held keeps no memory"
+    )
     gpu.empty_cache()
     assert capture.capture(doubled, inputs()) is not None, "in a new pool"
     assert of_graphs(gpu) == [1]
 
 
-def test_a_graph_dropped_alone_leaves_the_pool_to_the_others(gpu: FakeCuda, capture: CudaCapture) -> None:
+def test_graph_dropped_alone_leaves_the_pool_to_the_others(
+    gpu: FakeCuda, capture: CudaCapture
+) -> None:
     first, second = (capture.capture(doubled, inputs()) for _ in range(2))
     assert first is not None
     assert second is not None
@@ -237,13 +255,17 @@ def test_a_graph_dropped_alone_leaves_the_pool_to_the_others(gpu: FakeCuda, capt
     first.drop()
     assert of_graphs(gpu) == [1]
     second.drop()
-    assert capture.capture(doubled, inputs()) is not None, "the first pool may have been freed, and is not used again"
+    assert capture.capture(doubled, inputs()) is not None, (
+        "the first pool may have been freed, and is not used again"
+    )
     assert len(gpu.uses) == 2
 
 
 @pytest.mark.parametrize("forward", [waits, is_spoilt, lacks_memory])
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_failed_capture_leaves_the_allocator_usable(gpu: FakeCuda, capture: CudaCapture, forward: Any, before: int) -> None:
+def test_failed_capture_leaves_the_allocator_usable(
+    gpu: FakeCuda, capture: CudaCapture, forward: Any, before: int
+) -> None:
     earlier = [capture.capture(doubled, inputs()) for _ in range(before)]
     with pytest.raises(torch.OutOfMemoryError if forward is lacks_memory else RuntimeError):
         capture.capture(partial(forward, gpu), inputs())
@@ -259,7 +281,9 @@ def test_a_failed_capture_leaves_the_allocator_usable(gpu: FakeCuda, capture: Cu
     assert graph.replay(lambda array: None).tolist() == [0, 2, 4, 6]
 
 
-def test_caches_are_freed_before_a_capture_that_may_need_the_memory(gpu: FakeCuda, capture: CudaCapture) -> None:
+def test_caches_are_freed_before_a_capture_that_may_need_the_memory(
+    gpu: FakeCuda, capture: CudaCapture
+) -> None:
     assert capture.capture(doubled, inputs()) is not None
     assert gpu.emptied == 0
     gpu.free = 1 << 20
@@ -287,10 +311,14 @@ def test_inputs_and_answers_go_through_host_memory(gpu: FakeCuda, capture: CudaC
     for number in range(2):
         output.fill_(number)
         answers.append(graph.start_copy())
-    assert [answer.wait().tolist() for answer in answers] == [[0] * 4, [1] * 4], "two may be pending"
+    assert [answer.wait().tolist() for answer in answers] == [[0] * 4, [1] * 4], (
+        "two may be pending"
+    )
 
 
-def test_without_triton_nothing_is_captured(gpu: FakeCuda, capture: CudaCapture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_nothing_is_captured(
+    gpu: FakeCuda, capture: CudaCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda, "has_triton", lambda tensor: False)
     with pytest.raises(RuntimeError, match="Triton"):
         capture.capture(doubled, inputs())

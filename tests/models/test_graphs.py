@@ -1,4 +1,6 @@
-"""Forwards on static buffers filled up to a bucket, against the eager ones; and everything that keeps a graph from being used."""
+"""Forwards on static buffers filled up to a bucket, against the eager ones; and everything that
+keeps a graph from being used.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,15 @@ from libs.models import (
     Work,
     WrittenIds,
 )
-from libs.models.graphs.buckets import HOT, MAX_WAIT_BATCHES, Bucket, Uses, bucket_of, hot_buckets, max_tokens
+from libs.models.graphs.buckets import (
+    HOT,
+    MAX_WAIT_BATCHES,
+    Bucket,
+    Uses,
+    bucket_of,
+    hot_buckets,
+    max_tokens,
+)
 from libs.models.graphs.buffers import fill, filled, own_batch, whole_batch
 from libs.models.graphs.capture import Forward
 from libs.models.graphs.graphs import ROUGH_BYTES, Event, Graphs, Owner
@@ -100,9 +110,13 @@ class Kept:
     capture: FakeCapture = field(default_factory=FakeCapture)
     memory: Memory = field(default_factory=Memory)
 
-    def keep(self, *, most: int = 8, after: int = 0, check_every: int = 1, is_hot: bool = False) -> Graphs:
+    def keep(
+        self, *, most: int = 8, after: int = 0, check_every: int = 1, is_hot: bool = False
+    ) -> Graphs:
         """`is_hot`: the shapes that are expected after a load wait for their capture."""
-        graphs = Graphs(self.capture, self.memory.owner, most=most, after=after, check_every=check_every)
+        graphs = Graphs(
+            self.capture, self.memory.owner, most=most, after=after, check_every=check_every
+        )
         self.model.keep_graphs(graphs)
         if not is_hot:
             graphs.drop()
@@ -136,7 +150,17 @@ def close(got: Sequence[Output], wanted: Sequence[Output]) -> None:
 
 
 def test_every_batch_of_a_bucket_can_be_filled_up() -> None:
-    for lengths in ((12,), (1,), (16,), (3, 3, 3), (1,) * 40, (100, 1), (511,), (64,) * 7, (8,) * 63):
+    for lengths in (
+        (12,),
+        (1,),
+        (16,),
+        (3, 3, 3),
+        (1,) * 40,
+        (100, 1),
+        (511,),
+        (64,) * 7,
+        (8,) * 63,
+    ):
         bucket = bucket_of(lengths, 512)
         assert bucket is not None
         fillers = bucket.fillers(sum(lengths), len(lengths))
@@ -158,7 +182,7 @@ def test_fillers_are_no_longer_than_the_encoder_takes() -> None:
     assert bucket_of((8,) * 64, 8) == Bucket(512, 64, 8)
 
 
-def test_a_shape_is_due_after_its_uses_and_put_off_twice_as_long() -> None:
+def test_shape_is_due_after_its_uses_and_put_off_twice_as_long() -> None:
     uses = Uses(after=2)
     assert [uses.add("a") for _ in range(3)] == [False, False, True]
     assert uses.add("a"), "until it is captured or put off"
@@ -168,14 +192,22 @@ def test_a_shape_is_due_after_its_uses_and_put_off_twice_as_long() -> None:
     assert sum(not uses.add("a") for _ in range(20)) == 8
     for _ in range(20):
         uses.put_off("a")
-    assert sum(not uses.add("a") for _ in range(2000)) == MAX_WAIT_BATCHES, "however often it was refused"
+    assert sum(not uses.add("a") for _ in range(2000)) == MAX_WAIT_BATCHES, (
+        "however often it was refused"
+    )
     uses.captured("a")
     assert [uses.add("a") for _ in range(3)] == [False, False, True]
     assert not uses.add("b")
 
 
-def test_a_sample_fills_all_but_one_sequence_of_its_bucket(kept: Kept) -> None:
-    for bucket in [Bucket(16, 2, 16), Bucket(32, 2, 16), Bucket(64, 64, 8), *hot_buckets(512), *hot_buckets(8)]:
+def test_sample_fills_all_but_one_sequence_of_its_bucket(kept: Kept) -> None:
+    for bucket in [
+        Bucket(16, 2, 16),
+        Bucket(32, 2, 16),
+        Bucket(64, 64, 8),
+        *hot_buckets(512),
+        *hot_buckets(8),
+    ]:
         shape = Shape(kept.model.trunks[0].encoder, None, None, False, bucket)
         lengths = [one.tokens for one in shape.sample()]
         assert len(lengths) == bucket.sequences - 1
@@ -184,7 +216,7 @@ def test_a_sample_fills_all_but_one_sequence_of_its_bucket(kept: Kept) -> None:
         assert bucket.fillers(sum(lengths), len(lengths)) is not None
 
 
-def test_the_store_is_stale_when_half_of_its_graphs_are() -> None:
+def test_store_is_stale_when_half_of_its_graphs_are() -> None:
     store: GraphStore[str] = GraphStore(most=2)
     assert not store.is_stale(now=5 * STALE_FORWARDS)
     store.add("a", "first", now=1)
@@ -202,7 +234,7 @@ def test_the_store_is_stale_when_half_of_its_graphs_are() -> None:
 # Buffers
 
 
-def test_a_buffer_holds_the_batch_and_its_fillers() -> None:
+def test_buffer_holds_the_batch_and_its_fillers() -> None:
     bucket = Bucket(16, 4, 16)
     given = [
         InputSequence(np.array([7, 8], np.int32)),
@@ -216,12 +248,19 @@ def test_a_buffer_holds_the_batch_and_its_fillers() -> None:
     assert whole.type_ids.tolist() == [0, 0, 0, 1, 1, *[0] * 11]
     assert whole.cu_seqlens.tolist() == [0, 2, 5, 11, 16]
     assert whole.lengths == (2, 3, 6, 5)
-    assert (whole.row_layout().cu_queries.tolist(), whole.row_layout().max_keys) == ([0, 1, 2, 3, 4], 16)
+    assert (whole.row_layout().cu_queries.tolist(), whole.row_layout().max_keys) == (
+        [0, 1, 2, 3, 4],
+        16,
+    )
     own = own_batch(buffer, bucket, (2, 3), typed=True)
     eager = Packed.of([one.ids for one in given], [one.type_ids for one in given])
     for name in ("ids", "positions", "type_ids", "cu_seqlens"):
         assert torch.equal(getattr(own, name), getattr(eager, name))
-    assert (own.lengths, own.keys, own.layout.runs) == (eager.lengths, eager.keys, eager.layout.runs)
+    assert (own.lengths, own.keys, own.layout.runs) == (
+        eager.lengths,
+        eager.keys,
+        eager.layout.runs,
+    )
     assert whole_batch(buffer, bucket, typed=False).type_ids is None
     with pytest.raises(ValueError, match="do not fit"):
         filled(Bucket(16, 2, 16), sequences(17))
@@ -230,12 +269,24 @@ def test_a_buffer_holds_the_batch_and_its_fillers() -> None:
 # Models
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RECIPES if kind not in ("deberta-v2", "phi3", "qwen3_5_text")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in RECIPES if kind not in ("deberta-v2", "phi3", "qwen3_5_text")]
+)
 def test_every_family_answers_as_eagerly(kind: str, tmp_path: Path) -> None:
     """Pooled tokens, and the encoder's shortcut for one row of each sequence."""
     for pooling in ("mean_tokens", "lasttoken", "cls_token"):
-        kept = Kept(load(write_checkpoint(kind, tmp_path / pooling, sentence=SentenceFiles(pooling=pooling))))
-        batches = [sequences(12), sequences(5, 9, 1), sequences(3), sequences(30, 2, 2, 2, 40), sequences(15)]
+        kept = Kept(
+            load(
+                write_checkpoint(kind, tmp_path / pooling, sentence=SentenceFiles(pooling=pooling))
+            )
+        )
+        batches = [
+            sequences(12),
+            sequences(5, 9, 1),
+            sequences(3),
+            sequences(30, 2, 2, 2, 40),
+            sequences(15),
+        ]
         wanted = [kept.model.forward("dense", batch) for batch in batches]
         kept.keep()
         kept.warm(*batches)
@@ -247,19 +298,32 @@ def test_every_family_answers_as_eagerly(kind: str, tmp_path: Path) -> None:
         assert 3 <= made < len(batches), "some share a graph"
 
 
-@pytest.mark.parametrize("kind", ["bert", "mpnet", "modernbert", "qwen3", "gemma3_text", "deberta-v2"])
-def test_equal_to_the_bit_on_an_accelerators_kernels(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Triton kernels, interpreted: like a GPU's they take every length from the buffer. What they compute for the batch does
-    not depend on the fillers; only products of other sizes may round differently."""
+@pytest.mark.parametrize(
+    "kind", ["bert", "mpnet", "modernbert", "qwen3", "gemma3_text", "deberta-v2"]
+)
+def test_equal_to_the_bit_on_an_accelerators_kernels(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Triton kernels, interpreted: like a GPU's they take every length from the buffer. What
+    they compute for the batch does not depend on the fillers; only products of other sizes may
+    round differently."""
     pytest.importorskip("triton")
     write_checkpoint(kind, tmp_path, hidden=32, heads=2, layers=2)
     config = json.loads((tmp_path / "config.json").read_text())
-    encoder, *_ = build_encoder(config, TensorFile.open(tmp_path), dtype=torch.float32, device=torch.device("cpu"), head_tables={})
+    encoder, *_ = build_encoder(
+        config,
+        TensorFile.open(tmp_path),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        head_tables={},
+    )
     monkeypatch.setattr(triton_here, "_DEVICES", ("cpu",))
     bucket = Bucket(32, 4, 32)
     rows: Rows | None
     for rows in (None, "last"):
-        captured = FakeCapture().capture(_forward(encoder, bucket, rows), filled(bucket, sequences(20, 2, 3)))
+        captured = FakeCapture().capture(
+            _forward(encoder, bucket, rows), filled(bucket, sequences(20, 2, 3))
+        )
         assert captured is not None
         for batch in (sequences(1, 4, 9), sequences(12), sequences(20, 2, 3)):
             wanted = encoder.forward(Packed.of([one.ids for one in batch]), rows)
@@ -274,18 +338,31 @@ def _forward(encoder: PackedEncoder, bucket: Bucket, rows: Rows | None) -> Forwa
     def forward(buffer: Tensor) -> Tensor:
         whole = whole_batch(buffer, bucket, typed=False)
         one_row = replace(whole.row_layout(), runs=())
-        return encoder.forward(replace(whole, lengths=(), keys=(), layout=replace(whole.layout, runs=()), one_row=one_row), rows)
+        return encoder.forward(
+            replace(
+                whole, lengths=(), keys=(), layout=replace(whole.layout, runs=()), one_row=one_row
+            ),
+            rows,
+        )
 
     return forward
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RECIPES if kind != "qwen3_5_text"])  # which is never captured
+@pytest.mark.parametrize(
+    "kind", [kind for kind in RECIPES if kind != "qwen3_5_text"]
+)  # which is never captured
 def test_no_value_is_read_on_the_host(kind: str, tmp_path: Path) -> None:
-    """On the meta device tensors have no values, so asking for one raises, and so does copying one there from the host: neither may
-    happen within a capture."""
+    """On the meta device tensors have no values, so asking for one raises, and so does copying one
+    there from the host: neither may happen within a capture."""
     write_checkpoint(kind, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    encoder, *_ = build_encoder(config, TensorFile.open(tmp_path), dtype=torch.float32, device=torch.device("meta"), head_tables={})
+    encoder, *_ = build_encoder(
+        config,
+        TensorFile.open(tmp_path),
+        dtype=torch.float32,
+        device=torch.device("meta"),
+        head_tables={},
+    )
     bucket = Bucket(32, 4, 32)
     buffer = torch.empty(len(filled(bucket, sequences(5))), dtype=torch.int32, device="meta")
     rows: Rows | None
@@ -295,12 +372,16 @@ def test_no_value_is_read_on_the_host(kind: str, tmp_path: Path) -> None:
             hidden = encoder.forward(batch, rows)
             assert hidden.shape[0] == (32 if rows is None else 4)
             for mode in get_args(PoolingMode):
-                pooled = PooledHead((mode,), ()).pool(hidden, batch.cu_seqlens, is_one_row=rows is not None)
+                pooled = PooledHead((mode,), ()).pool(
+                    hidden, batch.cu_seqlens, is_one_row=rows is not None
+                )
                 assert pooled.shape[0] == 4
 
 
 class _NoCopies(TorchDispatchMode):
-    """Every tensor of every operator is on the meta device; a scalar on the host is a kernel's argument."""
+    """Every tensor of every operator is on the meta device; a scalar on the host is a kernel's
+    argument.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -323,16 +404,29 @@ def test_segments_and_plain_batches_have_graphs_of_their_own(kept: Kept) -> None
 
 @pytest.mark.parametrize("head", ["sparse", "words", "labels"])
 def test_heads_run_on_the_batchs_own_rows(head: str, tmp_path: Path) -> None:
-    """Those that read the vocabulary's logits, recurrent layers over words, and a label for each token."""
+    """Those that read the vocabulary's logits, recurrent layers over words, and a label for each
+    token.
+    """
     texts = ["a text of some words", "another one", "x"]
     work: Work = EncodeWork(texts)
     if head == "words":
-        directory, work = make_reference(tmp_path, {}).directory, EntitiesWork(texts, labels=("person", "city"))
+        directory, work = (
+            make_reference(tmp_path, {}).directory,
+            EntitiesWork(texts, labels=("person", "city")),
+        )
     elif head == "labels":
-        directory, work = write_checkpoint("bert", tmp_path, head="token_classification", labels=("O", "B-X")), EntitiesWork(texts)
+        directory, work = (
+            write_checkpoint("bert", tmp_path, head="token_classification", labels=("O", "B-X")),
+            EntitiesWork(texts),
+        )
     else:
-        transformer = Transformer(str(write_checkpoint("bert", tmp_path / "base", head="masked_lm")), transformer_task="fill-mask")
-        SparseEncoder(modules=[transformer, SpladePooling()], device="cpu").save(str(tmp_path / "model"))
+        transformer = Transformer(
+            str(write_checkpoint("bert", tmp_path / "base", head="masked_lm")),
+            transformer_task="fill-mask",
+        )
+        SparseEncoder(modules=[transformer, SpladePooling()], device="cpu").save(
+            str(tmp_path / "model")
+        )
         directory = tmp_path / "model"
     kept = Kept(load(directory))
     prepared = kept.model.prepare(work)
@@ -340,7 +434,9 @@ def test_heads_run_on_the_batchs_own_rows(head: str, tmp_path: Path) -> None:
     kept.keep()
     kept.warm(list(prepared.sequences), head=prepared.head)
     for _ in range(2):
-        for got, one in zip(kept.model.forward(prepared.head, prepared.sequences), wanted, strict=True):
+        for got, one in zip(
+            kept.model.forward(prepared.head, prepared.sequences), wanted, strict=True
+        ):
             for a, b in zip(_arrays(got), _arrays(one), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     is_by_runs = kept.model.trunks[0].encoder.goes_by_runs
@@ -358,14 +454,22 @@ def test_two_heads_of_one_forward_share_its_graph(kept: Kept) -> None:
     trunk = kept.model.trunks[0]
     heads = {"dense": trunk.heads["dense"], "first": PooledHead(("cls",), ())}
     both = Kept(
-        PackedModel(kept.model.card, (replace(trunk, heads=heads),), _NoProcessor(), Names({}, (), {}), torch.device("cpu"))
+        PackedModel(
+            kept.model.card,
+            (replace(trunk, heads=heads),),
+            _NoProcessor(),
+            Names({}, (), {}),
+            torch.device("cpu"),
+        )
     )
     batch = sequences(4, 6)
     wanted = [kept.model.forward("dense", batch), both.model.forward("first", batch)]
     both.keep()
     both.warm(batch, head="dense+first")
     for _ in range(2):
-        for one, own in zip(zip(*both.model.forward("dense+first", batch), strict=True), wanted, strict=True):
+        for one, own in zip(
+            zip(*both.model.forward("dense+first", batch), strict=True), wanted, strict=True
+        ):
             close(one, own)
     assert (len(both.capture.made), both.memory.told["replayed"]) == (1, 2)
 
@@ -382,20 +486,29 @@ class _NoProcessor(Processor):
 
 
 def test_what_is_not_plain_runs_eagerly(tmp_path: Path) -> None:
-    kept = Kept(load(write_checkpoint("qwen3", tmp_path, sentence=SentenceFiles(pooling="lasttoken"))))
+    kept = Kept(
+        load(write_checkpoint("qwen3", tmp_path, sentence=SentenceFiles(pooling="lasttoken")))
+    )
     graphs = kept.keep()
     rows = InputRows(np.array([1], np.int32), np.zeros((1, 64), np.float32))
     one = sequences(8)[0]
-    for batch in ([replace(one, seen=4)], [replace(one, before=ids(3))], [replace(one, rows=rows)], sequences(*[9] * 65)):
+    for batch in (
+        [replace(one, seen=4)],
+        [replace(one, before=ids(3))],
+        [replace(one, rows=rows)],
+        sequences(*[9] * 65),
+    ):
         kept.warm(batch)
         trunk = kept.model.trunks[0]
-        assert graphs.forward(trunk, [replace(one, adapter="a"), one], [trunk.heads["dense"]]) is None
+        assert (
+            graphs.forward(trunk, [replace(one, adapter="a"), one], [trunk.heads["dense"]]) is None
+        )
     assert (kept.capture.made, kept.memory.reserved) == ([], [])
     kept.warm([one])
     assert len(kept.capture.made) == 1
 
 
-def test_an_encoder_that_launches_by_runs_has_none(tmp_path: Path) -> None:
+def test_encoder_that_launches_by_runs_has_none(tmp_path: Path) -> None:
     kept = Kept(load(write_checkpoint("deberta-v2", tmp_path, sentence=SentenceFiles())))
     kept.keep(is_hot=True)
     kept.warm(sequences(5, 7))
@@ -419,7 +532,7 @@ def test_adapters_run_eagerly_beside_graphs(tmp_path: Path) -> None:
 # When it is captured, and what it may take
 
 
-def test_a_shape_is_captured_after_its_uses_and_checked_now_and_then(kept: Kept) -> None:
+def test_shape_is_captured_after_its_uses_and_checked_now_and_then(kept: Kept) -> None:
     kept.keep(after=3, check_every=4)
     for _ in range(4 + 9):
         kept.warm(sequences(5))
@@ -443,14 +556,18 @@ def test_expected_shapes_are_captured_after_a_load_the_largest_first(kept: Kept)
     wanted = kept.model.forward("dense", sequences(12))
     kept.keep(is_hot=True, check_every=1000)
     kept.settle()
-    assert [len(one.buffer) for one in kept.capture.made] == [3 * tokens + count + 1 for tokens, count in HOT]
+    assert [len(one.buffer) for one in kept.capture.made] == [
+        3 * tokens + count + 1 for tokens, count in HOT
+    ]
     assert kept.memory.told == {"captured": 4, "checked": 4}
     head = kept.model.trunks[0].heads["dense"]
     assert isinstance(head, PooledHead)
     close(kept.model.forward("dense", sequences(12)), wanted)
     query = kept.capture.made[-1]
     assert query.replays == 2
-    assert query._output.shape == (2, 64), "a vector for each of two sequences, not states of 16 tokens"
+    assert query._output.shape == (2, 64), (
+        "a vector for each of two sequences, not states of 16 tokens"
+    )
 
 
 def test_prompts_that_are_not_pooled_have_the_encoder_alone_in_their_graph(kept: Kept) -> None:
@@ -502,11 +619,17 @@ def test_memory_is_reserved_before_the_capture_and_resized_to_what_it_took(kept:
 def test_waiting_shapes_are_captured_the_largest_first(kept: Kept) -> None:
     kept.keep()
     kept.warm(sequences(5), sequences(100), sequences(30))
-    assert [one.buffer.shape[0] for one in kept.capture.made] == [3 * 128 + 3, 3 * 32 + 3, 3 * 16 + 3]
+    assert [one.buffer.shape[0] for one in kept.capture.made] == [
+        3 * 128 + 3,
+        3 * 32 + 3,
+        3 * 16 + 3,
+    ]
 
 
 def test_running_out_of_memory_in_a_capture_drops_the_models_graphs(kept: Kept) -> None:
-    """They share a pool, which a failed capture leaves in no state to be shared; the device needs the memory anyway."""
+    """They share a pool, which a failed capture leaves in no state to be shared; the device needs
+    the memory anyway.
+    """
     wanted = kept.model.forward("dense", sequences(5))
     graphs = kept.keep()
     kept.warm(sequences(5))
@@ -548,7 +671,9 @@ def test_what_is_refused_runs_eagerly_and_is_tried_later(kept: Kept, why: str) -
 
 
 def test_refused_while_a_load_runs_and_captured_after_it(kept: Kept) -> None:
-    """Loads use the device's memory beside the device thread: no graph is captured then, and batches go on eagerly."""
+    """Loads use the device's memory beside the device thread: no graph is captured then, and
+    batches go on eagerly.
+    """
     wanted = kept.model.forward("dense", sequences(12))
     kept.keep(is_hot=True)
     kept.capture.is_busy = True
@@ -583,7 +708,9 @@ def test_graphs_that_are_no_longer_used_make_room_together(kept: Kept) -> None:
 # Faults
 
 
-def test_an_answer_that_differs_is_not_given_and_ends_graphs(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_differs_is_not_given_and_ends_graphs(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if the buffer were not filled: the graph answers for the batch before."""
     wanted = [kept.model.forward("dense", sequences(length)) for length in (5, 6)]
     graphs = kept.keep(check_every=2)
@@ -600,7 +727,9 @@ def test_an_answer_that_differs_is_not_given_and_ends_graphs(kept: Kept, monkeyp
     assert kept.memory.told["replayed"] == 2
 
 
-def test_a_graph_that_differs_at_its_capture_never_answers(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_that_differs_at_its_capture_never_answers(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = kept.model.forward("dense", sequences(5))
     graphs = kept.keep(is_hot=True)
     monkeypatch.setattr(FakeCaptured, "replay", lambda self, fill: self._output.zero_())
@@ -611,7 +740,7 @@ def test_a_graph_that_differs_at_its_capture_never_answers(kept: Kept, monkeypat
     close(kept.model.forward("dense", sequences(5)), wanted)
 
 
-def test_a_capture_that_fails_ends_graphs_and_not_the_batch(kept: Kept) -> None:
+def test_capture_that_fails_ends_graphs_and_not_the_batch(kept: Kept) -> None:
     wanted = kept.model.forward("dense", sequences(5))
     kept.capture.error = RuntimeError("operation not permitted when stream is capturing")
     graphs = kept.keep()
@@ -624,7 +753,9 @@ def test_a_capture_that_fails_ends_graphs_and_not_the_batch(kept: Kept) -> None:
     assert kept.memory.reserved[-1] == 0
 
 
-def test_a_replay_that_fails_fails_the_batch_and_ends_graphs(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_that_fails_fails_the_batch_and_ends_graphs(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker's ladder tries the batch again, then eagerly."""
     graphs = kept.keep()
     wanted = kept.model.forward("dense", sequences(5))
@@ -640,7 +771,7 @@ def test_a_replay_that_fails_fails_the_batch_and_ends_graphs(kept: Kept, monkeyp
     close(kept.model.forward("dense", sequences(5)), wanted)
 
 
-def test_a_parked_model_has_no_graphs(kept: Kept) -> None:
+def test_parked_model_has_no_graphs(kept: Kept) -> None:
     kept.keep()
     kept.warm(sequences(5))
     model = kept.model.park().resume()
@@ -656,9 +787,10 @@ def test_distances() -> None:
     assert distance(wanted + torch.tensor([[0.0, 0.5], [0.0, 0.0]]), wanted) == pytest.approx(0.1)
     nan, inf = float("nan"), float("inf")
     assert distance(torch.tensor([[nan, 4.0], [1.0, 0.0]]), wanted) == inf
-    assert distance(torch.tensor([[5.0, 5.0], [1.0, 0.0]]), torch.tensor([[inf, 4.0], [1.0, 0.0]])) == 0, (
-        "not finite eagerly either"
-    )
+    assert (
+        distance(torch.tensor([[5.0, 5.0], [1.0, 0.0]]), torch.tensor([[inf, 4.0], [1.0, 0.0]]))
+        == 0
+    ), "not finite eagerly either"
     assert distance(torch.zeros(1, 2), torch.zeros(1, 2)) == 0
     assert tolerance(torch.float32) < 4e-4 < tolerance(torch.bfloat16) < 0.1
 
@@ -666,7 +798,7 @@ def test_distances() -> None:
 # The device's other threads
 
 
-def test_a_capture_is_alone_or_not_at_all() -> None:
+def test_capture_is_alone_or_not_at_all() -> None:
     with sharing(), sharing(), alone() as is_alone:
         assert not is_alone
     begun, over = threading.Event(), threading.Event()

@@ -1,4 +1,5 @@
-"""Checkpoints that were written to do harm are refused as broken, naming file and key, before they take time, memory or a thread.
+"""Checkpoints that were written to do harm are refused as broken, naming file and key, before they
+take time, memory or a thread.
 
 More of them, by the thousand: tests/fuzz.
 """
@@ -23,7 +24,12 @@ from tokenizers import Tokenizer
 
 from libs.catalog import read_card
 from libs.catalog.checkpoint import files
-from libs.catalog.checkpoint.files import MAX_HEADER_BYTES, MAX_INDEXED_TENSORS, MAX_JSON_BYTES, MAX_SHARDS
+from libs.catalog.checkpoint.files import (
+    MAX_HEADER_BYTES,
+    MAX_INDEXED_TENSORS,
+    MAX_JSON_BYTES,
+    MAX_SHARDS,
+)
 from libs.catalog.kinds.extraction.gliner import read_gliner
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import EncodeWork, PackedModel, load_model
@@ -62,7 +68,7 @@ def encode(model: PackedModel, text: str = "a text") -> None:
     model.finish(prepared, model.forward(prepared.head, prepared.sequences))
 
 
-def test_the_checkpoint_that_all_others_are_made_from_is_served(checkpoint: Path) -> None:
+def test_checkpoint_that_all_others_are_made_from_is_served(checkpoint: Path) -> None:
     encode(load(checkpoint))
 
 
@@ -91,9 +97,13 @@ def device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+)
 @pytest.mark.parametrize("put", [out, pipe, loop, device])
-def test_what_is_no_file_of_the_checkpoint_is_not_read(checkpoint: Path, name: str, put: Callable[[Path], None]) -> None:
+def test_what_is_no_file_of_the_checkpoint_is_not_read(
+    checkpoint: Path, name: str, put: Callable[[Path], None]
+) -> None:
     put(checkpoint / name)
     with pytest.raises(ModelBroken, match=name.replace(".", r"\.")):
         load(checkpoint)
@@ -139,7 +149,9 @@ def test_links_of_the_hugging_face_cache_are_followed(checkpoint: Path, tmp_path
         ('{"a": "' + "x" * MAX_JSON_BYTES + '"}', "above the limit"),
     ],
 )
-def test_json_that_would_fail_later_is_refused_when_it_is_read(checkpoint: Path, text: str, problem: str) -> None:
+def test_json_that_would_fail_later_is_refused_when_it_is_read(
+    checkpoint: Path, text: str, problem: str
+) -> None:
     (checkpoint / "config.json").write_text(text)
     with limited(BYTES), pytest.raises(ModelBroken, match=rf"config\.json: .*{problem}"):
         load(checkpoint)
@@ -159,32 +171,48 @@ def test_sizes_beyond_every_model_take_no_memory(checkpoint: Path, key: str, val
         load(checkpoint)
 
 
-def test_a_card_can_always_be_told(checkpoint: Path) -> None:
-    """A worker tells the cards of all models on its disk in one message: a single one that cannot be told would silence it."""
-    for changes in ({"hidden_size": 2**40}, {"num_labels": 10**9, "architectures": ["BertForSequenceClassification"]}):
+def test_card_can_always_be_told(checkpoint: Path) -> None:
+    """A worker tells the cards of all models on its disk in one message: a single one that cannot
+    be told would silence it.
+    """
+    for changes in (
+        {"hidden_size": 2**40},
+        {"num_labels": 10**9, "architectures": ["BertForSequenceClassification"]},
+    ):
         (checkpoint / "modules.json").unlink(missing_ok=True)
         change(checkpoint, "config.json", **changes)
-        with limited(BYTES), pytest.raises(ModelBroken, match=rf"config\.json: `{next(iter(changes))}`"):
+        with (
+            limited(BYTES),
+            pytest.raises(ModelBroken, match=rf"config\.json: `{next(iter(changes))}`"),
+        ):
             codec.to_card(read_card(checkpoint, "org/tiny"))
 
 
-def test_a_failure_can_always_be_told(tmp_path: Path) -> None:
+def test_failure_can_always_be_told(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\xfe" * 1000)
     failure = codec.failure_of(ModelBroken(f"{name}: cannot be read"))
     assert "udcff" in failure.message
     assert len(failure.message.encode()) < 10_000
 
 
-def test_texts_that_come_before_each_text_or_in_each_heartbeat_are_bounded(checkpoint: Path) -> None:
+def test_texts_that_come_before_each_text_or_in_each_heartbeat_are_bounded(
+    checkpoint: Path,
+) -> None:
     change(checkpoint, "config_sentence_transformers.json", prompts={"query": "q" * 100_000})
     with pytest.raises(ModelBroken, match="`prompts` has more than 65,536 characters"):
         read_card(checkpoint, "org/tiny")
-    change(checkpoint, "config_sentence_transformers.json", prompts={f"p{number}": "x" for number in range(1001)})
+    change(
+        checkpoint,
+        "config_sentence_transformers.json",
+        prompts={f"p{number}": "x" for number in range(1001)},
+    )
     with pytest.raises(ModelBroken, match="`prompts` has 1,001 entries"):
         read_card(checkpoint, "org/tiny")
     (checkpoint / "modules.json").unlink()
     names = {str(number): "x" * 10_000 for number in range(100)}
-    change(checkpoint, "config.json", architectures=["BertForSequenceClassification"], id2label=names)
+    change(
+        checkpoint, "config.json", architectures=["BertForSequenceClassification"], id2label=names
+    )
     change(checkpoint, "config_sentence_transformers.json", prompts={})
     with pytest.raises(ModelBroken, match="`id2label` has names of more than 524,288 characters"):
         read_card(checkpoint, "org/tiny")
@@ -193,9 +221,17 @@ def test_texts_that_come_before_each_text_or_in_each_heartbeat_are_bounded(check
 @pytest.mark.parametrize(("key", "value"), [("max_width", 10**9), ("max_len", 10**9)])
 def test_spans_are_not_counted_by_the_billion(checkpoint: Path, key: str, value: int) -> None:
     """GLiNER lists words x width spans for each text, whatever of them lies in it."""
-    settings = {"encoder_config": dict(tiny.CONFIG), "hidden_size": 8, "span_mode": "markerV0", key: value}
+    settings = {
+        "encoder_config": dict(tiny.CONFIG),
+        "hidden_size": 8,
+        "span_mode": "markerV0",
+        key: value,
+    }
     (checkpoint / "gliner_config.json").write_text(json.dumps(settings))
-    with limited(BYTES), pytest.raises(ModelBroken, match=rf"gliner_config\.json: `{key}` is 1000000000"):
+    with (
+        limited(BYTES),
+        pytest.raises(ModelBroken, match=rf"gliner_config\.json: `{key}` is 1000000000"),
+    ):
         read_gliner(checkpoint)
     with limited(BYTES):
         assert len(spans_of(3, 1 << 30)[0]) == 6
@@ -237,7 +273,7 @@ def test_headers_that_lie_are_refused(tmp_path: Path, header: object, problem: s
             read(tmp_path)
 
 
-def test_a_header_of_a_hundred_megabytes_is_not_parsed(tmp_path: Path) -> None:
+def test_header_of_a_hundred_megabytes_is_not_parsed(tmp_path: Path) -> None:
     write_tensors(tmp_path, b" " * (MAX_HEADER_BYTES + 1))
     with pytest.raises(ModelBroken, match="its header has 16,777,217 bytes"):
         TensorFile.open(tmp_path)
@@ -247,14 +283,20 @@ def test_a_header_of_a_hundred_megabytes_is_not_parsed(tmp_path: Path) -> None:
     ("header", "problem"),
     [
         (
-            b"{%s}" % b",".join(b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n for n in range(200_000)),
+            b"{%s}"
+            % b",".join(
+                b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n for n in range(200_000)
+            ),
             "200,000 tensors",
         ),
-        (b'{"a":{"dtype":"U8","data_offsets":[0,0],"shape":[%s0]}}' % (b"0," * 7_000_000), "more than 640,000 commas"),
+        (
+            b'{"a":{"dtype":"U8","data_offsets":[0,0],"shape":[%s0]}}' % (b"0," * 7_000_000),
+            "more than 640,000 commas",
+        ),
     ],
     ids=["tensors", "axes"],
 )
-def test_a_header_of_many_tensors_is_not_parsed(
+def test_header_of_many_tensors_is_not_parsed(
     tmp_path: Path, header: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tensors(tmp_path, header)
@@ -267,25 +309,43 @@ def test_a_header_of_many_tensors_is_not_parsed(
 @pytest.mark.parametrize(
     ("places", "problem"),
     [
-        ({f"t{n}": "a.safetensors" for n in range(MAX_INDEXED_TENSORS + 1)}, "has 100,001 tensors; at most 100,000"),
-        ({f"t{n}": f"{n}.safetensors" for n in range(MAX_SHARDS + 1)}, "names 1,001 files; at most 1,000"),
+        (
+            {f"t{n}": "a.safetensors" for n in range(MAX_INDEXED_TENSORS + 1)},
+            "has 100,001 tensors; at most 100,000",
+        ),
+        (
+            {f"t{n}": f"{n}.safetensors" for n in range(MAX_SHARDS + 1)},
+            "names 1,001 files; at most 1,000",
+        ),
     ],
     ids=["tensors", "files"],
 )
-def test_an_index_of_many_tensors_or_files_is_refused(tmp_path: Path, places: Mapping[str, str], problem: str) -> None:
+def test_index_of_many_tensors_or_files_is_refused(
+    tmp_path: Path, places: Mapping[str, str], problem: str
+) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with pytest.raises(ModelBroken, match=rf"index\.json: `weight_map` {problem}"):
         TensorFile.open(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "shard", ["../secret.safetensors", "/etc/passwd", "model.safetensors.index.json", "a/b.safetensors", "", 7]
+    "shard",
+    [
+        "../secret.safetensors",
+        "/etc/passwd",
+        "model.safetensors.index.json",
+        "a/b.safetensors",
+        "",
+        7,
+    ],
 )
-def test_an_index_names_shards_beside_it_only(tmp_path: Path, shard: object) -> None:
+def test_index_names_shards_beside_it_only(tmp_path: Path, shard: object) -> None:
     (tmp_path / "secret.safetensors").write_bytes(save({"a": np.zeros(1, np.float32)}))
     directory = tmp_path / "model"
     directory.mkdir()
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": shard}})
+    )
     with pytest.raises(ModelBroken, match=r"model\.safetensors\.index\.json"):
         TensorFile.open(directory)
 
@@ -299,13 +359,16 @@ def test_an_index_names_shards_beside_it_only(tmp_path: Path, shard: object) -> 
         ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed", "invert": False}}, "for ever"),
         ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 5000}}, "5,000 bytes of one"),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "5,000 characters before a text"),
-        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),  # the library panics
+        # the library panics
+        ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "Precompiled"),
         ({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}] * 9, "pair": [],
                              "special_tokens": {}}}, "no entry found"),
     ],
 )  # fmt: skip
-def test_tokenizers_that_panic_or_explode_are_refused(checkpoint: Path, changes: dict[str, object], problem: str) -> None:
+def test_tokenizers_that_panic_or_explode_are_refused(
+    checkpoint: Path, changes: dict[str, object], problem: str
+) -> None:
     change(checkpoint, "tokenizer.json", **changes)
     with pytest.raises(ModelBroken, match=rf"tokenizer\.json: .*{problem}"):
         load(checkpoint)
@@ -320,7 +383,9 @@ def test_many_special_tokens_are_refused(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [len(tiny.WORDS), 4_000_000_000])
-def test_tokens_beyond_the_table_fail_their_text_and_no_device(checkpoint: Path, number: int) -> None:
+def test_tokens_beyond_the_table_fail_their_text_and_no_device(
+    checkpoint: Path, number: int
+) -> None:
     """On an accelerator an index beyond a table takes the whole process down."""
     model = dict(tiny.TOKENIZER["model"])  # type: ignore[call-overload]
     change(checkpoint, "tokenizer.json", model=model | {"vocab": model["vocab"] | {"z": number}})
@@ -338,10 +403,15 @@ def test_segments_beyond_the_table_are_refused(checkpoint: Path) -> None:
         encode(load(checkpoint))
 
 
-def test_a_search_that_the_library_gives_up_fails_its_text(checkpoint: Path) -> None:
-    """Exponential, in a way that neither reading nor trying the pattern told; the library ends it by a panic, which must not end a
-    thread."""
-    split = {"type": "Split", "pattern": {"Regex": r"(?:\x71w\x65|\x71w\x65)*c(?=d)"}, "behavior": "Removed", "invert": False}
+def test_search_that_the_library_gives_up_fails_its_text(checkpoint: Path) -> None:
+    """Exponential, in a way that neither reading nor trying the pattern told; the library ends it
+    by a panic, which must not end a thread."""
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": r"(?:\x71w\x65|\x71w\x65)*c(?=d)"},
+        "behavior": "Removed",
+        "invert": False,
+    }
     change(checkpoint, "tokenizer.json", pre_tokenizer=split)
     model = load(checkpoint)
     encode(model)
@@ -350,7 +420,18 @@ def test_a_search_that_the_library_gives_up_fails_its_text(checkpoint: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+$", "((a*)b?)*", "(?:a+b?)+", "(a{1,}){2,}", r"(\w+\s?)*$", r"(a)\1+", "(?i:a+)*", "(x(a+)y?)*", "x" * 20_001]
+    "pattern",
+    [
+        "(a+)+$",
+        "((a*)b?)*",
+        "(?:a+b?)+",
+        "(a{1,}){2,}",
+        r"(\w+\s?)*$",
+        r"(a)\1+",
+        "(?i:a+)*",
+        "(x(a+)y?)*",
+        "x" * 20_001,
+    ],
 )
 def test_patterns_that_may_take_for_ever_are_known(pattern: str) -> None:
     assert slow(pattern)
@@ -360,7 +441,8 @@ def test_patterns_that_may_take_for_ever_are_known(pattern: str) -> None:
     "pattern",
     [
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
-        r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",  # Llama 3, Qwen
+        # Llama 3, Qwen
+        r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}",  # o200k
         " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",  # BLOOM
         r"\d{1,3}(?=(?:\d{3})*\b)",
@@ -371,9 +453,12 @@ def test_patterns_of_published_tokenizers_pass(pattern: str) -> None:
     assert not slow(pattern)
 
 
-def test_the_tokenizer_that_is_loaded_is_the_one_in_the_file(checkpoint: Path) -> None:
+def test_tokenizer_that_is_loaded_is_the_one_in_the_file(checkpoint: Path) -> None:
     plain = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    assert load_tokenizer(checkpoint, lowercase=False).encode("A text, eh?").ids == plain.encode("A text, eh?").ids
+    assert (
+        load_tokenizer(checkpoint, lowercase=False).encode("A text, eh?").ids
+        == plain.encode("A text, eh?").ids
+    )
 
 
 # What a tokenizer may ask for
@@ -394,12 +479,25 @@ def _model(**changes: object) -> dict[str, object]:
 
 
 def _unigram(*pieces: str) -> dict[str, object]:
-    return {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": [[piece, -1.0] for piece in ("[UNK]", *pieces)]}
+    return {
+        "type": "Unigram",
+        "unk_id": 0,
+        "byte_fallback": False,
+        "vocab": [[piece, -1.0] for piece in ("[UNK]", *pieces)],
+    }
 
 
 def _added(*contents: str) -> list[object]:
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
-    return [plain | {"id": 1000 + number, "content": content} for number, content in enumerate(contents)]
+    plain = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": True,
+        "special": False,
+    }
+    return [
+        plain | {"id": 1000 + number, "content": content} for number, content in enumerate(contents)
+    ]
 
 
 def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
@@ -418,7 +516,12 @@ def _decoders(*parts: object) -> dict[str, object]:
     return {"type": "Sequence", "decoders": list(parts)}
 
 
-BYTES_AS_LETTERS: Final = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
+BYTES_AS_LETTERS: Final = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": False,
+}
 SPACES: Final = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
 CHARSMAP: Final = base64.b64encode(bytes(4) + b"x" * 5000 + b"\0").decode()
 
@@ -476,7 +579,10 @@ BOMBS: Final[Mapping[str, tuple[dict[str, object], str]]] = {
 def test_what_a_tokenizer_asks_for_is_bounded(checkpoint: Path, name: str) -> None:
     changes, problem = BOMBS[name]
     change(checkpoint, "tokenizer.json", **changes)
-    with limited(BYTES), pytest.raises(ModelBroken, match=rf"tokenizer\.json.*{re.escape(problem)}"):
+    with (
+        limited(BYTES),
+        pytest.raises(ModelBroken, match=rf"tokenizer\.json.*{re.escape(problem)}"),
+    ):
         load_tokenizer(checkpoint, lowercase=False)
 
 
@@ -495,13 +601,17 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("name", ["ids of a special token, five times that", "a long piece", "bytes of bytes of words"])
-def test_a_tokenizer_takes_no_memory_before_it_is_refused(checkpoint: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["ids of a special token, five times that", "a long piece", "bytes of bytes of words"]
+)
+def test_tokenizer_takes_no_memory_before_it_is_refused(checkpoint: Path, name: str) -> None:
     """Of a process of its own: the library ends it where there is no memory."""
     changes, problem = BOMBS[name]
     change(checkpoint, "tokenizer.json", **changes)
     command = [sys.executable, "-c", LOADS, str(checkpoint)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -526,7 +636,9 @@ def test_a_tokenizer_takes_no_memory_before_it_is_refused(checkpoint: Path, name
         (b'{"a": [' + b"0," * 4_000_001 + b"0]}", "4,000,001 values"),
     ],
 )  # fmt: skip
-def test_a_tokenizer_is_read_as_the_library_will_read_it(tmp_path: Path, data: bytes, problem: str) -> None:
+def test_tokenizer_is_read_as_the_library_will_read_it(
+    tmp_path: Path, data: bytes, problem: str
+) -> None:
     (tmp_path / "tokenizer.json").write_bytes(data)
     with limited(BYTES), pytest.raises(ModelBroken, match=rf"tokenizer\.json: .*{problem}"):
         load_tokenizer(tmp_path, lowercase=False)
@@ -546,7 +658,9 @@ def test_a_tokenizer_is_read_as_the_library_will_read_it(tmp_path: Path, data: b
                      "pad_type_id": 0, "pad_token": "[PAD]"}},
     ],
 )  # fmt: skip
-def test_what_published_tokenizers_ask_for_is_served(checkpoint: Path, changes: dict[str, object]) -> None:
+def test_what_published_tokenizers_ask_for_is_served(
+    checkpoint: Path, changes: dict[str, object]
+) -> None:
     change(checkpoint, "tokenizer.json", **changes)
     assert 1 < len(load_tokenizer(checkpoint, lowercase=False).encode("a text")) < 20
 
@@ -556,7 +670,9 @@ def test_patterns_that_need_no_trial_would_pass_one() -> None:
     assert not [pattern for pattern in PUBLISHED if slow(pattern)]
 
 
-@pytest.mark.parametrize("pattern", [r"\d{1,3}(?=(?:\d{3})*\b)", "a*b", "[a-m]*[k-z]*!", "(a{1,30}){1,30}x", "(?:a|b)+c"])
+@pytest.mark.parametrize(
+    "pattern", [r"\d{1,3}(?=(?:\d{3})*\b)", "a*b", "[a-m]*[k-z]*!", "(a{1,30}){1,30}x", "(?:a|b)+c"]
+)
 def test_patterns_are_tried_before_a_text_meets_them(pattern: str) -> None:
     assert not slow(pattern)
     found = tried(["x", pattern])
@@ -568,7 +684,10 @@ def test_patterns_are_tried_before_a_text_meets_them(pattern: str) -> None:
 
 
 def render(source: str) -> str:
-    (found,) = rendered(source, [_messages({"\ue000": "a query", "\ue001": "a document", "\ue002": ""}, parts=False)])
+    (found,) = rendered(
+        source,
+        [_messages({"\ue000": "a query", "\ue001": "a document", "\ue002": ""}, parts=False)],
+    )
     return rendered_text(found)
 
 
@@ -592,7 +711,7 @@ def test_templates_that_take_too_much_or_look_around_are_refused(source: str) ->
         render(source)
 
 
-def test_an_endless_template_ends() -> None:
+def test_endless_template_ends() -> None:
     with pytest.raises(ModelBroken, match="more time or memory than a template may have"):
         render("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
 

@@ -39,10 +39,18 @@ def chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
 
-def png(width: int, height: int, body: bytes, *between: bytes, bits: int = 8, colour: int = 2) -> bytes:
+def png(
+    width: int, height: int, body: bytes, *between: bytes, bits: int = 8, colour: int = 2
+) -> bytes:
     """A PNG of given header and decompressed body."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(between) + chunk(b"IDAT", zlib.compress(body, 9)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + b"".join(between)
+        + chunk(b"IDAT", zlib.compress(body, 9))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "AVIF", "MPO"])
@@ -75,7 +83,9 @@ def test_damaged_exif_counts_as_none() -> None:
 
 
 @pytest.mark.parametrize("mode", ["LA", "PA", "P", "RGBA"])
-def test_an_image_composited_in_strips_is_the_one_composited_whole(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_composited_in_strips_is_the_one_composited_whole(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decoding, "_STRIP_PIXELS", 200)
     drawn = Image.fromarray(NUMBERS.integers(0, 256, (37, 53, 4), np.uint8), "RGBA")
     image = drawn.convert(mode) if mode != "P" else drawn.convert("RGB").quantize(17)
@@ -83,11 +93,17 @@ def test_an_image_composited_in_strips_is_the_one_composited_whole(mode: str, mo
     data = file_of(image, "TIFF" if mode == "PA" else "PNG", **options)
     whole = opened(data).convert("RGBA")
     white = Image.new("RGBA", whole.size, "white")
-    np.testing.assert_array_equal(decode(data, FIELD), np.asarray(Image.alpha_composite(white, whole).convert("RGB")))
+    np.testing.assert_array_equal(
+        decode(data, FIELD), np.asarray(Image.alpha_composite(white, whole).convert("RGB"))
+    )
 
 
-@pytest.mark.parametrize(("kind", "bytes_a_pixel"), [("PNG", BYTES_A_PIXEL), ("WEBP", WEBP_BYTES_A_PIXEL)])
-def test_memory_is_reserved_before_an_image_is_decoded_and_held_until_it_was_resized(kind: str, bytes_a_pixel: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bytes_a_pixel"), [("PNG", BYTES_A_PIXEL), ("WEBP", WEBP_BYTES_A_PIXEL)]
+)
+def test_memory_is_reserved_before_an_image_is_decoded_and_held_until_it_was_resized(
+    kind: str, bytes_a_pixel: int
+) -> None:
     held: list[int] = []
 
     @contextmanager
@@ -109,7 +125,7 @@ def test_memory_is_reserved_before_an_image_is_decoded_and_held_until_it_was_res
         assert not held
 
 
-def test_an_image_without_memory_is_not_decoded() -> None:
+def test_image_without_memory_is_not_decoded() -> None:
     def refuse(needed: int, field: str) -> AbstractContextManager[None]:
         raise NoCapacity("no memory", field=field)
 
@@ -122,7 +138,9 @@ def test_modes_of_png(mode: str) -> None:
     data = file_of(PHOTO.convert("RGBA").convert(mode))
     whole = opened(data).convert("RGBA")
     white = Image.new("RGBA", whole.size, "white")
-    np.testing.assert_array_equal(decode(data, FIELD), np.asarray(Image.alpha_composite(white, whole).convert("RGB")))
+    np.testing.assert_array_equal(
+        decode(data, FIELD), np.asarray(Image.alpha_composite(white, whole).convert("RGB"))
+    )
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
@@ -140,19 +158,27 @@ def test_transparent_colours_of_palette_grey_and_rgb() -> None:
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((1, 0), 1)
-    assert decode(file_of(palette, transparency=0), FIELD).tolist() == [[[255, 255, 255], [40, 50, 60]]]
-    assert decode(file_of(palette, transparency=bytes((255, 51))), FIELD).tolist() == [[[10, 20, 30], [212, 214, 216]]]
+    assert decode(file_of(palette, transparency=0), FIELD).tolist() == [
+        [[255, 255, 255], [40, 50, 60]]
+    ]
+    assert decode(file_of(palette, transparency=bytes((255, 51))), FIELD).tolist() == [
+        [[10, 20, 30], [212, 214, 216]]
+    ]
     grey = Image.fromarray(np.array([[7, 9]], np.uint8))
     assert decode(file_of(grey, transparency=7), FIELD)[0, :, 0].tolist() == [255, 9]
     colours = Image.fromarray(np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8))
-    assert decode(file_of(colours, transparency=(1, 2, 3)), FIELD).tolist() == [[[255, 255, 255], [4, 5, 6]]]
+    assert decode(file_of(colours, transparency=(1, 2, 3)), FIELD).tolist() == [
+        [[255, 255, 255], [4, 5, 6]]
+    ]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_16_bits_of_grey(kind: str) -> None:
     values = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
     pixels = decode(file_of(Image.fromarray(values), kind), FIELD)
-    np.testing.assert_array_equal(pixels, np.repeat((values >> 8).astype(np.uint8)[..., None], 3, axis=2))
+    np.testing.assert_array_equal(
+        pixels, np.repeat((values >> 8).astype(np.uint8)[..., None], 3, axis=2)
+    )
 
 
 def test_16_bits_with_a_transparent_value() -> None:
@@ -172,11 +198,13 @@ def test_cmyk(kind: str) -> None:
     data = file_of(PHOTO.convert("CMYK"), kind)
     pixels = decode(data, FIELD)
     np.testing.assert_array_equal(pixels, np.asarray(opened(data).convert("RGB")))
-    assert np.abs(pixels.astype(int) - np.asarray(PHOTO)).mean() < 60, "an inverted picture would be far off"
+    assert np.abs(pixels.astype(int) - np.asarray(PHOTO)).mean() < 60, (
+        "an inverted picture would be far off"
+    )
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
-def test_the_first_picture_of_several(kind: str) -> None:
+def test_first_picture_of_several(kind: str) -> None:
     frames = [Image.new("RGB", (9, 7), colour) for colour in ("red", "blue", "green")]
     pixels = decode(file_of(frames[0], kind, save_all=True, append_images=frames[1:]), FIELD)
     assert pixels.shape == (7, 9, 3)
@@ -199,7 +227,9 @@ def test_limits_are_checked_from_the_header() -> None:
     limits = Limits(bytes=1 << 20, pixels=37 * 53)
     whole = file_of(PHOTO)
     assert decode(whole, FIELD, limits).shape == (37, 53, 3)
-    assert "the image has 54 x 37 pixels; at most 1,961 are taken" in refused(file_of(Image.new("RGB", (54, 37))), limits=limits)
+    assert "the image has 54 x 37 pixels; at most 1,961 are taken" in refused(
+        file_of(Image.new("RGB", (54, 37))), limits=limits
+    )
     assert "bytes; at most 100 are taken" in refused(whole, limits=Limits(bytes=100))
     for check in (decode, header_size):
         with pytest.raises(InvalidInput, match="pixels; at most 1,961") as caught:
@@ -207,7 +237,8 @@ def test_limits_are_checked_from_the_header() -> None:
         assert caught.value.field == FIELD
 
 
-# Pillow warns of images from 89 million pixels on, which is an error in these tests, and refuses those of twice as many.
+# Pillow warns of images from 89 million pixels on, which is an error in these tests, and refuses
+# those of twice as many.
 @pytest.mark.parametrize(
     "size",
     [(50_000, 50_000), (10_000, 10_000), (7_100, 7_100), (2**31 - 1, 1), (2**31 - 1, 2**31 - 1)],
@@ -218,8 +249,18 @@ def test_bombs(size: tuple[int, int]) -> None:
     body = zlib.compress(b"\0" * 100_000)
     bombs = [png(*size, body)]
     if max(size) < 1 << 16:
-        bombs.append(b"GIF89a" + struct.pack("<HHBBB", *size, 0, 0, 0) + b"," + struct.pack("<HHHHB", 0, 0, *size, 0) + b"\x08\0;")
-        bombs.append(b"BM" + struct.pack("<IHHIIiiHHIIiiII", 100, 0, 0, 54, 40, *size, 1, 24, 0, 0, 0, 0, 0, 0) + bytes(46))
+        bombs.append(
+            b"GIF89a"
+            + struct.pack("<HHBBB", *size, 0, 0, 0)
+            + b","
+            + struct.pack("<HHHHB", 0, 0, *size, 0)
+            + b"\x08\0;"
+        )
+        bombs.append(
+            b"BM"
+            + struct.pack("<IHHIIiiHHIIiiII", 100, 0, 0, 54, 40, *size, 1, 24, 0, 0, 0, 0, 0, 0)
+            + bytes(46)
+        )
     for data in bombs:
         tracemalloc.start()
         message = refused(data)
@@ -230,8 +271,10 @@ def test_bombs(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", [(131_073, 1), (1, 131_073)])
-def test_a_side_that_is_too_long(size: tuple[int, int]) -> None:
-    """Weights of a resize are as many as the side has pixels, several times over: 20,000,000 x 1 took Pillow 0.6 GiB."""
+def test_side_that_is_too_long(size: tuple[int, int]) -> None:
+    """Weights of a resize are as many as the side has pixels, several times over: 20,000,000 x 1
+    took Pillow 0.6 GiB.
+    """
     data = file_of(Image.new("RGB", size))
     for check in (decode, header_size):
         with pytest.raises(InvalidInput, match="a side may have at most 131,072") as caught:
@@ -274,7 +317,9 @@ OTHERS: dict[str, Callable[[], bytes]] = {
     "nothing": bytes,
     "text": lambda: b"no image at all",
     "zip": zipped,
-    "svg": lambda: b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+    "svg": lambda: (
+        b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>'
+    ),
     "eps": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n",
     "pdf": lambda: b"%PDF-1.7\n",
     "ppm": lambda: file_of(PHOTO, "PPM"),
@@ -291,4 +336,6 @@ def test_formats_that_are_not_served(name: str) -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_32_bits_a_channel_are_refused(kind: type[np.generic]) -> None:
     values: NDArray[np.generic] = np.ones((4, 4), kind)
-    assert "32 bits a channel; 8 and 16 are served" in refused(file_of(Image.fromarray(values), "TIFF"))
+    assert "32 bits a channel; 8 and 16 are served" in refused(
+        file_of(Image.fromarray(values), "TIFF")
+    )

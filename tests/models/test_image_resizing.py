@@ -1,4 +1,6 @@
-"""Images are resized in place of Pillow's own memory, and by Pillow where the kernel would give something else."""
+"""Images are resized in place of Pillow's own memory, and by Pillow where the kernel would give
+something else.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +25,43 @@ def _asked_anew() -> None:
 
 
 @pytest.mark.parametrize("size", [(20, 27), (61, 83), (150, 10), (5, 83)])
-def test_an_image_and_its_array_give_pillows_bytes(size: tuple[int, int]) -> None:
+def test_image_and_its_array_give_pillows_bytes(size: tuple[int, int]) -> None:
     image = Image.fromarray(PIXELS)
     for given in (PIXELS, image):
-        np.testing.assert_array_equal(resizing.resized(given, size, Image.Resampling.BICUBIC), wanted(PIXELS, size))
+        np.testing.assert_array_equal(
+            resizing.resized(given, size, Image.Resampling.BICUBIC), wanted(PIXELS, size)
+        )
     np.testing.assert_array_equal(np.asarray(image), PIXELS)  # nothing was written to it
 
 
-def test_an_image_beyond_sixteen_mebibytes_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_beyond_sixteen_mebibytes_is_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     if library.native() is None:
         pytest.skip("there are no native kernels here")
     pixels = np.random.default_rng(4).integers(0, 256, (2100, 2100, 3), np.uint8)
     image, answer = Image.fromarray(pixels), wanted(pixels, (60, 70))
     assert resizing._is_exact()
     monkeypatch.setattr(Image.Image, "resize", None)
-    np.testing.assert_array_equal(resizing.resized(image, (60, 70), Image.Resampling.BICUBIC), answer)
+    np.testing.assert_array_equal(
+        resizing.resized(image, (60, 70), Image.Resampling.BICUBIC), answer
+    )
 
 
-def test_a_kernel_that_gives_other_bytes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def off_by_one(pixels: NDArray[np.uint8], size: tuple[int, int], resample: int) -> NDArray[np.uint8]:
+def test_kernel_that_gives_other_bytes_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off_by_one(
+        pixels: NDArray[np.uint8], size: tuple[int, int], resample: int
+    ) -> NDArray[np.uint8]:
         made = wanted(pixels[..., :3].copy(), size).copy()
         made[0, 0, 0] ^= 1
         return made
 
     monkeypatch.setattr(resize, "resized", off_by_one)
-    np.testing.assert_array_equal(resizing.resized(PIXELS, (20, 27), Image.Resampling.BICUBIC), wanted(PIXELS, (20, 27)))
+    np.testing.assert_array_equal(
+        resizing.resized(PIXELS, (20, 27), Image.Resampling.BICUBIC), wanted(PIXELS, (20, 27))
+    )
 
 
 def test_without_the_kernel_pillow_resizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "choice", lambda: "none: for this test")
-    np.testing.assert_array_equal(resizing.resized(PIXELS, (20, 27), Image.Resampling.BICUBIC), wanted(PIXELS, (20, 27)))
+    np.testing.assert_array_equal(
+        resizing.resized(PIXELS, (20, 27), Image.Resampling.BICUBIC), wanted(PIXELS, (20, 27))
+    )

@@ -33,7 +33,9 @@ def png_of(size: tuple[int, int]) -> bytes:
 
 
 def test_files_to_vectors(embedder: PackedModel, images: ImageModel) -> None:
-    """An image gives among others, in any order, what it gives alone; its encoder counts, its patches' weights once."""
+    """An image gives among others, in any order, what it gives alone; its encoder counts, its
+    patches' weights once.
+    """
     trunk = images.trunks[0]
     model = joined(embedder, trunk)
     assert model.bytes == embedder.bytes + trunk.encoder.bytes
@@ -43,7 +45,9 @@ def test_files_to_vectors(embedder: PackedModel, images: ImageModel) -> None:
     backwards = vectors(model.forward("image", sequences[::-1]))[::-1]
     np.testing.assert_allclose(backwards, together, rtol=1e-5, atol=1e-5)
     for number, sequence in enumerate(sequences):
-        np.testing.assert_allclose(vectors(model.forward("image", [sequence]))[0], together[number], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            vectors(model.forward("image", [sequence]))[0], together[number], rtol=1e-5, atol=1e-5
+        )
 
 
 def test_what_is_prepared_is_bytes(images: ImageModel) -> None:
@@ -66,7 +70,9 @@ def test_errors_name_the_item(images: ImageModel) -> None:
 def test_more_patches_than_the_encoder_takes(images: ImageModel, size: tuple[int, int]) -> None:
     """Refused from the header alone: 40 x 36,000 pixels after resizing."""
     for check in (images.input.tokens, images.input.sequence):
-        with pytest.raises(InvalidInput, match="makes 25,711 patches; the model takes 16,384") as caught:
+        with pytest.raises(
+            InvalidInput, match="makes 25,711 patches; the model takes 16,384"
+        ) as caught:
             check(png_of(size), "items[2].image")
         assert caught.value.field == "items[2].image"
 

@@ -24,9 +24,15 @@ def wanted() -> tuple[list[str], np.ndarray]:
     return found, SentenceTransformer(str(DIRECTORY), device="cpu").encode(found)
 
 
-@pytest.mark.parametrize(("dtype", "nearest"), [(torch.float32, 0.99999), (torch.bfloat16, 0.999), (torch.int8, 0.994)])
-def test_vectors_equal_sentence_transformers(wanted: tuple[list[str], np.ndarray], dtype: torch.dtype, nearest: float) -> None:
-    model = load_model(DIRECTORY, "sentence-transformers/all-MiniLM-L6-v2", torch.device("cpu"), dtype)
+@pytest.mark.parametrize(
+    ("dtype", "nearest"), [(torch.float32, 0.99999), (torch.bfloat16, 0.999), (torch.int8, 0.994)]
+)
+def test_vectors_equal_sentence_transformers(
+    wanted: tuple[list[str], np.ndarray], dtype: torch.dtype, nearest: float
+) -> None:
+    model = load_model(
+        DIRECTORY, "sentence-transformers/all-MiniLM-L6-v2", torch.device("cpu"), dtype
+    )
     assert (model.card.dimensions, model.max_tokens) == (384, 256)
     prepared = model.prepare(EncodeWork(wanted[0]))
     result = model.finish(prepared, model.forward(prepared.head, prepared.sequences))

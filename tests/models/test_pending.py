@@ -1,4 +1,6 @@
-"""Batches of a real model that are launched and collected later, on the tests' asynchronous device."""
+"""Batches of a real model that are launched and collected later, on the tests' asynchronous
+device.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from numpy.typing import NDArray
 from sentence_transformers.sparse_encoder import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import SpladePooling, Transformer
 
-from libs.models import ClassifyWork, EncodeWork, EntitiesWork, Output, PackedModel, Prepared, SparseRow, Work, WrittenIds
+from libs.models import (
+    ClassifyWork,
+    EncodeWork,
+    EntitiesWork,
+    Output,
+    PackedModel,
+    Prepared,
+    SparseRow,
+    Work,
+    WrittenIds,
+)
 from libs.models.graphs.graphs import Graphs, Owner
 from libs.models.head import ReadsDevice
 from libs.models.pending import LaunchesBatches, PendingBatch
@@ -27,22 +39,36 @@ from tests.support.asynchronous import UNWRITTEN, FakeQueue
 from tests.support.graphs import FakeCapture
 from tests.support.waiting import wait_until
 
-FIRST, SECOND = ["a text of some words", "another one", "x"], ["two of", "these are", "a few more words here"]
+FIRST, SECOND = (
+    ["a text of some words", "another one", "x"],
+    ["two of", "these are", "a few more words here"],
+)
 
 
 def model_of(kind: str, directory: Path) -> tuple[PackedModel, list[Work]]:
     if kind == "entities":
         found = make_reference(directory, {}).directory
-        return load(found), [EntitiesWork(texts, labels=("person", "city")) for texts in (FIRST, SECOND)]
+        return load(found), [
+            EntitiesWork(texts, labels=("person", "city")) for texts in (FIRST, SECOND)
+        ]
     if kind == "labels":
-        found = write_checkpoint("bert", directory, head="token_classification", labels=("O", "B-X"))
+        found = write_checkpoint(
+            "bert", directory, head="token_classification", labels=("O", "B-X")
+        )
         return load(found), [EntitiesWork(texts) for texts in (FIRST, SECOND)]
     if kind == "classes":
-        found = write_checkpoint("bert", directory, head="sequence_classification", labels=("good", "bad"))
+        found = write_checkpoint(
+            "bert", directory, head="sequence_classification", labels=("good", "bad")
+        )
         return load(found), [ClassifyWork(texts) for texts in (FIRST, SECOND)]
     if kind == "sparse":
-        transformer = Transformer(str(write_checkpoint("bert", directory / "base", head="masked_lm")), transformer_task="fill-mask")
-        SparseEncoder(modules=[transformer, SpladePooling()], device="cpu").save(str(directory / "model"))
+        transformer = Transformer(
+            str(write_checkpoint("bert", directory / "base", head="masked_lm")),
+            transformer_task="fill-mask",
+        )
+        SparseEncoder(modules=[transformer, SpladePooling()], device="cpu").save(
+            str(directory / "model")
+        )
         return load(directory / "model"), [EncodeWork(texts) for texts in (FIRST, SECOND)]
     found = write_checkpoint("bert", directory, sentence=SentenceFiles())
     return load(found), [EncodeWork(texts) for texts in (FIRST, SECOND)]
@@ -97,7 +123,9 @@ def test_two_batches_on_the_device_give_the_outputs_of_forwards(kind: str, tmp_p
     assert second.seconds > 0
 
 
-def test_a_forward_of_an_asynchronous_device_is_a_launch_and_its_collection(model: PackedModel) -> None:
+def test_forward_of_an_asynchronous_device_is_a_launch_and_its_collection(
+    model: PackedModel,
+) -> None:
     job = prepared(model, FIRST)
     wanted = model.forward(job.head, job.sequences)
     queue = model.queue = FakeQueue()
@@ -137,7 +165,9 @@ def test_replays_of_one_graph_keep_their_answers_apart(model: PackedModel) -> No
     jobs = [prepared(model, texts) for texts in (["one two"], ["three four"], ["five six"])]
     wanted = [model.forward(job.head, job.sequences) for job in jobs]
     capture = FakeCapture()
-    model.keep_graphs(Graphs(capture, Owner(lambda size: True, lambda event, detail: None), most=4, after=0))
+    model.keep_graphs(
+        Graphs(capture, Owner(lambda size: True, lambda event, detail: None), most=4, after=0)
+    )
     model.forward(jobs[0].head, jobs[0].sequences)
     while model.awaits_capture:
         model.capture_graph()
@@ -145,18 +175,29 @@ def test_replays_of_one_graph_keep_their_answers_apart(model: PackedModel) -> No
     first, second = (launched(model, job) for job in jobs[:2])
     for number, batch in enumerate((first, second)):
         queue.end_one()
-        np.testing.assert_allclose(np.stack(arrays(batch.collect())), np.stack(arrays(wanted[number])), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            np.stack(arrays(batch.collect())),
+            np.stack(arrays(wanted[number])),
+            rtol=1e-4,
+            atol=1e-5,
+        )
     third = launched(model, jobs[2])
     queue.end_one()
-    np.testing.assert_allclose(np.stack(arrays(third.collect())), np.stack(arrays(wanted[2])), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.stack(arrays(third.collect())), np.stack(arrays(wanted[2])), rtol=1e-4, atol=1e-5
+    )
     assert sum(graph.replays for graph in capture.made) >= 3
 
 
 @pytest.mark.parametrize("leave", ["park", "drop_graphs"])
-def test_a_model_does_not_leave_while_the_device_computes_with_it(leave: str, model: PackedModel) -> None:
+def test_model_does_not_leave_while_the_device_computes_with_it(
+    leave: str, model: PackedModel
+) -> None:
     job = prepared(model, FIRST)
     wanted = model.forward(job.head, job.sequences)
-    model.keep_graphs(Graphs(FakeCapture(), Owner(lambda size: True, lambda event, detail: None), most=4))
+    model.keep_graphs(
+        Graphs(FakeCapture(), Owner(lambda size: True, lambda event, detail: None), most=4)
+    )
     queue = model.queue = FakeQueue(is_manual=True)
     batch = launched(model, job)
     leaving = threading.Thread(target=getattr(model, leave))
@@ -169,7 +210,7 @@ def test_a_model_does_not_leave_while_the_device_computes_with_it(leave: str, mo
     assert_equal(batch.collect(), wanted)
 
 
-def test_a_model_whose_batches_were_collected_leaves_at_once(model: PackedModel) -> None:
+def test_model_whose_batches_were_collected_leaves_at_once(model: PackedModel) -> None:
     queue = model.queue = FakeQueue()
     launched(model, prepared(model, FIRST)).collect()
     queue.submissions[0].is_awaited = False
@@ -177,7 +218,7 @@ def test_a_model_whose_batches_were_collected_leaves_at_once(model: PackedModel)
     assert not queue.submissions[0].is_awaited
 
 
-def test_an_error_of_the_device_is_raised_where_the_batch_is_collected(model: PackedModel) -> None:
+def test_error_of_the_device_is_raised_where_the_batch_is_collected(model: PackedModel) -> None:
     queue = model.queue = FakeQueue(is_manual=True)
     batch = launched(model, prepared(model, FIRST))
     queue.end_one(RuntimeError("CUDA error: an illegal memory access was encountered"))

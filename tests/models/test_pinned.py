@@ -26,7 +26,9 @@ int cudaPeekAtLastError(void) { return last; }
 
 
 class FakeRuntime:
-    """`torch.cuda.cudart()`: registers memory, or fails with `status` and leaves that pending, as CUDA does."""
+    """`torch.cuda.cudart()`: registers memory, or fails with `status` and leaves that pending, as
+    CUDA does.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -51,7 +53,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("runtime")
     (folder / "runtime.c").write_text(LIBRARY)
     built = folder / "libcudart.so.99"
-    command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{built.name}", "-o", str(built), str(folder / "runtime.c")]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        f"-Wl,-soname,{built.name}",
+        "-o",
+        str(built),
+        str(folder / "runtime.c"),
+    ]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(built))
 
@@ -95,7 +105,9 @@ def test_memory_that_cannot_be_locked_is_used_as_it_is_and_leaves_no_error(
     ]
 
 
-def test_without_a_runtime_by_that_name_a_launch_clears_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_runtime_by_that_name_a_launch_clears_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     launches: list[torch.device] = []
 
     def launch(size: int, device: torch.device) -> torch.Tensor:

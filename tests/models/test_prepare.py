@@ -1,4 +1,6 @@
-"""What `prepare` refuses and how it says so, what it cuts, and that threads do not disturb each other."""
+"""What `prepare` refuses and how it says so, what it cuts, and that threads do not disturb each
+other.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,32 @@ LONG = "copying distribution and modification " * 20
     ("work", "error", "field"),
     [
         (EntitiesWork(["a"]), TaskNotSupported, "entities"),
-        (EncodeWork(["a"], representations=("dense", "multi_vector")), TaskNotSupported, "representations[1]"),
+        (
+            EncodeWork(["a"], representations=("dense", "multi_vector")),
+            TaskNotSupported,
+            "representations[1]",
+        ),
         (EncodeWork(["a"], representations=("sparse",)), TaskNotSupported, "representations[0]"),
         (EncodeWork(["a"], dimensions=65), InvalidInput, "dimensions"),
         (EncodeWork(["a", LONG], truncation="none"), InputTooLong, "items[1].text"),
         (ScoreWork("a", ["a", "b", LONG], truncation="none"), InputTooLong, "documents[2].text"),
         (ScoreWork(LONG, ["a"], truncation="none"), InputTooLong, "query.text"),
         (ClassifyWork(["a"]), InvalidInput, "classify.labels"),
-        (ClassifyWork(["a"], labels=("x",), hypothesis="about"), InvalidInput, "classify.hypothesis"),
-        (ClassifyWork(["a"], labels=("x", LONG), truncation="none"), InputTooLong, "classify.labels[1]"),
+        (
+            ClassifyWork(["a"], labels=("x",), hypothesis="about"),
+            InvalidInput,
+            "classify.hypothesis",
+        ),
+        (
+            ClassifyWork(["a"], labels=("x", LONG), truncation="none"),
+            InputTooLong,
+            "classify.labels[1]",
+        ),
     ],
 )
-def test_an_embedder_refuses(embedder: PackedModel, work: Work, error: type[ShoalError], field: str) -> None:
+def test_embedder_refuses(
+    embedder: PackedModel, work: Work, error: type[ShoalError], field: str
+) -> None:
     with pytest.raises(error) as caught:
         embedder.prepare(work)
     assert type(caught.value) is error
@@ -49,7 +65,7 @@ def test_too_long_says_by_how_much(embedder: PackedModel) -> None:
         embedder.prepare(EncodeWork([LONG], truncation="none"))
 
 
-def test_a_reranker_refuses(reranker: PackedModel) -> None:
+def test_reranker_refuses(reranker: PackedModel) -> None:
     assert reranker.card.tasks == ("score",)
     for work in (EncodeWork(["a"]), ClassifyWork(["a"]), EntitiesWork(["a"])):
         with pytest.raises(TaskNotSupported, match="it can be asked for: score"):
@@ -63,7 +79,9 @@ def test_a_reranker_refuses(reranker: PackedModel) -> None:
 
 
 @pytest.mark.parametrize("task", ["classify", "entities"])
-def test_unknown_labels_are_refused_with_the_known_ones(classifier: PackedModel, tagger: PackedModel, task: str) -> None:
+def test_unknown_labels_are_refused_with_the_known_ones(
+    classifier: PackedModel, tagger: PackedModel, task: str
+) -> None:
     works: dict[str, Work] = {
         "classify": ClassifyWork(["a"], labels=("law", "order")),
         "entities": EntitiesWork(["a"], labels=("PER", "B-LOC")),
@@ -76,17 +94,24 @@ def test_unknown_labels_are_refused_with_the_known_ones(classifier: PackedModel,
 
 def test_cutting_keeps_the_end_that_was_asked_for(embedder: PackedModel) -> None:
     text = " ".join(["rights"] * 30 + ["freedom"] * 30)
-    start, end = (embedder.prepare(EncodeWork([text], truncation=side)).sequences[0].ids for side in ("start", "end"))
+    start, end = (
+        embedder.prepare(EncodeWork([text], truncation=side)).sequences[0].ids
+        for side in ("start", "end")
+    )
     assert len(start) == len(end) == 16
     assert start[0] == end[0]
     assert start[-1] == end[-1]
     assert not np.intersect1d(start[1:-1], end[1:-1]).size
 
 
-def test_the_instruction_replaces_the_prompt(embedder: PackedModel) -> None:
+def test_instruction_replaces_the_prompt(embedder: PackedModel) -> None:
     plain, role, told = (
         embedder.prepare(work).sequences[0].ids.tolist()
-        for work in (EncodeWork(["query: a"]), EncodeWork(["a"], role="query"), EncodeWork(["a"], role="query", instruction="to: "))
+        for work in (
+            EncodeWork(["query: a"]),
+            EncodeWork(["a"], role="query"),
+            EncodeWork(["a"], role="query", instruction="to: "),
+        )
     )
     assert plain == role
     assert told == embedder.prepare(EncodeWork(["to: a"])).sequences[0].ids.tolist()
@@ -101,10 +126,15 @@ def test_special_tokens_in_a_text_are_text(embedder: PackedModel) -> None:
 
 
 def test_threads_do_not_disturb_each_other(embedder: PackedModel) -> None:
-    works = [EncodeWork([f"number {n} " * n], truncation="start" if n % 2 else "end") for n in range(1, 60)]
+    works = [
+        EncodeWork([f"number {n} " * n], truncation="start" if n % 2 else "end")
+        for n in range(1, 60)
+    ]
     alone = [embedder.prepare(work).sequences[0].ids.tolist() for work in works]
     with ThreadPoolExecutor(8) as pool:
-        together = [item.sequences[0].ids.tolist() for item in pool.map(embedder.prepare, works * 5)]
+        together = [
+            item.sequences[0].ids.tolist() for item in pool.map(embedder.prepare, works * 5)
+        ]
     assert together == alone * 5
 
 

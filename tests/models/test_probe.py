@@ -21,7 +21,7 @@ from tests.parity.recipes import RECIPES
 from tests.parity.vlm_models import small
 
 
-def test_the_peak_is_of_what_lives_at_a_time() -> None:
+def test_peak_is_of_what_lives_at_a_time() -> None:
     before = torch.zeros(1000)
     with LiveBytes([before]) as live:
         first = before + 1  # 4,000
@@ -45,7 +45,12 @@ def test_what_was_there_before_is_not_counted() -> None:
 @pytest.mark.parametrize("kind", RECIPES)
 def test_every_family_can_be_probed(tmp_path: Path, kind: str) -> None:
     """Its states alone are of the hidden size, in and out of a feed-forward of twice that."""
-    model = load_model(write_checkpoint(kind, tmp_path, sentence=SentenceFiles()), "test/model", torch.device("cpu"), torch.float32)
+    model = load_model(
+        write_checkpoint(kind, tmp_path, sentence=SentenceFiles()),
+        "test/model",
+        torch.device("cpu"),
+        torch.float32,
+    )
     taken = model.probe()
     assert 2 * 64 * 4 <= taken <= 100 * 64 * 4
     assert model.probe() == taken
@@ -54,7 +59,10 @@ def test_every_family_can_be_probed(tmp_path: Path, kind: str) -> None:
 def test_wider_models_take_more(tmp_path: Path) -> None:
     models = [
         load_model(
-            write_checkpoint("bert", tmp_path / str(hidden), hidden=hidden), "test/model", torch.device("cpu"), torch.float32
+            write_checkpoint("bert", tmp_path / str(hidden), hidden=hidden),
+            "test/model",
+            torch.device("cpu"),
+            torch.float32,
         )
         for hidden in (64, 256)
     ]
@@ -63,30 +71,38 @@ def test_wider_models_take_more(tmp_path: Path) -> None:
 
 
 def test_short_positions_and_a_small_vocabulary(tmp_path: Path) -> None:
-    directory = write_checkpoint("bert", tmp_path, positions=8, vocabulary=30, head="sequence_classification")
+    directory = write_checkpoint(
+        "bert", tmp_path, positions=8, vocabulary=30, head="sequence_classification"
+    )
     assert load_model(directory, "test/model", torch.device("cpu"), torch.float32).probe() > 0
 
 
-def test_a_probe_does_not_import_the_compiler(embedder: PackedModel) -> None:
+def test_probe_does_not_import_the_compiler(embedder: PackedModel) -> None:
     had = "torch._dynamo" in sys.modules
     embedder.probe()
     assert had == ("torch._dynamo" in sys.modules)
 
 
-def test_a_model_of_texts_needs_nothing_for_images(embedder: PackedModel) -> None:
+def test_model_of_texts_needs_nothing_for_images(embedder: PackedModel) -> None:
     assert embedder.image_bytes(2048) == 0
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["colpali", "idefics3", "qwen2_5_vl"])
 def test_what_a_batch_of_pages_needs(tmp_path: Path, kind: str) -> None:
-    """Of a tower too: at most what is reserved, and at least a quarter of it, for an image far larger than what was measured."""
+    """Of a tower too: at most what is reserved, and at least a quarter of it, for an image far
+    larger than what was measured.
+    """
     small(kind).save(tmp_path)
     model = load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32)
     pixels = np.random.default_rng(0).integers(0, 256, (900, 700, 3), np.uint8)
     out = BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
-    prepared = model.prepare(EncodeWork([""] * 3, parts={i: (Part(out.getvalue(), f"items[{i}].image"),) for i in range(3)}))
+    prepared = model.prepare(
+        EncodeWork(
+            [""] * 3, parts={i: (Part(out.getvalue(), f"items[{i}].image"),) for i in range(3)}
+        )
+    )
     with LiveBytes(tensors_of(*model.modules())) as live:
         model.forward_all(prepared)
     model.card = replace(model.card, images=replace(model.card.images, max_tokens=1))  # type: ignore[type-var]
@@ -99,7 +115,12 @@ def test_what_a_batch_of_pages_needs(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
 def test_what_a_batch_of_images_needs(tmp_path: Path, family: Family) -> None:
-    model = load_model(write_repository(family, tmp_path).directory, "test/model", torch.device("cpu"), torch.float32)
+    model = load_model(
+        write_repository(family, tmp_path).directory,
+        "test/model",
+        torch.device("cpu"),
+        torch.float32,
+    )
     few, many = model.image_bytes(1000), model.image_bytes(4000)
     assert 3.9 * few <= many <= 4.1 * few
     assert few >= 1000 * 40 * 4, "at least a state of each token"

@@ -1,4 +1,6 @@
-"""Outputs of images that were computed before: found by bytes, scope and model, and not decoded again."""
+"""Outputs of images that were computed before: found by bytes, scope and model, and not decoded
+again.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from libs.models import EncodeResult, EncodeWork, PackedModel, Part, ScoreResult, ScoreWork, load_model
+from libs.models import (
+    EncodeResult,
+    EncodeWork,
+    PackedModel,
+    Part,
+    ScoreResult,
+    ScoreWork,
+    load_model,
+)
 from libs.models.images import patches
 from libs.models.images.vlm import parts
-from libs.models.recall import Kept, Recall
+from libs.models.recall import CachedOutput, OutputCache
 from libs.models.work import Prepared
 from tests.parity.image_models import pictures
 from tests.parity.image_repositories import TEXTS, write_repository
@@ -24,14 +34,14 @@ CPU = torch.device("cpu")
 FILES = pictures()
 
 
-class Store(dict[bytes, Kept]):
+class Store(dict[bytes, CachedOutput]):
     """Keeps everything."""
 
     def run(self, model: PackedModel, prepared: Prepared) -> EncodeResult:
         outputs = model.forward_all(prepared)
         for sequence, output in zip(prepared.sequences, outputs, strict=True):
             if sequence.key:
-                self[sequence.key] = Kept(output, sequence.tokens)
+                self[sequence.key] = CachedOutput(output, sequence.tokens)
         result = model.finish(prepared, outputs)
         assert isinstance(result, EncodeResult)
         return result
@@ -39,7 +49,12 @@ class Store(dict[bytes, Kept]):
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
-    return load_model(write_repository("clip", tmp_path_factory.mktemp("clip")).directory, "tests/clip", CPU, torch.float32)
+    return load_model(
+        write_repository("clip", tmp_path_factory.mktemp("clip")).directory,
+        "tests/clip",
+        CPU,
+        torch.float32,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +65,17 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
 
 
 def work(files: list[bytes], scope: str | None = "a") -> EncodeWork:
-    return EncodeWork([""] * len(files), parts={i: (Part(data, f"items[{i}].image", scope),) for i, data in enumerate(files)})
+    return EncodeWork(
+        [""] * len(files),
+        parts={i: (Part(data, f"items[{i}].image", scope),) for i, data in enumerate(files)},
+    )
 
 
 def refuse(*_: object) -> None:
     raise AssertionError("it is decoded")
 
 
-def test_a_hit_is_what_was_computed(clip: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hit_is_what_was_computed(clip: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not decoded, has no forward, and costs the same tokens."""
     store = Store()
     assert clip.recall_from(store.get)
@@ -96,18 +114,18 @@ def test_nothing_has_a_key_without_a_cache(clip: PackedModel) -> None:
 def test_keys_tell_everything_apart() -> None:
     image, other = Part(b"a", "", "t"), Part(b"ab", "", "t")
     found = [
-        Recall("r1").key("dense", [image], b""),
-        Recall("r2").key("dense", [image], b""),
-        Recall("r1").key("image", [image], b""),
-        Recall("r1").key("dense", [image], b"1"),
-        Recall("r1").key("dense", [image, image], b""),
-        Recall("r1").key("dense", [other], b""),
-        Recall("r1").key("dense", [replace(image, scope="")], b""),
-        Recall("r1").key("dense", [replace(image, scope="ta")], b""),
+        OutputCache("r1").key("dense", [image], b""),
+        OutputCache("r2").key("dense", [image], b""),
+        OutputCache("r1").key("image", [image], b""),
+        OutputCache("r1").key("dense", [image], b"1"),
+        OutputCache("r1").key("dense", [image, image], b""),
+        OutputCache("r1").key("dense", [other], b""),
+        OutputCache("r1").key("dense", [replace(image, scope="")], b""),
+        OutputCache("r1").key("dense", [replace(image, scope="ta")], b""),
     ]
     assert len(set(found)) == len(found)
-    assert Recall("r1").key("dense", [image], b"") == found[0]
-    assert Recall("r1").key("dense", [image, replace(image, scope=None)], b"") == b""
+    assert OutputCache("r1").key("dense", [image], b"") == found[0]
+    assert OutputCache("r1").key("dense", [image, replace(image, scope=None)], b"") == b""
 
 
 def test_pages_and_prompts(reader: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +134,9 @@ def test_pages_and_prompts(reader: PackedModel, monkeypatch: pytest.MonkeyPatch)
     reader.recall_from(store.get)
     prepared = reader.prepare(work([page, page]))
     first = store.run(reader, prepared)
-    told = EncodeWork([""], parts={0: (Part(page, "items[0].image", "a"), Part(TEXTS[0], "items[0].text"))})
+    told = EncodeWork(
+        [""], parts={0: (Part(page, "items[0].image", "a"), Part(TEXTS[0], "items[0].text"))}
+    )
     assert not reader.prepare(told).known
     monkeypatch.setattr(parts, "decoding", refuse)
     again = reader.prepare(work([page]))
@@ -126,20 +146,33 @@ def test_pages_and_prompts(reader: PackedModel, monkeypatch: pytest.MonkeyPatch)
     second = store.run(reader, again)
     assert first.multi_vector is not None
     assert second.multi_vector is not None
-    np.testing.assert_array_equal(second.multi_vector.values.values, first.multi_vector.values.values[: again.tokens])
+    np.testing.assert_array_equal(
+        second.multi_vector.values.values, first.multi_vector.values.values[: again.tokens]
+    )
 
 
-def test_a_query_image_against_many(reader: PackedModel) -> None:
+def test_query_image_against_many(reader: PackedModel) -> None:
     """Found again in another request, with other documents."""
     store, files = Store(), pages()
     reader.recall_from(store.get)
 
     def asked(documents: list[bytes]) -> tuple[Prepared, ScoreResult]:
         given = {i: (Part(data, f"documents[{i}].image", "a"),) for i, data in enumerate(documents)}
-        prepared = reader.prepare(ScoreWork("", [""] * len(given), query_parts=(Part(files[0], "query.image", "a"),), parts=given))
+        prepared = reader.prepare(
+            ScoreWork(
+                "",
+                [""] * len(given),
+                query_parts=(Part(files[0], "query.image", "a"),),
+                parts=given,
+            )
+        )
         outputs = reader.forward_all(prepared)
         store.update(
-            {one.key: Kept(output, one.tokens) for one, output in zip(prepared.sequences, outputs, strict=True) if one.key}
+            {
+                one.key: CachedOutput(output, one.tokens)
+                for one, output in zip(prepared.sequences, outputs, strict=True)
+                if one.key
+            }
         )
         result = reader.finish(prepared, outputs)
         assert isinstance(result, ScoreResult)

@@ -1,4 +1,6 @@
-"""A model's tensors in one piece of memory, taken off the device and brought back: the same numbers, to the bit."""
+"""A model's tensors in one piece of memory, taken off the device and brought back: the same
+numbers, to the bit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling, Transfor
 from torch import nn
 
 from libs.kernels.linear import packed
-from libs.models import EncodeWork, EntitiesWork, Output, PackedModel, SparseRow, Work, WrittenIds, load_model
+from libs.models import (
+    EncodeWork,
+    EntitiesWork,
+    Output,
+    PackedModel,
+    SparseRow,
+    Work,
+    WrittenIds,
+    load_model,
+)
 from libs.models.loaded.tiers import Arena, tensors_of
 from tests.parity.boundary_models import make_boundary
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -38,7 +49,9 @@ def _embedder(kind: str) -> Make:
 
 def _splade(root: Path) -> Path:
     """Its decoder is the token table."""
-    transformer = Transformer(str(write_checkpoint("bert", root / "base", head="masked_lm")), transformer_task="fill-mask")
+    transformer = Transformer(
+        str(write_checkpoint("bert", root / "base", head="masked_lm")), transformer_task="fill-mask"
+    )
     SparseEncoder(modules=[transformer, SpladePooling()], device="cpu").save(str(root / "model"))
     return root / "model"
 
@@ -66,20 +79,30 @@ MODELS: dict[str, tuple[Make, Work]] = {
 
 
 def load(directory: Path, dtype: torch.dtype = torch.bfloat16) -> PackedModel:
-    """By default half of its numbers are bfloat16 and those of its heads float32, as on an accelerator."""
+    """By default half of its numbers are bfloat16 and those of its heads float32, as on an
+    accelerator.
+    """
     return load_model(directory, "test/model", torch.device("cpu"), dtype)
 
 
 def outputs(model: PackedModel, work: Work) -> list[NDArray[np.generic]]:
     prepared = model.prepare(work)
-    return [array for output in model.forward(prepared.head, prepared.sequences) for array in _arrays(output)]
+    return [
+        array
+        for output in model.forward(prepared.head, prepared.sequences)
+        for array in _arrays(output)
+    ]
 
 
 def _arrays(output: Output) -> list[NDArray[np.generic]]:
     if isinstance(output, SparseRow):
         return [output.indices, output.values]
     assert not isinstance(output, WrittenIds)
-    return [array for part in output for array in _arrays(part)] if isinstance(output, tuple) else [output]
+    return (
+        [array for part in output for array in _arrays(part)]
+        if isinstance(output, tuple)
+        else [output]
+    )
 
 
 def held(model: PackedModel) -> list[torch.Tensor]:
@@ -88,7 +111,7 @@ def held(model: PackedModel) -> list[torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_gives_the_same_when_it_was_away(tmp_path: Path, name: str) -> None:
+def test_model_gives_the_same_when_it_was_away(tmp_path: Path, name: str) -> None:
     make, work = MODELS[name]
     model = load(make(tmp_path))
     wanted = outputs(model, work)
@@ -107,8 +130,17 @@ def test_a_model_gives_the_same_when_it_was_away(tmp_path: Path, name: str) -> N
         assert not stowed & resident, "nothing is left of the device's"
         assert parked.resume() is model
     tensors = [tensor for tensor in held(model) if tensor.numel()]
-    recurrent = [module for head in model.heads.values() for module in _modules(head) if isinstance(module, nn.RNNBase)]
-    own = {parameter.untyped_storage().data_ptr() for module in recurrent for parameter in module.parameters()}
+    recurrent = [
+        module
+        for head in model.heads.values()
+        for module in _modules(head)
+        if isinstance(module, nn.RNNBase)
+    ]
+    own = {
+        parameter.untyped_storage().data_ptr()
+        for module in recurrent
+        for parameter in module.parameters()
+    }
     assert bool(own) == (name == "gliner")
     assert len(_storages(tensors) - own) == 1, "one piece of device memory"
     assert all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
@@ -138,12 +170,14 @@ def _assert_same(ours: list[NDArray[np.generic]], wanted: list[NDArray[np.generi
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_tied_decoder_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+def test_tied_decoder_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     model = load(_splade(tmp_path))
     model.gather()
     head = model.heads["sparse"]
     assert head._table[0] is model.trunks[0].encoder.token_weight  # type: ignore[attr-defined]
-    assert model.bytes < 1.2 * sum(tensor.nbytes for tensor in held(model)), "no more than gaps for alignment"
+    assert model.bytes < 1.2 * sum(tensor.nbytes for tensor in held(model)), (
+        "no more than gaps for alignment"
+    )
 
 
 def test_without_a_copy_in_host_memory_parking_makes_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from libs.errors import ModelBroken
 from libs.models import EncodeResult, EncodeWork, ScoreWork, with_truncation
-from libs.models.text.tokenising.bounds import MOST_NAME
+from libs.models.text.tokenising.bounds import MAX_NAME
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
@@ -57,10 +57,19 @@ def assert_same_ids(directory: Path) -> None:
         {"do_lower_case": True, "tokenize_chinese_chars": False},
     ],
 )
-@pytest.mark.parametrize("name", ["BertTokenizer", "DistilBertTokenizerFast", "PreTrainedTokenizerFast", None])
-def test_normaliser_of_bert(tmp_path: Path, name: str | None, settings: dict[str, object], lowercase: bool) -> None:
+@pytest.mark.parametrize(
+    "name", ["BertTokenizer", "DistilBertTokenizerFast", "PreTrainedTokenizerFast", None]
+)
+def test_normaliser_of_bert(
+    tmp_path: Path, name: str | None, settings: dict[str, object], lowercase: bool
+) -> None:
     write_checkpoint("bert", tmp_path)
-    own = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    own = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+    }
     named = {} if name is None else {"tokenizer_class": name}
     rewrite(tmp_path, settings | named, normalizer=own | {"lowercase": lowercase})
     assert_same_ids(tmp_path)
@@ -69,23 +78,47 @@ def test_normaliser_of_bert(tmp_path: Path, name: str | None, settings: dict[str
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("settings", [{"add_prefix_space": True}, {"add_prefix_space": False}, {}])
 @pytest.mark.parametrize("name", ["RobertaTokenizerFast", "PreTrainedTokenizerFast"])
-def test_prefix_space_of_roberta(tmp_path: Path, name: str, settings: dict[str, object], own: bool) -> None:
+def test_prefix_space_of_roberta(
+    tmp_path: Path, name: str, settings: dict[str, object], own: bool
+) -> None:
     write_checkpoint("roberta", tmp_path)
-    splitter = {"type": "ByteLevel", "add_prefix_space": own, "trim_offsets": True, "use_regex": True}
+    splitter = {
+        "type": "ByteLevel",
+        "add_prefix_space": own,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     rewrite(tmp_path, settings | {"tokenizer_class": name}, pre_tokenizer=splitter)
     assert_same_ids(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
-@pytest.mark.parametrize("flags", [{}, {"lstrip": True}, {"special": True}, {"single_word": True, "normalized": False}])
-def test_added_tokens_that_only_the_configuration_has(tmp_path: Path, kind: Kind, flags: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "flags", [{}, {"lstrip": True}, {"special": True}, {"single_word": True, "normalized": False}]
+)
+def test_added_tokens_that_only_the_configuration_has(
+    tmp_path: Path, kind: Kind, flags: dict[str, object]
+) -> None:
     write_checkpoint(kind, tmp_path)
     count = load_tokenizer(tmp_path, lowercase=False).get_vocab_size()
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    plain = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": True, "special": False}
+    plain = {
+        "lstrip": False,
+        "rstrip": False,
+        "single_word": False,
+        "normalized": True,
+        "special": False,
+    }
     listed = {
-        str(token): {"content": each.content, "special": each.special, "normalized": each.normalized, "lstrip": each.lstrip}
-        for token, each in load_tokenizer(tmp_path, lowercase=False).get_added_tokens_decoder().items()
+        str(token): {
+            "content": each.content,
+            "special": each.special,
+            "normalized": each.normalized,
+            "lstrip": each.lstrip,
+        }
+        for token, each in load_tokenizer(tmp_path, lowercase=False)
+        .get_added_tokens_decoder()
+        .items()
     }
     listed[str(count)] = {"content": "<extra>"} | plain | flags
     rewrite(tmp_path, settings | {"added_tokens_decoder": listed})
@@ -100,10 +133,12 @@ def test_added_tokens_that_only_the_configuration_has(tmp_path: Path, kind: Kind
         ({"500": "a"}, "entry '500'"),
         ({"500": {"content": 3}}, "`content` must be a string"),
         ({"500": {"content": "a", "lstrip": 1}}, "`lstrip` must be true or false"),
-        ({"500": {"content": "a" * (MOST_NAME + 1)}}, "has a token of"),
+        ({"500": {"content": "a" * (MAX_NAME + 1)}}, "has a token of"),
     ],
 )
-def test_added_tokens_that_cannot_be_read_are_refused(tmp_path: Path, listed: dict[str, object], message: str) -> None:
+def test_added_tokens_that_cannot_be_read_are_refused(
+    tmp_path: Path, listed: dict[str, object], message: str
+) -> None:
     write_checkpoint("bert", tmp_path)
     rewrite(tmp_path, {"added_tokens_decoder": listed})
     with pytest.raises(ModelBroken, match=message):
@@ -111,14 +146,17 @@ def test_added_tokens_that_cannot_be_read_are_refused(tmp_path: Path, listed: di
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_token_types_are_given_only_where_the_tokenizer_has_them(tmp_path: Path, named: bool) -> None:
+def test_token_types_are_given_only_where_the_tokenizer_has_them(
+    tmp_path: Path, named: bool
+) -> None:
     write_checkpoint("bert", tmp_path, head="sequence_classification")
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     inputs = ["input_ids", *(["token_type_ids"] if named else []), "attention_mask"]
     rewrite(tmp_path, settings | {"model_input_names": inputs})
     reference = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
     assert_close(
-        scores(load(tmp_path), ScoreWork("warranty", TEXTS[:3])), reference.predict([("warranty", one) for one in TEXTS[:3]])
+        scores(load(tmp_path), ScoreWork("warranty", TEXTS[:3])),
+        reference.predict([("warranty", one) for one in TEXTS[:3]]),
     )
 
 
@@ -126,7 +164,9 @@ def test_token_types_are_given_only_where_the_tokenizer_has_them(tmp_path: Path,
 def test_long_texts_are_cut_at_the_side_of_the_configuration(tmp_path: Path, side: str) -> None:
     write_checkpoint("bert", tmp_path, sentence=SentenceFiles(max_seq_length=None))
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": side}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"truncation_side": side})
+    )
     model, reference = load(tmp_path), SentenceTransformer(str(tmp_path), device="cpu")
     texts = [" ".join(f"{word} licence" for word in range(200)), "short"]
     work = with_truncation(EncodeWork(texts, truncation="default"), model.card)
@@ -139,9 +179,13 @@ def test_long_texts_are_cut_at_the_side_of_the_configuration(tmp_path: Path, sid
     assert own.truncation == "none"
 
 
-def test_an_unknown_side_is_refused(tmp_path: Path) -> None:
+def test_unknown_side_is_refused(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "middle"}))
-    with pytest.raises(ModelBroken, match="`truncation_side` is 'middle', which is not one of right, left"):
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"truncation_side": "middle"})
+    )
+    with pytest.raises(
+        ModelBroken, match="`truncation_side` is 'middle', which is not one of right, left"
+    ):
         load(tmp_path)

@@ -1,4 +1,6 @@
-"""A model whose input is not token ids alone: rows of embeddings, a tower that makes them, and a second encoder."""
+"""A model whose input is not token ids alone: rows of embeddings, a tower that makes them, and a
+second encoder.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from libs.models.loaded.peft import Names
 from libs.models.packed import Packed
 from libs.models.processor import Processor
 from libs.models.text.heads.pooled import PooledHead
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.work import GoOn, Work, go_on_anyway
 from tests.models.conftest import load
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
@@ -50,7 +52,9 @@ class Patches(InputLayer):
 
     def forward(self, batch: Packed) -> Tensor:
         assert batch.given is not None
-        return cast(Tensor, self.project(batch.given.values)).index_select(0, batch.given.places.argsort())
+        return cast(Tensor, self.project(batch.given.values)).index_select(
+            0, batch.given.places.argsort()
+        )
 
 
 def patch_encoder(hidden: int = 64) -> PackedEncoder:
@@ -73,7 +77,9 @@ def patch_encoder(hidden: int = 64) -> PackedEncoder:
 
 
 class Pairs(nn.Module):
-    """A tower that makes one row of an encoder's input of two rows of bytes: the sum of their projections."""
+    """A tower that makes one row of an encoder's input of two rows of bytes: the sum of their
+    projections.
+    """
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -94,14 +100,23 @@ class Fixed(Processor):
     def prepare(self, work: Work, go_on: GoOn) -> Prepared:
         return self._prepared
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         raise NotImplementedError
 
 
-def joined(text: PackedModel, *further: Trunk, first: Trunk | None = None, prepared: Prepared | None = None) -> PackedModel:
+def joined(
+    text: PackedModel,
+    *further: Backbone,
+    first: Backbone | None = None,
+    prepared: Prepared | None = None,
+) -> PackedModel:
     """A model of the text model's trunk, or `first`, and further ones."""
     given = prepared or Prepared(EncodeWork([]), "dense", [])
-    return PackedModel(text.card, (first or text.trunks[0], *further), Fixed(given), Names({}, (), {}), CPU)
+    return PackedModel(
+        text.card, (first or text.trunks[0], *further), Fixed(given), Names({}, (), {}), CPU
+    )
 
 
 def of_images(*counts: int) -> list[InputSequence]:
@@ -109,7 +124,10 @@ def of_images(*counts: int) -> list[InputSequence]:
     return [
         InputSequence(
             np.zeros(count, np.int32),
-            rows=InputRows(np.arange(count, dtype=np.int32), numbers.standard_normal((count, PATCH)).astype(np.float32)),
+            rows=InputRows(
+                np.arange(count, dtype=np.int32),
+                numbers.standard_normal((count, PATCH)).astype(np.float32),
+            ),
         )
         for count in counts
     ]
@@ -117,7 +135,9 @@ def of_images(*counts: int) -> list[InputSequence]:
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "qwen3", "gemma3_text", "deberta-v2"])
 def test_rows_of_embeddings_take_the_place_of_ids(tmp_path: Path, kind: str) -> None:
-    """The embeddings of some tokens as rows give what their ids give, alone and among sequences of ids."""
+    """The embeddings of some tokens as rows give what their ids give, alone and among sequences of
+    ids.
+    """
     model = load(write_checkpoint(kind, tmp_path, sentence=SentenceFiles()))
     whole = InputSequence(ids(5, 17, 33, 9, 21, 40))
     with torch.inference_mode():
@@ -126,48 +146,67 @@ def test_rows_of_embeddings_take_the_place_of_ids(tmp_path: Path, kind: str) -> 
     given = InputSequence(ids(5, 0, 0, 9, 0, 40), rows=InputRows(places, embedded[places]))
     other, third = InputSequence(ids(8, 3, 5)), InputSequence(ids(*range(1, 20)))
     wanted = vectors(model.forward("dense", [whole, other, third]))
-    np.testing.assert_allclose(vectors(model.forward("dense", [given])), wanted[:1], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(vectors(model.forward("dense", [third, given, other])), wanted[[2, 0, 1]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        vectors(model.forward("dense", [given])), wanted[:1], rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        vectors(model.forward("dense", [third, given, other])),
+        wanted[[2, 0, 1]],
+        rtol=1e-5,
+        atol=1e-6,
+    )
     plain = InputSequence(given.ids)
-    assert np.abs(vectors(model.forward("dense", [plain])) - wanted[:1]).max() > 1e-3, "placeholders alone are another text"
+    assert np.abs(vectors(model.forward("dense", [plain])) - wanted[:1]).max() > 1e-3, (
+        "placeholders alone are another text"
+    )
 
 
 def test_two_encoders_in_one_model(embedder: PackedModel) -> None:
     encoder = patch_encoder()
-    model = joined(embedder, Trunk(encoder, {"image": PooledHead(("mean",), ())}))
+    model = joined(embedder, Backbone(encoder, {"image": PooledHead(("mean",), ())}))
     assert set(model.heads) == {"dense", "dense_spans", "image"}
     assert model.bytes == embedder.bytes + encoder.bytes
     assert model.probe() >= embedder.probe()
     images = of_images(9, 4, 25)
     together = vectors(model.forward("image", images))
     for number, image in enumerate(images):
-        np.testing.assert_allclose(vectors(model.forward("image", [image]))[0], together[number], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            vectors(model.forward("image", [image]))[0], together[number], rtol=1e-5, atol=1e-6
+        )
     with torch.inference_mode():
-        alone = encoder.forward(Trunk(encoder, {}).pack(images[:1], [None])).mean(0).numpy()
+        alone = encoder.forward(Backbone(encoder, {}).pack(images[:1], [None])).mean(0).numpy()
     np.testing.assert_allclose(together[0], alone, rtol=1e-5, atol=1e-6)
     texts = [InputSequence(ids(5, 17, 33)), InputSequence(ids(8, 3))]
-    np.testing.assert_array_equal(vectors(model.forward("dense", texts)), vectors(embedder.forward("dense", texts)))
+    np.testing.assert_array_equal(
+        vectors(model.forward("dense", texts)), vectors(embedder.forward("dense", texts))
+    )
 
 
 def test_what_is_too_long_for_its_own_encoder_is_refused(embedder: PackedModel) -> None:
     """The text encoder's limits are others: 128 positions, and a vocabulary."""
-    trunk = Trunk(patch_encoder(), {"image": PooledHead(("mean",), ())})
+    trunk = Backbone(patch_encoder(), {"image": PooledHead(("mean",), ())})
     fits, too_long = (Prepared(EncodeWork([]), "image", of_images(count)) for count in (32, 33))
     assert joined(embedder, trunk, prepared=fits).prepare(EncodeWork([]), go_on_anyway) is fits
     with pytest.raises(InvalidInput, match="a sequence of 33 tokens; its encoder takes 32"):
         joined(embedder, trunk, prepared=too_long).prepare(EncodeWork([]), go_on_anyway)
 
 
-def test_a_tower_makes_the_rows(embedder: PackedModel) -> None:
-    """Bytes through the tower give what the tower's rows give without it; its weights count and move with the model's."""
+def test_tower_makes_the_rows(embedder: PackedModel) -> None:
+    """Bytes through the tower give what the tower's rows give without it; its weights count and
+    move with the model's.
+    """
     tower = Pairs(64)
     plain = embedder.trunks[0]
-    model = joined(embedder, first=Trunk(plain.encoder, plain.heads, tower))
+    model = joined(embedder, first=Backbone(plain.encoder, plain.heads, tower))
     assert model.bytes == embedder.bytes + tower.weight.nbytes
     assert tower in model.modules()
     pixels = np.random.default_rng(5).integers(0, 256, (6, PATCH), np.uint8)
     rows = tower.forward([pixels]).numpy()
     text = InputSequence(ids(5, 17, 33, 9))
     seen = InputSequence(ids(5, 0, 0, 0, 9), rows=InputRows(ids(1, 2, 3), pixels))
-    wanted = vectors(embedder.forward("dense", [text, replace(seen, rows=InputRows(ids(1, 2, 3), rows))]))
-    np.testing.assert_allclose(vectors(model.forward("dense", [text, seen])), wanted, rtol=1e-5, atol=1e-6)
+    wanted = vectors(
+        embedder.forward("dense", [text, replace(seen, rows=InputRows(ids(1, 2, 3), rows))])
+    )
+    np.testing.assert_allclose(
+        vectors(model.forward("dense", [text, seen])), wanted, rtol=1e-5, atol=1e-6
+    )

@@ -1,4 +1,6 @@
-"""Vision-language models as they are loaded to be served: cards, the router's price of an image, and judging of pairs."""
+"""Vision-language models as they are loaded to be served: cards, the router's price of an image,
+and judging of pairs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ CPU = torch.device("cpu")
 
 def loaded(directory: Path, kind: str = "") -> PackedModel:
     hints = Hints(kind=kind or None)  # type: ignore[arg-type]
-    return load_model(directory, "some/model", CPU, torch.float32, Overrides("a card", detect=hints))
+    return load_model(
+        directory, "some/model", CPU, torch.float32, Overrides("a card", detect=hints)
+    )
 
 
 def test_every_family_has_a_card() -> None:
@@ -39,10 +43,22 @@ def test_every_family_has_a_card() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["colpali", "idefics3", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2", "colqwen3"]
+    "kind",
+    [
+        "colpali",
+        "idefics3",
+        "colmodernvbert",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "colqwen2",
+        "colqwen3",
+    ],
 )
 def test_prices_are_near_the_truth(tmp_path: Path, kind: str) -> None:
-    """The router's, from the header's size: never below half of it, and at most three times it, or a few tokens more."""
+    """The router's, from the header's size: never below half of it, and at most three times it, or
+    a few tokens more.
+    """
     small(kind).save(tmp_path)
     model = loaded(tmp_path)
     assert model.card.multi_vector_dimensions == 16
@@ -79,7 +95,9 @@ def test_use_is_as_the_catalog_says(tmp_path: Path) -> None:
         judge.prepare(EncodeWork(["a"]))
 
 
-def test_a_wrapper_without_a_projection_gives_its_states_and_puts_texts_after_their_prefix(tmp_path: Path) -> None:
+def test_wrapper_without_a_projection_gives_its_states_and_puts_texts_after_their_prefix(
+    tmp_path: Path,
+) -> None:
     """Nemotron ColEmbed: a document's text follows its image and "passage:"."""
     small("qwen3_vl_nemotron_embed").save(tmp_path)
     model = loaded(tmp_path)
@@ -92,7 +110,10 @@ def test_a_wrapper_without_a_projection_gives_its_states_and_puts_texts_after_th
     assert result.multi_vector.values.shape == (prepared.tokens, 48)
     tokenizer = small("qwen3_vl_nemotron_embed").processor.tokenizer
     end = "passage: a page<|im_end|>\n<|im_start|>assistant\n"
-    wanted = [f"<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{end}", f"<|im_start|>user\n{end}"]
+    wanted = [
+        f"<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{end}",
+        f"<|im_start|>user\n{end}",
+    ]
     for sequence, text in zip(prepared.sequences, wanted, strict=True):
         ids = tokenizer(text)["input_ids"]
         mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")

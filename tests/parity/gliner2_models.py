@@ -1,4 +1,6 @@
-"""Small random GLiNER2 checkpoints, made and saved by the gliner2 package itself, and what the package finds with them."""
+"""Small random GLiNER2 checkpoints, made and saved by the gliner2 package itself, and what the
+package finds with them.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,23 @@ TEXTS: Final = [
     "To protect your rights, we need to prevent others!",
 ]
 SCHEMA: Final = Asked(
-    entities=(SchemaLabel("person", threshold=0.4), SchemaLabel("licence name", "what it is called"), SchemaLabel("city")),
+    entities=(
+        SchemaLabel("person", threshold=0.4),
+        SchemaLabel("licence name", "what it is called"),
+        SchemaLabel("city"),
+    ),
     classifications=(
-        SchemaClassification("tone", (SchemaLabel("calm", "with no haste"), SchemaLabel("angry"), SchemaLabel("neither"))),
-        SchemaClassification("topics", tuple(map(SchemaLabel, ("law", "fish", "code"))), True, 0.6, "what it is about"),
+        SchemaClassification(
+            "tone",
+            (SchemaLabel("calm", "with no haste"), SchemaLabel("angry"), SchemaLabel("neither")),
+        ),
+        SchemaClassification(
+            "topics",
+            tuple(map(SchemaLabel, ("law", "fish", "code"))),
+            True,
+            0.6,
+            "what it is about",
+        ),
     ),
     relations=(SchemaLabel("protects", "keeps safe"), SchemaLabel("runs", threshold=0.3)),
     structures=(
@@ -35,19 +50,27 @@ SCHEMA: Final = Asked(
             (
                 SchemaField("name", single=True),
                 SchemaField("right", description="what it lets one do", threshold=0.45),
-                SchemaField("kind", single=True, choices=("free", "Not free", "unknown"), threshold=0.1),
+                SchemaField(
+                    "kind", single=True, choices=("free", "Not free", "unknown"), threshold=0.1
+                ),
                 SchemaField("tags", choices=("old", "free", "new"), threshold=0.3),
             ),
         ),
-        SchemaStructure("place", (SchemaField("city"), SchemaField("kind", single=True, choices=("old", "new")))),
+        SchemaStructure(
+            "place", (SchemaField("city"), SchemaField("kind", single=True, choices=("old", "new")))
+        ),
     ),
 )
-"""All that a schema can ask, and choices that fields share. The package ignores a threshold of a relation with a description."""
+"""All that a schema can ask, and choices that fields share. The package ignores a threshold of a
+relation with a description.
+"""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model of the package and the directory it was saved to. `records`: structures are read as `extract_json` reads them."""
+    """A model of the package and the directory it was saved to. `records`: structures are read as
+    `extract_json` reads them.
+    """
 
     model: Any
     directory: Path
@@ -57,18 +80,32 @@ class Reference:
         """One text at a time, as the package formats them, with scores and places."""
         asked = package_schema(schema, self.records)
         threshold = 0.5 if schema.threshold is None else schema.threshold
-        return [self.model.extract(text, asked, threshold=threshold, include_confidence=True, include_spans=True) for text in texts]
+        return [
+            self.model.extract(
+                text, asked, threshold=threshold, include_confidence=True, include_spans=True
+            )
+            for text in texts
+        ]
 
 
 def package_schema(schema: Asked, records: bool = False) -> Any:
-    """The package's own schema for ours. `records`: with those of the modes of records that its `extract_json` sets."""
+    """The package's own schema for ours. `records`: with those of the modes of records that its
+    `extract_json` sets.
+    """
     made = GLiNER2.create_schema(None)
     for structure in schema.structures:
         builder = made.structure(structure.name, mode="natural" if records else None)
         for one in structure.fields:
             kind, count = ("str", "required_one") if one.single else ("list", "zero_or_more")
             ways = {"cardinality": count, "exclusive": True} if records else {}
-            builder.field(one.name, kind, list(one.choices) or None, one.description or None, one.threshold, **ways)
+            builder.field(
+                one.name,
+                kind,
+                list(one.choices) or None,
+                one.description or None,
+                one.threshold,
+                **ways,
+            )
     if schema.entities:
         made.entities({one.name: _config(one) for one in schema.entities})
     for question in schema.classifications:
@@ -91,8 +128,12 @@ def _config(label: SchemaLabel) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def make_reference(directory: Path, config: Mapping[str, Any], *, encoder: str = "deberta-v2", seed: int = 0) -> Reference:
-    """`config`: keys of config.json. Weights are drawn and scaled so that scores and counts of instances are spread."""
+def make_reference(
+    directory: Path, config: Mapping[str, Any], *, encoder: str = "deberta-v2", seed: int = 0
+) -> Reference:
+    """`config`: keys of config.json. Weights are drawn and scaled so that scores and counts of
+    instances are spread.
+    """
     base = write_checkpoint(encoder, directory / "base", positions=512, vocabulary=600, seed=seed)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -103,7 +144,9 @@ def make_reference(directory: Path, config: Mapping[str, Any], *, encoder: str =
         for name, parameter in model.named_parameters():
             if not name.startswith("encoder."):
                 spread = 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
-                parameter.normal_(1.0 if "norm" in name and "weight" in name else 0.0, spread, generator=generator)
+                parameter.normal_(
+                    1.0 if "norm" in name and "weight" in name else 0.0, spread, generator=generator
+                )
         model.classifier[2].weight.mul_(4)
         model.count_pred[2].bias.copy_(torch.tensor([0.0, 1.0, 1.0, 0.5] + [-9.0] * 16))
     reference = Reference(model.eval(), directory / "saved")

@@ -1,4 +1,6 @@
-"""Small random GLiNER checkpoints, made and saved by the gliner package itself, and what the package finds with them."""
+"""Small random GLiNER checkpoints, made and saved by the gliner package itself, and what the
+package finds with them.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +40,44 @@ class Reference:
     model: Any
     directory: Path
 
-    def entities(self, texts: Sequence[str], labels: Sequence[str], threshold: float, *, flat: bool) -> list[dict[Found, float]]:
+    def entities(
+        self, texts: Sequence[str], labels: Sequence[str], threshold: float, *, flat: bool
+    ) -> list[dict[Found, float]]:
         """One text at a time: markerV1 takes a mean over the batch's padding too."""
-        wishes = {"relations": [], "return_relations": False} if hasattr(self.model.model, "pair_rep_layer") else {}
-        items = [self.model.inference([text], list(labels), threshold=threshold, flat_ner=flat, **wishes)[0] for text in texts]
-        return [{(one["start"], one["end"], one["label"]): one["score"] for one in item} for item in items]
+        wishes = (
+            {"relations": [], "return_relations": False}
+            if hasattr(self.model.model, "pair_rep_layer")
+            else {}
+        )
+        items = [
+            self.model.inference(
+                [text], list(labels), threshold=threshold, flat_ner=flat, **wishes
+            )[0]
+            for text in texts
+        ]
+        return [
+            {(one["start"], one["end"], one["label"]): one["score"] for one in item}
+            for item in items
+        ]
 
     def relations(
         self, text: str, labels: Sequence[str], relations: Sequence[str], threshold: float
     ) -> dict[tuple[Found, Found, str], float]:
-        """Without relations of an entity with itself, which the package finds where a span has two labels."""
+        """Without relations of an entity with itself, which the package finds where a span has two
+        labels.
+        """
         _, found = self.model.inference(
-            [text], list(labels), relations=list(relations), threshold=0.5, adjacency_threshold=0.5, relation_threshold=threshold
+            [text],
+            list(labels),
+            relations=list(relations),
+            threshold=0.5,
+            adjacency_threshold=0.5,
+            relation_threshold=threshold,
         )
-        pairs = {(_place(one["head"]), _place(one["tail"]), one["relation"]): one["score"] for one in found[0]}
+        pairs = {
+            (_place(one["head"]), _place(one["tail"]), one["relation"]): one["score"]
+            for one in found[0]
+        }
         return {key: score for key, score in pairs.items() if key[0] != key[1]}
 
     def logits(self, text: str, labels: Sequence[str]) -> NDArray[np.float32]:
@@ -74,12 +100,20 @@ def make_reference(
     labels_encoder: str | None = None,
     seed: int = 0,
 ) -> Reference:
-    """`config`: keys of gliner_config.json. `base`: the base model, if it is not a new one of the family `encoder`. Weights are
-    drawn and scaled so that scores are spread over 0..1."""
+    """`config`: keys of gliner_config.json. `base`: the base model, if it is not a new one of the
+    family `encoder`. Weights are drawn and scaled so that scores are spread over 0..1."""
     base = base or write_checkpoint(encoder, directory / "base", positions=256, seed=seed)
-    settings = {"model_name": str(base), "hidden_size": HIDDEN, "max_width": WIDTH, "max_len": WORDS, **config}
+    settings = {
+        "model_name": str(base),
+        "hidden_size": HIDDEN,
+        "max_width": WIDTH,
+        "max_len": WORDS,
+        **config,
+    }
     if labels_encoder is not None:
-        settings["labels_encoder"] = str(write_checkpoint(labels_encoder, directory / "labels", hidden=48, seed=seed + 1))
+        settings["labels_encoder"] = str(
+            write_checkpoint(labels_encoder, directory / "labels", hidden=48, seed=seed + 1)
+        )
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)  # the package's new tokens have random embeddings
@@ -97,7 +131,9 @@ def make_reference(
 
 
 def _spread(reference: Reference) -> None:
-    """Logits with a deviation of 2; those of words not around 0, since three of them must be high together."""
+    """Logits with a deviation of 2; those of words not around 0, since three of them must be high
+    together.
+    """
     model = reference.model.model
     last = model.scorer.out_mlp[3] if hasattr(model, "scorer") else model.prompt_rep_layer[3]
     logits = reference.logits(TEXTS[3], LABELS)
@@ -107,7 +143,9 @@ def _spread(reference: Reference) -> None:
         if hasattr(model, "scorer"):
             # Relations are scored for all pairs of spans, of which there must not be too many.
             middle = 0.0 if hasattr(model, "pair_rep_layer") else 0.5
-            last.bias.add_(middle - torch.from_numpy(reference.logits(TEXTS[3], LABELS)).mean(dim=(0, 1)))
+            last.bias.add_(
+                middle - torch.from_numpy(reference.logits(TEXTS[3], LABELS)).mean(dim=(0, 1))
+            )
 
 
 def _place(entity: Mapping[str, Any]) -> Found:
@@ -116,4 +154,6 @@ def _place(entity: Mapping[str, Any]) -> Found:
 
 def slug(config: Mapping[str, object]) -> str:
     """A test's name."""
-    return re.sub(r"\W+", "-", ",".join(f"{key}={value}" for key, value in config.items())) or "plain"
+    return (
+        re.sub(r"\W+", "-", ",".join(f"{key}={value}" for key, value in config.items())) or "plain"
+    )

@@ -1,4 +1,6 @@
-"""Small random GLiREL models of the glirel package, converted as docs/api.md says, and what the package finds with them."""
+"""Small random GLiREL models of the glirel package, converted as docs/api.md says, and what the
+package finds with them.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,27 @@ class Reference:
     model: Any
     directory: Path
 
-    def relations(self, text: str, spans: Sequence[Span], labels: Sequence[str], threshold: float) -> dict[Found, float]:
+    def relations(
+        self, text: str, spans: Sequence[Span], labels: Sequence[str], threshold: float
+    ) -> dict[Found, float]:
         """Spans must begin and end with a word."""
         ner = _in_words(text, spans)
         found = self.model.predict_relations(text, list(labels), threshold=threshold, ner=ner)
         place = {(first, last + 1): span for (first, last), span in zip(ner, spans, strict=True)}
-        return {(place[tuple(one["head_pos"])], place[tuple(one["tail_pos"])], one["label"]): one["score"] for one in found}
+        return {
+            (place[tuple(one["head_pos"])], place[tuple(one["tail_pos"])], one["label"]): one[
+                "score"
+            ]
+            for one in found
+        }
 
-    def logits(self, text: str, spans: Sequence[Span], labels: Sequence[str]) -> NDArray[np.float32]:
+    def logits(
+        self, text: str, spans: Sequence[Span], labels: Sequence[str]
+    ) -> NDArray[np.float32]:
         """[pairs, labels]"""
         batch = self.model.collate_fn(
-            [{"tokenized_text": _WORD.findall(text), "ner": _in_words(text, spans)}], relation_types=list(labels)
+            [{"tokenized_text": _WORD.findall(text), "ner": _in_words(text, spans)}],
+            relation_types=list(labels),
         )
         with torch.no_grad():
             scores = self.model.compute_score(batch)[0][0]
@@ -78,8 +90,9 @@ def make_reference(
     seed: int = 0,
     positions: int = 256,
 ) -> Reference:
-    """`config`: keys of glirel_config.json over those of the published model. `base`: the base model, if it is not a new one of the
-    family `encoder`. The package's own files are in the folder `published` of `directory`."""
+    """`config`: keys of glirel_config.json over those of the published model. `base`: the base
+    model, if it is not a new one of the family `encoder`. The package's own files are in the folder
+    `published` of `directory`."""
     base = base or write_checkpoint(encoder, directory / "base", positions=positions, seed=seed)
     settings = {
         "model_name": str(base), "fine_tune": True, "subtoken_pooling": "first", "hidden_size": HIDDEN, "max_width": 12,
@@ -105,13 +118,17 @@ def _convert(published: Path, directory: Path) -> None:
     layer = model.token_rep_layer.bert_layer
     layer.tokenizer.save_pretrained(directory)
     save_file(model.state_dict(), directory / "model.safetensors")
-    (directory / "glirel_config.json").write_text(json.dumps(vars(config) | {"encoder_config": layer.model.config.to_dict()}))
+    (directory / "glirel_config.json").write_text(
+        json.dumps(vars(config) | {"encoder_config": layer.model.config.to_dict()})
+    )
 
 
 def _draw(reference: Reference, generator: torch.Generator) -> None:
-    """Weights with which logits lie around 0 with a deviation of 2, so that scores are spread over 0..1.
+    """Weights with which logits lie around 0 with a deviation of 2, so that scores are spread over
+    0..1.
 
-    Drawn until they do: to move logits there would be to subtract large numbers, and what is left of them is mostly rounding.
+    Drawn until they do: to move logits there would be to subtract large numbers, and what is left
+    of them is mostly rounding.
     """
     text = "The licensee conveys the source code of the work in London ."
     spans = [word.span() for word in _WORD.finditer(text)]
@@ -125,7 +142,11 @@ def _draw(reference: Reference, generator: torch.Generator) -> None:
         logits = reference.logits(text, spans, LABELS)
         if abs(logits.mean()) < logits.std() / 2:
             break
-    last = model.scorer.proj[3] if hasattr(model.scorer, "proj") else model.span_rep_layer.rel_rep_layer.out_project[3]
+    last = (
+        model.scorer.proj[3]
+        if hasattr(model.scorer, "proj")
+        else model.span_rep_layer.rel_rep_layer.out_project[3]
+    )
     with torch.no_grad():
         last.weight.mul_(2 / float(logits.std()))
         last.bias.mul_(2 / float(logits.std()))

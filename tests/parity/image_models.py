@@ -1,4 +1,6 @@
-"""Small checkpoints of image models with random weights, as transformers writes them, and images of awkward sizes."""
+"""Small checkpoints of image models with random weights, as transformers writes them, and images of
+awkward sizes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from PIL import ExifTags, Image
 from safetensors.torch import save_file
 from transformers.image_transforms import convert_to_rgb
 
-_SIZE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 TEXT_LENGTH = 16
 
 
@@ -31,7 +38,9 @@ def _clip() -> transformers.PreTrainedModel:
         "pad_token_id": 199,
     }
     images = {**_SIZE, "hidden_size": 40, "image_size": 36, "patch_size": 8}
-    return transformers.CLIPModel(transformers.CLIPConfig(text_config=texts, vision_config=images, projection_dim=24))
+    return transformers.CLIPModel(
+        transformers.CLIPConfig(text_config=texts, vision_config=images, projection_dim=24)
+    )
 
 
 def _siglip() -> transformers.PreTrainedModel:
@@ -45,7 +54,9 @@ def _siglip() -> transformers.PreTrainedModel:
         "eos_token_id": 1,
     }
     images = {**_SIZE, "hidden_size": 40, "image_size": 36, "patch_size": 8}
-    return transformers.SiglipModel(transformers.SiglipConfig(text_config=texts, vision_config=images))
+    return transformers.SiglipModel(
+        transformers.SiglipConfig(text_config=texts, vision_config=images)
+    )
 
 
 _IMAGES = {**_SIZE, "hidden_size": 40, "image_size": 36, "patch_size": 8}
@@ -56,7 +67,9 @@ def _vision() -> transformers.PreTrainedModel:
 
 
 def _projected() -> transformers.PreTrainedModel:
-    return transformers.CLIPVisionModelWithProjection(transformers.CLIPVisionConfig(**_IMAGES, projection_dim=24))
+    return transformers.CLIPVisionModelWithProjection(
+        transformers.CLIPVisionConfig(**_IMAGES, projection_dim=24)
+    )
 
 
 def _siglip_vision() -> transformers.PreTrainedModel:
@@ -68,23 +81,42 @@ _NAFLEX = {**_SIZE, "hidden_size": 40, "num_patches": 25, "patch_size": 8}
 
 
 def _siglip2() -> transformers.PreTrainedModel:
-    texts = {**_SIZE, "vocab_size": 200, "max_position_embeddings": TEXT_LENGTH, "projection_size": 40}
-    return transformers.Siglip2Model(transformers.Siglip2Config(text_config=texts, vision_config=_NAFLEX))
+    texts = {
+        **_SIZE,
+        "vocab_size": 200,
+        "max_position_embeddings": TEXT_LENGTH,
+        "projection_size": 40,
+    }
+    return transformers.Siglip2Model(
+        transformers.Siglip2Config(text_config=texts, vision_config=_NAFLEX)
+    )
 
 
 def _siglip2_vision() -> transformers.PreTrainedModel:
     return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**_NAFLEX))
 
 
-OPEN_CLIP_SIZE = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 12}
+OPEN_CLIP_SIZE = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+}
 
 
 def _open_clip() -> transformers.PreTrainedModel:
     """SigLIP with the heads of the name in OPEN_CLIP."""
     sizes = OPEN_CLIP_SIZE
-    texts = {**sizes, "vocab_size": 200, "max_position_embeddings": TEXT_LENGTH, "intermediate_size": 192}
+    texts = {
+        **sizes,
+        "vocab_size": 200,
+        "max_position_embeddings": TEXT_LENGTH,
+        "intermediate_size": 192,
+    }
     images = {**sizes, "image_size": 36, "patch_size": 8}
-    return transformers.SiglipModel(transformers.SiglipConfig(text_config=texts, vision_config=images))
+    return transformers.SiglipModel(
+        transformers.SiglipConfig(text_config=texts, vision_config=images)
+    )
 
 
 def _vit() -> transformers.PreTrainedModel:
@@ -92,15 +124,25 @@ def _vit() -> transformers.PreTrainedModel:
 
 
 def _classifier() -> transformers.PreTrainedModel:
-    return transformers.ViTForImageClassification(transformers.ViTConfig(**_SIZE, image_size=32, patch_size=8, qkv_bias=False))
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(**_SIZE, image_size=32, patch_size=8, qkv_bias=False)
+    )
 
 
 def _dinov2() -> transformers.PreTrainedModel:
-    return transformers.Dinov2Model(transformers.Dinov2Config(**{**_SIZE, "mlp_ratio": 3}, image_size=56, patch_size=7))
+    return transformers.Dinov2Model(
+        transformers.Dinov2Config(**{**_SIZE, "mlp_ratio": 3}, image_size=56, patch_size=7)
+    )
 
 
 def _registers() -> transformers.PreTrainedModel:
-    settings = {**_SIZE, "mlp_ratio": 3, "image_size": 56, "patch_size": 7, "num_register_tokens": 3}
+    settings = {
+        **_SIZE,
+        "mlp_ratio": 3,
+        "image_size": 56,
+        "patch_size": 7,
+        "num_register_tokens": 3,
+    }
     settings.pop("intermediate_size")
     return transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**settings))
 
@@ -117,11 +159,15 @@ def _dinov3(**settings: Any) -> transformers.PreTrainedModel:
 
 def _dinov3_large() -> transformers.PreTrainedModel:
     """As the 7B model: a gate, and no bias in queries, keys and values."""
-    return _dinov3(use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False, rope_theta=50.0)
+    return _dinov3(
+        use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False, rope_theta=50.0
+    )
 
 
 def _dinov3_biased() -> transformers.PreTrainedModel:
-    return _dinov3(key_bias=True, value_bias=False, proj_bias=False, mlp_bias=False, num_register_tokens=0)
+    return _dinov3(
+        key_bias=True, value_bias=False, proj_bias=False, mlp_bias=False, num_register_tokens=0
+    )
 
 
 MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
@@ -145,7 +191,8 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
 
 
 class Dinov3Processor:
-    """transformers' DINOv3ViTImageProcessor, which needs torchvision: rescaled, resized as float32, cropped, normalised.
+    """transformers' DINOv3ViTImageProcessor, which needs torchvision: rescaled, resized as float32,
+    cropped, normalised.
 
     torchvision resizes float tensors by `interpolate`, with antialiasing and without rounding.
     """
@@ -155,8 +202,12 @@ class Dinov3Processor:
     def __init__(self, size: dict[str, int], crop_size: dict[str, int] | None = None) -> None:
         self.size, self.crop_size = size, crop_size
 
-    def __call__(self, image: Image.Image, dtype: torch.dtype = torch.float32, **_: object) -> dict[str, torch.Tensor]:
-        pixels = torch.from_numpy(convert_to_rgb(image, return_numpy=True)).permute(2, 0, 1).to(dtype) * (1 / 255)
+    def __call__(
+        self, image: Image.Image, dtype: torch.dtype = torch.float32, **_: object
+    ) -> dict[str, torch.Tensor]:
+        pixels = torch.from_numpy(convert_to_rgb(image, return_numpy=True)).permute(2, 0, 1).to(
+            dtype
+        ) * (1 / 255)
         height, width = pixels.shape[1:]
         if "shortest_edge" in self.size:
             short = self.size["shortest_edge"]
@@ -164,10 +215,17 @@ class Dinov3Processor:
             size = (long, short) if width <= height else (short, long)
         else:
             size = (self.size["height"], self.size["width"])
-        pixels = F.interpolate(pixels[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+        pixels = F.interpolate(
+            pixels[None], size, mode="bilinear", align_corners=False, antialias=True
+        )[0]
         if self.crop_size is not None:
-            top, left = (size[0] - self.crop_size["height"]) // 2, (size[1] - self.crop_size["width"]) // 2
-            pixels = pixels[:, top : top + self.crop_size["height"], left : left + self.crop_size["width"]]
+            top, left = (
+                (size[0] - self.crop_size["height"]) // 2,
+                (size[1] - self.crop_size["width"]) // 2,
+            )
+            pixels = pixels[
+                :, top : top + self.crop_size["height"], left : left + self.crop_size["width"]
+            ]
         mean, std = torch.tensor(self.mean)[:, None, None], torch.tensor(self.std)[:, None, None]
         return {"pixel_values": ((pixels - mean) / std)[None]}
 
@@ -187,7 +245,10 @@ _FIXED = {"height": 36, "width": 36}
 _PROCESSORS: dict[str, Any] = {
     "clip": transformers.CLIPImageProcessorPil(size={"shortest_edge": 38}, crop_size=_FIXED),
     "dinov2": transformers.BitImageProcessorPil(
-        size={"shortest_edge": 40}, do_center_crop=False, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225]
+        size={"shortest_edge": 40},
+        do_center_crop=False,
+        image_mean=[0.485, 0.456, 0.406],
+        image_std=[0.229, 0.224, 0.225],
     ),
     "dinov3": Dinov3Processor({"shortest_edge": 40}),
     "openclip": transformers.SiglipImageProcessorPil(size=_FIXED),
@@ -202,7 +263,9 @@ def processor(kind: str) -> Any:
 
 
 def random_model(kind: str) -> transformers.PreTrainedModel:
-    """In evaluation mode, float32, every parameter drawn wide, since transformers' own initialisation hardly tests attention."""
+    """In evaluation mode, float32, every parameter drawn wide, since transformers' own
+    initialisation hardly tests attention.
+    """
     model = MODELS[kind]().eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -263,26 +326,36 @@ _OPEN_CLIP_NAMES = (
 )
 
 
-def write_open_clip(model: transformers.PreTrainedModel, directory: Path, config: dict[str, dict[str, Any]]) -> None:
-    """A SiglipModel as open_clip saves it, with its `config`: other names, and projections fused or apart where transformers has
-    them otherwise."""
+def write_open_clip(
+    model: transformers.PreTrainedModel, directory: Path, config: dict[str, dict[str, Any]]
+) -> None:
+    """A SiglipModel as open_clip saves it, with its `config`: other names, and projections fused or
+    apart where transformers has them otherwise."""
     state = dict(model.state_dict())
     found: dict[str, torch.Tensor] = {}
     for name in list(state):
         if ".q_proj." in name:
             parts = [state.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
             stem, ending = name.split(".self_attn.q_proj.")
-            fused = f".attn.qkv.{ending}" if stem.startswith("vision") else f".attn.in_proj_{ending}"
+            fused = (
+                f".attn.qkv.{ending}" if stem.startswith("vision") else f".attn.in_proj_{ending}"
+            )
             state[stem + fused] = torch.cat(parts)
     for ending in ("weight", "bias"):
         query, *rest = state.pop(f"vision_model.head.attention.in_proj_{ending}").chunk(3)
-        found |= {f"visual.trunk.attn_pool.q.{ending}": query, f"visual.trunk.attn_pool.kv.{ending}": torch.cat(rest)}
+        found |= {
+            f"visual.trunk.attn_pool.q.{ending}": query,
+            f"visual.trunk.attn_pool.kv.{ending}": torch.cat(rest),
+        }
     for name, tensor in state.items():
         new = name
         for pattern, other in _OPEN_CLIP_NAMES:
             new = re.sub(pattern, other, new)
         found[new] = tensor[None] if new == "visual.trunk.pos_embed" else tensor
-    save_file({name: tensor.contiguous().clone() for name, tensor in found.items()}, directory / "open_clip_model.safetensors")
+    save_file(
+        {name: tensor.contiguous().clone() for name, tensor in found.items()},
+        directory / "open_clip_model.safetensors",
+    )
     (directory / "open_clip_config.json").write_text(json.dumps(config))
 
 
@@ -290,10 +363,16 @@ def pictures() -> list[bytes]:
     """Files: noise over gradients, of odd sizes and several modes."""
     numbers = np.random.default_rng(2)
     found = []
-    for number, (height, width) in enumerate(((36, 36), (120, 60), (60, 121), (9, 7), (300, 200), (1, 30), (45, 45))):
-        pixels = np.linspace(0, 200, height * width * 4).reshape(height, width, 4) + numbers.integers(0, 56, (height, width, 4))
+    for number, (height, width) in enumerate(
+        ((36, 36), (120, 60), (60, 121), (9, 7), (300, 200), (1, 30), (45, 45))
+    ):
+        pixels = np.linspace(0, 200, height * width * 4).reshape(
+            height, width, 4
+        ) + numbers.integers(0, 56, (height, width, 4))
         out = BytesIO()
-        Image.fromarray(pixels.astype(np.uint8)).convert(("RGB", "RGBA", "L")[number % 3]).save(out, "PNG")
+        Image.fromarray(pixels.astype(np.uint8)).convert(("RGB", "RGBA", "L")[number % 3]).save(
+            out, "PNG"
+        )
         found.append(out.getvalue())
     return found
 
@@ -303,7 +382,9 @@ def awkward_pictures() -> dict[str, bytes]:
     numbers = np.random.default_rng(3)
 
     def noise(height: int, width: int) -> Image.Image:
-        coarse = Image.fromarray(numbers.integers(0, 256, (height // 6 + 1, width // 6 + 1, 4), np.uint8))
+        coarse = Image.fromarray(
+            numbers.integers(0, 256, (height // 6 + 1, width // 6 + 1, 4), np.uint8)
+        )
         return coarse.resize((width, height), Image.Resampling.BICUBIC)
 
     def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

@@ -1,4 +1,6 @@
-"""Whole directories of CLIP and SigLIP with random weights and tokenizers, and what transformers makes of texts and images."""
+"""Whole directories of CLIP and SigLIP with random weights and tokenizers, and what transformers
+makes of texts and images.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ TEXT_LENGTH = 24
 LONG = " ".join(words()[:60])
 TEXTS = ["A cat, and a DOG!", "herring", LONG, "two  fishes; \t (one   red)", "a_red_herring"]
 
-_SIZE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 _IMAGES = {**_SIZE, "hidden_size": 40, "image_size": 36, "patch_size": 8}
 
 
@@ -49,9 +56,14 @@ class Reference:
     def images(self, files: list[bytes]) -> NDArray[np.float32]:
         """[images, dimensions], not normalised."""
         opened = [Image.open(BytesIO(data)) for data in files]
-        pixels = processor(self.family)(images=[_on_white(image) for image in opened], return_tensors="pt").pixel_values
+        pixels = processor(self.family)(
+            images=[_on_white(image) for image in opened], return_tensors="pt"
+        ).pixel_values
         with torch.inference_mode():
-            return cast("NDArray[np.float32]", self.model.get_image_features(pixel_values=pixels).pooler_output.numpy())
+            return cast(
+                "NDArray[np.float32]",
+                self.model.get_image_features(pixel_values=pixels).pooler_output.numpy(),
+            )
 
     def labels(self, files: list[bytes], labels: list[str], *, alone: bool) -> NDArray[np.float32]:
         """[images, labels]: probabilities."""
@@ -65,13 +77,20 @@ class Reference:
 
     def _text(self, text: str) -> NDArray[np.float32]:
         padding = "do_not_pad" if self.family == "clip" else "max_length"
-        ids = self.tokenizer([text], padding=padding, truncation=True, max_length=TEXT_LENGTH, return_tensors="pt").input_ids
+        ids = self.tokenizer(
+            [text], padding=padding, truncation=True, max_length=TEXT_LENGTH, return_tensors="pt"
+        ).input_ids
         with torch.inference_mode():
-            return cast("NDArray[np.float32]", self.model.get_text_features(input_ids=ids).pooler_output.numpy())
+            return cast(
+                "NDArray[np.float32]",
+                self.model.get_text_features(input_ids=ids).pooler_output.numpy(),
+            )
 
 
 def canonical(text: str) -> str:
-    """As SigLIP's tokenizer writes it (transformers' SiglipTokenizer needs sentencepiece, which is not installed)."""
+    """As SigLIP's tokenizer writes it (transformers' SiglipTokenizer needs sentencepiece, which is
+    not installed).
+    """
     return " ".join(text.lower().translate(str.maketrans("", "", string.punctuation)).split())
 
 
@@ -93,7 +112,9 @@ def write_repository(family: Family, directory: Path) -> Reference:
     processor(family).save_pretrained(directory)
     if family == "siglip":
         file = directory / "tokenizer_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "SiglipTokenizer"}))
+        file.write_text(
+            json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "SiglipTokenizer"})
+        )
     return Reference(directory, model, tokenizer, family)
 
 
@@ -107,18 +128,32 @@ def _model(family: Family, tokenizer: Any) -> transformers.PreTrainedModel:
         "bos_token_id": tokenizer.bos_token_id,
     }
     if family == "clip":
-        return transformers.CLIPModel(transformers.CLIPConfig(text_config=texts, vision_config=_IMAGES, projection_dim=24))
+        return transformers.CLIPModel(
+            transformers.CLIPConfig(text_config=texts, vision_config=_IMAGES, projection_dim=24)
+        )
     if family == "openclip":
         texts, images = ({**one, **OPEN_CLIP_SIZE} for one in (texts, _IMAGES))
-        texts["intermediate_size"] = 192  # four times the width, of which open_clip's configuration has no word
-        return transformers.SiglipModel(transformers.SiglipConfig(text_config=texts, vision_config=images))
-    return transformers.SiglipModel(transformers.SiglipConfig(text_config={**texts, "projection_size": 40}, vision_config=_IMAGES))
+        texts["intermediate_size"] = (
+            192  # four times the width, of which open_clip's configuration has no word
+        )
+        return transformers.SiglipModel(
+            transformers.SiglipConfig(text_config=texts, vision_config=images)
+        )
+    return transformers.SiglipModel(
+        transformers.SiglipConfig(
+            text_config={**texts, "projection_size": 40}, vision_config=_IMAGES
+        )
+    )
 
 
 def _open_clip_config(words: int) -> dict[str, dict[str, Any]]:
     """With the sizes of `_model` and the texts of Marqo's."""
     model = OPEN_CLIP["model_cfg"]
-    texts = model["text_cfg"] | {"vocab_size": words, "context_length": TEXT_LENGTH, "tokenizer_kwargs": {"clean": "canonicalize"}}
+    texts = model["text_cfg"] | {
+        "vocab_size": words,
+        "context_length": TEXT_LENGTH,
+        "tokenizer_kwargs": {"clean": "canonicalize"},
+    }
     return OPEN_CLIP | {"model_cfg": model | {"text_cfg": texts}}
 
 
@@ -126,7 +161,11 @@ def _clip_tokenizer() -> Any:
     """Of single bytes and a few merges."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e</w>"), ("a", "n"), ("an", "d</w>")]
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *("".join(pair) for pair in merges)]
+    tokens = [
+        *letters,
+        *(f"{letter}</w>" for letter in letters),
+        *("".join(pair) for pair in merges),
+    ]
     names = dict.fromkeys([*tokens, "<|startoftext|>", "<|endoftext|>"])
     vocabulary = {name: number for number, name in enumerate(names)}
     return transformers.CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=TEXT_LENGTH)
@@ -136,9 +175,13 @@ def _siglip_tokenizer() -> Any:
     """A vocabulary of pieces with `</s>` after each text, which is its padding too."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
     tokenizer.train_from_iterator([canonical(text) for text in (*words(), *TEXTS)], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="</s>",
@@ -152,4 +195,6 @@ def _siglip_tokenizer() -> Any:
 def _on_white(image: Image.Image) -> Image.Image:
     """Transparency as Shoal has it; transformers' own conversion would drop it."""
     image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
+    return Image.alpha_composite(
+        Image.new("RGBA", image.size, (255, 255, 255, 255)), image
+    ).convert("RGB")

@@ -1,7 +1,9 @@
-"""Random checkpoints of jina-embeddings-v3 and -v5 in the published layout, and references written out in plain torch.
+"""Random checkpoints of jina-embeddings-v3 and -v5 in the published layout, and references written
+out in plain torch.
 
-`FakeJinaV3` is a fake of the published code (jinaai/xlm-roberta-flash-implementation): it computes what that code computes, from
-tensors under their published names, with each task's adapter merged into the weights.
+`FakeJinaV3` is a fake of the published code (jinaai/xlm-roberta-flash-implementation): it computes
+what that code computes, from tensors under their published names, with each task's adapter merged
+into the weights.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from tests.parity.checkpoints import random_model, write_checkpoint, write_token
 
 Vectors = npt.NDArray[np.float32]
 
-TASKS: Final = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
+TASKS: Final = (
+    "retrieval.query",
+    "retrieval.passage",
+    "separation",
+    "classification",
+    "text-matching",
+)
 INSTRUCTIONS: Final = {
     "retrieval.query": "Represent the query for retrieving evidence documents: ",
     "retrieval.passage": "Represent the document for retrieval: ",
@@ -56,7 +64,9 @@ class FakeJinaV3:
     tensors: Mapping[str, Tensor]
 
     def encode(self, texts: Sequence[str], task: str = "", prompt: str | None = None) -> Vectors:
-        """The unit vector of each text, one at a time. `task` empty: the plain weights. `prompt` None: the task's own."""
+        """The unit vector of each text, one at a time. `task` empty: the plain weights. `prompt`
+        None: the task's own.
+        """
         tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
         before = INSTRUCTIONS.get(task, "") if prompt is None else prompt
         return np.stack([self._vector(tokenizer.encode(before + text).ids, task) for text in texts])
@@ -80,15 +90,22 @@ class FakeJinaV3:
 
     def _linear(self, x: Tensor, name: str, task: str) -> Tensor:
         original, a, b = self._parts(name)
-        weight = original if not task else original + b[TASKS.index(task)] @ a[TASKS.index(task)] / RANK
+        weight = (
+            original if not task else original + b[TASKS.index(task)] @ a[TASKS.index(task)] / RANK
+        )
         return F.linear(x, weight, self.tensors[f"roberta.{name}.bias"])
 
     def _table(self, name: str, task: str) -> Tensor:
         original, a, b = self._parts(name)
-        return original if not task else original + a[TASKS.index(task)] @ b[TASKS.index(task)] / RANK
+        return (
+            original if not task else original + a[TASKS.index(task)] @ b[TASKS.index(task)] / RANK
+        )
 
     def _parts(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        stored = [_PARAMETRIZED.format(f"roberta.{name}", part) for part in ("original", "0.lora_A", "0.lora_B")]
+        stored = [
+            _PARAMETRIZED.format(f"roberta.{name}", part)
+            for part in ("original", "0.lora_A", "0.lora_B")
+        ]
         original, a, b = (self.tensors[one].float() for one in stored)
         return original, a, b
 
@@ -106,8 +123,12 @@ def rotated(x: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def write_jina_v3(directory: Path, *, seed: int = 0, changes: Mapping[str, object] | None = None) -> FakeJinaV3:
-    """Write a small jina-embeddings-v3 as it is published. `changes`: keys of config.json that differ."""
+def write_jina_v3(
+    directory: Path, *, seed: int = 0, changes: Mapping[str, object] | None = None
+) -> FakeJinaV3:
+    """Write a small jina-embeddings-v3 as it is published. `changes`: keys of config.json that
+    differ.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     write_tokenizer("jina_embeddings_v3", directory, positions=POSITIONS)
     vocabulary = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size()
@@ -115,13 +136,35 @@ def write_jina_v3(directory: Path, *, seed: int = 0, changes: Mapping[str, objec
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     _write(directory / "config.json", _v3_config(vocabulary) | dict(changes or {}))
     modules = [
-        {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task"]},
-        {"idx": 1, "name": "pooler", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        {"idx": 2, "name": "normalizer", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+        {
+            "idx": 0,
+            "name": "transformer",
+            "path": "",
+            "type": "custom_st.Transformer",
+            "kwargs": ["task"],
+        },
+        {
+            "idx": 1,
+            "name": "pooler",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.models.Pooling",
+        },
+        {
+            "idx": 2,
+            "name": "normalizer",
+            "path": "2_Normalize",
+            "type": "sentence_transformers.models.Normalize",
+        },
     ]
     _write(directory / "modules.json", modules)
-    _write(directory / "1_Pooling/config.json", {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True})
-    _write(directory / "config_sentence_transformers.json", {"prompts": INSTRUCTIONS, "similarity_fn_name": "cosine"})
+    _write(
+        directory / "1_Pooling/config.json",
+        {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
+    )
+    _write(
+        directory / "config_sentence_transformers.json",
+        {"prompts": INSTRUCTIONS, "similarity_fn_name": "cosine"},
+    )
     (directory / "custom_st.py").write_text("raise SystemExit('code of the checkpoint was run')\n")
     return FakeJinaV3(directory, tensors)
 
@@ -159,10 +202,18 @@ def _v3_tensors(vocabulary: int, seed: int) -> dict[str, Tensor]:
         found[f"roberta.{name}.bias"] = drawn(outputs)
 
     def add_norm(name: str) -> None:
-        found[f"roberta.{name}.weight"], found[f"roberta.{name}.bias"] = 1 + drawn(HIDDEN), drawn(HIDDEN)
+        found[f"roberta.{name}.weight"], found[f"roberta.{name}.bias"] = (
+            1 + drawn(HIDDEN),
+            drawn(HIDDEN),
+        )
 
     for name, rows in (("word_embeddings", vocabulary), ("token_type_embeddings", 1)):
-        add(f"embeddings.{name}", (rows, HIDDEN), (len(TASKS), rows, RANK), (len(TASKS), RANK, HIDDEN))
+        add(
+            f"embeddings.{name}",
+            (rows, HIDDEN),
+            (len(TASKS), rows, RANK),
+            (len(TASKS), RANK, HIDDEN),
+        )
     add_norm("emb_ln")
     for number in range(LAYERS):
         layer = f"encoder.layers.{number}"
@@ -178,7 +229,9 @@ def _v3_tensors(vocabulary: int, seed: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class FakeJinaV5:
-    """The published code of jina-embeddings-v5-text: the last token's state of the task's model, scaled to length 1."""
+    """The published code of jina-embeddings-v5-text: the last token's state of the task's model,
+    scaled to length 1.
+    """
 
     directory: Path
     merged: Mapping[str, transformers.PreTrainedModel]
@@ -189,26 +242,50 @@ class FakeJinaV5:
         rows = []
         for text in texts:
             ids = torch.tensor([tokenizer.encode(prompt + text).ids])
-            rows.append(F.normalize(self.merged[task](input_ids=ids).last_hidden_state[0, -1], dim=0).numpy())
+            rows.append(
+                F.normalize(
+                    self.merged[task](input_ids=ids).last_hidden_state[0, -1], dim=0
+                ).numpy()
+            )
         return np.stack(rows)
 
 
 def write_jina_v5(directory: Path, *, is_nano: bool = False) -> FakeJinaV5:
-    """Write a small jina-embeddings-v5-text-small or -nano as it is published. The latter is a EuroBERT."""
+    """Write a small jina-embeddings-v5-text-small or -nano as it is published. The latter is a
+    EuroBERT.
+    """
     kind: Any = "eurobert" if is_nano else "qwen3"
     write_checkpoint(kind, directory)
     config = json.loads((directory / "config.json").read_text())
     code = "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"
-    own: dict[str, object] = {"architectures": ["JinaEmbeddingsV5Model"], "auto_map": {"AutoModel": code}}
-    own |= {"model_type": "jina_embeddings_v5", "task_names": list(V5_TASKS)} | ({"is_decoder": False} if is_nano else {})
+    own: dict[str, object] = {
+        "architectures": ["JinaEmbeddingsV5Model"],
+        "auto_map": {"AutoModel": code},
+    }
+    own |= {"model_type": "jina_embeddings_v5", "task_names": list(V5_TASKS)} | (
+        {"is_decoder": False} if is_nano else {}
+    )
     _write(directory / "config.json", config | own)
-    module = {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task", "truncate_dim"]}
+    module = {
+        "idx": 0,
+        "name": "transformer",
+        "path": "",
+        "type": "custom_st.Transformer",
+        "kwargs": ["task", "truncate_dim"],
+    }
     _write(directory / "modules.json", [module])
     top = {"prompts": V5_PROMPTS, "default_prompt_name": "document", "similarity_fn_name": "cosine"}
     _write(directory / "config_sentence_transformers.json", top)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     merged = {
-        task: write_random_adapter(kind, directory / "adapters" / task, seed=number, r=4, lora_alpha=4, target_modules=targets)
+        task: write_random_adapter(
+            kind,
+            directory / "adapters" / task,
+            seed=number,
+            r=4,
+            lora_alpha=4,
+            target_modules=targets,
+        )
         for number, task in enumerate(V5_TASKS)
     }
     return FakeJinaV5(directory, merged | {"": random_model(kind)})

@@ -1,4 +1,6 @@
-"""How a small random checkpoint of each family is made: the parity table. A new family is a row of RECIPES."""
+"""How a small random checkpoint of each family is made: the parity table. A new family is a row of
+RECIPES.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`config`: keys of transformers' configuration for a size. `segmented`: the family tells two segments apart.
+    """`config`: keys of transformers' configuration for a size. `segmented`: the family tells two
+    segments apart.
 
-    `like`: the model_type of transformers that computes the same, where the kind is not one of its own. `encoder`: the class of the
-    encoder alone, where AutoModel takes another.
+    `like`: the model_type of transformers that computes the same, where the kind is not one of its
+    own. `encoder`: the class of the encoder alone, where AutoModel takes another.
     """
 
     tokenizer: Style
@@ -63,7 +66,9 @@ def _mpnet(size: Size) -> Values:
 
 
 def _albert(size: Size) -> Values:
-    """The first layers have other weights than the last, and embeddings are narrower than layers."""
+    """The first layers have other weights than the last, and embeddings are narrower than
+    layers.
+    """
     groups = {"num_hidden_layers": size.layers + 1, "num_hidden_groups": min(2, size.layers)}
     return _common(size) | groups | {"embedding_size": max(1, size.hidden // 2)}
 
@@ -74,13 +79,25 @@ def _electra(size: Size) -> Values:
 
 def _deberta(size: Size) -> Values:
     """As v3: fewer buckets than distances, and no absolute positions."""
-    relative = {"relative_attention": True, "position_buckets": 32, "max_relative_positions": -1, "pos_att_type": ["p2c", "c2p"]}
-    shared = {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}
+    relative = {
+        "relative_attention": True,
+        "position_buckets": 32,
+        "max_relative_positions": -1,
+        "pos_att_type": ["p2c", "c2p"],
+    }
+    shared = {
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    }
     return _common(size) | relative | shared
 
 
 def _decoder(size: Size) -> dict[str, object]:
-    """Heads of an even size, as rotary positions need; two share keys where there are several, and together they are wider."""
+    """Heads of an even size, as rotary positions need; two share keys where there are several, and
+    together they are wider.
+    """
     shared = size.heads // 2 if size.heads % 2 == 0 else 1
     return _common(size) | {
         "num_key_value_heads": shared, "head_dim": _even(size.hidden // size.heads) + 4, "rms_norm_eps": 1e-6,
@@ -89,7 +106,9 @@ def _decoder(size: Size) -> dict[str, object]:
 
 
 def _privacy_filter(size: Size) -> Values:
-    """A window narrower than the longest sequence, heads of an even size, and as many experts as find too few tokens."""
+    """A window narrower than the longest sequence, heads of an even size, and as many experts as
+    find too few tokens.
+    """
     return _decoder(size) | {
         "sliding_window": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "attention_bias": True,
         "rope_parameters": {
@@ -125,10 +144,17 @@ def _glm(size: Size) -> Values:
 
 
 def _qwen3_5(size: Size) -> Values:
-    """A gated delta net in every other layer, and half of a head rotated, as these heads are small."""
+    """A gated delta net in every other layer, and half of a head rotated, as these heads are
+    small.
+    """
     pattern = ["linear_attention", "full_attention"]
     pairs = (_even(size.hidden // size.heads) + 4) // 4
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5, "mrope_interleaved": True}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_interleaved": True,
+    }
     sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
     return _decoder(size) | {
         "layer_types": [pattern[number % 2] for number in range(size.layers)],
@@ -183,7 +209,9 @@ def _t5(size: Size) -> Values:
 
 
 def _bart(size: Size) -> Values:
-    """More layers on one side than on the other, and another token before a text than that at its end."""
+    """More layers on one side than on the other, and another token before a text than that at its
+    end.
+    """
     return {
         "vocab_size": size.vocabulary, "d_model": size.hidden, "max_position_embeddings": size.positions,
         "encoder_layers": size.layers, "decoder_layers": size.layers + 1, "encoder_attention_heads": size.heads,
@@ -204,7 +232,9 @@ def _rotary(size: Size) -> dict[str, object]:
 
 def _modernbert(size: Size) -> Values:
     """The first layer sees all, the second a window."""
-    special = dict.fromkeys(("bos_token_id", "cls_token_id"), 2) | dict.fromkeys(("eos_token_id", "sep_token_id"), 3)
+    special = dict.fromkeys(("bos_token_id", "cls_token_id"), 2) | dict.fromkeys(
+        ("eos_token_id", "sep_token_id"), 3
+    )
     return _rotary(size) | special | {"pad_token_id": 0, "local_attention": 16}
 
 

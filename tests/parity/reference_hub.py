@@ -1,8 +1,10 @@
-"""Families that only the hub has code for: their config.json and tensors as published, and a plain forward to compare with.
+"""Families that only the hub has code for: their config.json and tensors as published, and a plain
+forward to compare with.
 
-The forwards are written one sequence at a time from the papers' formulas, without anything of ours: Jina BERT v2 (arXiv 2310.19923,
-slopes as in ALiBi's reference code), its form with normalised queries and keys, Nomic's mixture of experts (arXiv 2502.07972), and
-flash-attn's BERT layout of XLM-RoBERTa.
+The forwards are written one sequence at a time from the papers' formulas, without anything of ours:
+Jina BERT v2 (arXiv 2310.19923, slopes as in ALiBi's reference code), its form with normalised
+queries and keys, Nomic's mixture of experts (arXiv 2502.07972), and flash-attn's BERT layout of
+XLM-RoBERTa.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HubFamily:
-    """`forward(state, config, ids, types)`: hidden states [tokens, hidden] of one sequence; ids and types int64 [tokens]."""
+    """`forward(state, config, ids, types)`: hidden states [tokens, hidden] of one sequence; ids and
+    types int64 [tokens].
+    """
 
     config: Callable[[int, int, int], Values]  # of hidden, heads, layers
     shapes: Callable[[Values], Shapes]
@@ -34,16 +38,31 @@ class HubFamily:
     prefix: str = ""
 
 
-def write_hub(family: HubFamily, directory: Path, config: Values, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> State:
-    """A checkpoint with random weights (without a tokenizer), and these weights under names without prefix."""
+def write_hub(
+    family: HubFamily,
+    directory: Path,
+    config: Values,
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> State:
+    """A checkpoint with random weights (without a tokenizer), and these weights under names without
+    prefix.
+    """
     generator = torch.Generator().manual_seed(seed)
-    state = {name: torch.randn(*shape, generator=generator) * 0.2 for name, shape in family.shapes(config).items()}
+    state = {
+        name: torch.randn(*shape, generator=generator) * 0.2
+        for name, shape in family.shapes(config).items()
+    }
     for name, tensor in state.items():
         if tensor.dim() == 1 and name.endswith(".weight"):
             tensor += 1.0
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    save_file({family.prefix + name: tensor.to(dtype) for name, tensor in state.items()}, directory / "model.safetensors")
+    save_file(
+        {family.prefix + name: tensor.to(dtype) for name, tensor in state.items()},
+        directory / "model.safetensors",
+    )
     return {name: tensor.to(dtype) for name, tensor in state.items()}
 
 
@@ -68,12 +87,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def _rotated(x: Tensor, base: float, turned: int) -> Tensor:
-    """Numbers i and i + turned / 2 of each head are a complex number, turned by position * base^(-2i / turned)."""
+    """Numbers i and i + turned / 2 of each head are a complex number, turned by position *
+    base^(-2i / turned).
+    """
     half = turned // 2
     frequencies = base ** (-torch.arange(half).double() * 2 / turned)
     angles = torch.arange(len(x)).double()[:, None] * frequencies
     numbers = (
-        torch.complex(x[..., :half].double(), x[..., half:turned].double()) * torch.polar(torch.ones(()).double(), angles)[:, None]
+        torch.complex(x[..., :half].double(), x[..., half:turned].double())
+        * torch.polar(torch.ones(()).double(), angles)[:, None]
     )
     return torch.cat((numbers.real, numbers.imag, x[..., turned:].double()), -1).to(x.dtype)
 
@@ -120,21 +142,37 @@ def _jina_common(config: Values) -> dict[str, tuple[int, ...]]:
 
 
 def _jina_shapes(config: Values) -> Shapes:
-    shapes, hidden, ffn = _jina_common(config), _number(config, "hidden_size"), _number(config, "intermediate_size")
+    shapes, hidden, ffn = (
+        _jina_common(config),
+        _number(config, "hidden_size"),
+        _number(config, "intermediate_size"),
+    )
     for i in range(_number(config, "num_hidden_layers")):
         mlp = f"encoder.layer.{i}.mlp"
-        shapes |= {f"{mlp}.gated_layers.weight": (2 * ffn, hidden)} | _pair(f"{mlp}.wo", hidden, ffn)
+        shapes |= {f"{mlp}.gated_layers.weight": (2 * ffn, hidden)} | _pair(
+            f"{mlp}.wo", hidden, ffn
+        )
         shapes |= _norms(f"{mlp}.layernorm", size=hidden)
     return shapes
 
 
 def _jina_code_shapes(config: Values) -> Shapes:
-    shapes, hidden, ffn = _jina_common(config), _number(config, "hidden_size"), _number(config, "intermediate_size")
+    shapes, hidden, ffn = (
+        _jina_common(config),
+        _number(config, "hidden_size"),
+        _number(config, "intermediate_size"),
+    )
     for i in range(_number(config, "num_hidden_layers")):
         layer = f"encoder.layer.{i}"
-        shapes |= {f"{layer}.mlp.up_gated_layer.weight": (2 * ffn, hidden)} | _pair(f"{layer}.mlp.down_layer", hidden, ffn)
+        shapes |= {f"{layer}.mlp.up_gated_layer.weight": (2 * ffn, hidden)} | _pair(
+            f"{layer}.mlp.down_layer", hidden, ffn
+        )
         shapes |= _norms(f"{layer}.layer_norm_1", f"{layer}.layer_norm_2", size=hidden)
-        shapes |= _norms(f"{layer}.attention.self.layer_norm_q", f"{layer}.attention.self.layer_norm_k", size=hidden)
+        shapes |= _norms(
+            f"{layer}.attention.self.layer_norm_q",
+            f"{layer}.attention.self.layer_norm_k",
+            size=hidden,
+        )
     return shapes
 
 
@@ -148,11 +186,16 @@ def _slopes(heads: int) -> list[float]:
 
 def _alibi(tokens: int, heads: int, dtype: torch.dtype) -> Tensor:
     places = torch.arange(tokens)
-    return (-torch.tensor(_slopes(heads))[:, None, None] * (places - places[:, None]).abs()).to(dtype)
+    return (-torch.tensor(_slopes(heads))[:, None, None] * (places - places[:, None]).abs()).to(
+        dtype
+    )
 
 
 def _jina_embedded(state: State, ids: Tensor, types: Tensor) -> Tensor:
-    x = state["embeddings.word_embeddings.weight"][ids] + state["embeddings.token_type_embeddings.weight"][types]
+    x = (
+        state["embeddings.word_embeddings.weight"][ids]
+        + state["embeddings.token_type_embeddings.weight"][types]
+    )
     return _norm(x, state, "embeddings.LayerNorm", 1e-12)
 
 
@@ -162,11 +205,21 @@ def _jina(state: State, config: Values, ids: Tensor, types: Tensor) -> Tensor:
     activation = F.relu if config["feed_forward_type"] == "reglu" else F.gelu
     for i in range(_number(config, "num_hidden_layers")):
         attention, mlp = f"encoder.layer.{i}.attention", f"encoder.layer.{i}.mlp"
-        q, k, v = (_linear(x, state, f"{attention}.self.{n}").unflatten(-1, (heads, -1)) for n in ("query", "key", "value"))
+        q, k, v = (
+            _linear(x, state, f"{attention}.self.{n}").unflatten(-1, (heads, -1))
+            for n in ("query", "key", "value")
+        )
         mixed = _attend(q, k, v, _alibi(len(x), heads, x.dtype))
-        x = _norm(_linear(mixed, state, f"{attention}.output.dense") + x, state, f"{attention}.output.LayerNorm", 1e-12)
+        x = _norm(
+            _linear(mixed, state, f"{attention}.output.dense") + x,
+            state,
+            f"{attention}.output.LayerNorm",
+            1e-12,
+        )
         gate, up = _linear(x, state, f"{mlp}.gated_layers").chunk(2, -1)
-        x = _norm(_linear(activation(gate) * up, state, f"{mlp}.wo") + x, state, f"{mlp}.layernorm", 1e-12)
+        x = _norm(
+            _linear(activation(gate) * up, state, f"{mlp}.wo") + x, state, f"{mlp}.layernorm", 1e-12
+        )
     return x
 
 
@@ -178,12 +231,23 @@ def _jina_code(state: State, config: Values, ids: Tensor, types: Tensor) -> Tens
         own = f"{layer}.attention.self"
         q = _norm(_linear(x, state, f"{own}.query"), state, f"{own}.layer_norm_q", 1e-12)
         k = _norm(_linear(x, state, f"{own}.key"), state, f"{own}.layer_norm_k", 1e-12)
-        q, k, v = (part.unflatten(-1, (heads, -1)) for part in (q, k, _linear(x, state, f"{own}.value")))
-        mixed = _linear(_attend(q, k, v, _alibi(len(x), heads, x.dtype)), state, f"{layer}.attention.output.dense")
+        q, k, v = (
+            part.unflatten(-1, (heads, -1)) for part in (q, k, _linear(x, state, f"{own}.value"))
+        )
+        mixed = _linear(
+            _attend(q, k, v, _alibi(len(x), heads, x.dtype)),
+            state,
+            f"{layer}.attention.output.dense",
+        )
         attended = _norm(mixed + x, state, f"{layer}.attention.output.LayerNorm", 1e-12)
         x = _norm(x + attended, state, f"{layer}.layer_norm_1", 1e-12)
         up, gate = _linear(x, state, f"{layer}.mlp.up_gated_layer").chunk(2, -1)
-        x = _norm(x + _linear(up * F.gelu(gate), state, f"{layer}.mlp.down_layer"), state, f"{layer}.layer_norm_2", 1e-12)
+        x = _norm(
+            x + _linear(up * F.gelu(gate), state, f"{layer}.mlp.down_layer"),
+            state,
+            f"{layer}.layer_norm_2",
+            1e-12,
+        )
     return x
 
 
@@ -212,28 +276,44 @@ def _nomic_shapes(config: Values) -> Shapes:
     shapes |= _norms("emb_ln", size=hidden)
     for i in range(_number(config, "n_layer")):
         layer = f"encoder.layers.{i}"
-        shapes |= _pair(f"{layer}.attn.Wqkv", 3 * hidden, hidden) | _pair(f"{layer}.attn.out_proj", hidden, hidden)
+        shapes |= _pair(f"{layer}.attn.Wqkv", 3 * hidden, hidden) | _pair(
+            f"{layer}.attn.out_proj", hidden, hidden
+        )
         shapes |= _norms(f"{layer}.norm1", f"{layer}.norm2", size=hidden)
         if i % 2 == 0:
-            shapes |= _pair(f"{layer}.mlp.fc1", inner, hidden) | _pair(f"{layer}.mlp.fc2", hidden, inner)
+            shapes |= _pair(f"{layer}.mlp.fc1", inner, hidden) | _pair(
+                f"{layer}.mlp.fc2", hidden, inner
+            )
             continue
-        shapes |= {f"{layer}.mlp.experts.mlp.{name}": (experts * inner, hidden) for name in ("w1", "w2")}
-        shapes |= {f"{layer}.mlp.experts.bias": (hidden,), f"{layer}.mlp.router.layer.weight": (experts, hidden)}
+        shapes |= {
+            f"{layer}.mlp.experts.mlp.{name}": (experts * inner, hidden) for name in ("w1", "w2")
+        }
+        shapes |= {
+            f"{layer}.mlp.experts.bias": (hidden,),
+            f"{layer}.mlp.router.layer.weight": (experts, hidden),
+        }
     return shapes
 
 
 def _nomic(state: State, config: Values, ids: Tensor, types: Tensor) -> Tensor:
     heads = _number(config, "n_head")
     turned = int(_number(config, "n_embd") // heads * cast(float, config["rotary_emb_fraction"]))
-    x = state["embeddings.word_embeddings.weight"][ids] + state["embeddings.token_type_embeddings.weight"][0]
+    x = (
+        state["embeddings.word_embeddings.weight"][ids]
+        + state["embeddings.token_type_embeddings.weight"][0]
+    )
     x = _norm(x, state, "emb_ln", 1e-5)
     for i in range(_number(config, "n_layer")):
         layer = f"encoder.layers.{i}"
         q, k, v = _linear(x, state, f"{layer}.attn.Wqkv").unflatten(-1, (3, heads, -1)).unbind(1)
         mixed = _attend(_rotated(q, 10000.0, turned), _rotated(k, 10000.0, turned), v)
-        x = _norm(_linear(mixed, state, f"{layer}.attn.out_proj") + x, state, f"{layer}.norm1", 1e-5)
+        x = _norm(
+            _linear(mixed, state, f"{layer}.attn.out_proj") + x, state, f"{layer}.norm1", 1e-5
+        )
         if i % 2 == 0:
-            answer = _linear(F.gelu(_linear(x, state, f"{layer}.mlp.fc1")), state, f"{layer}.mlp.fc2")
+            answer = _linear(
+                F.gelu(_linear(x, state, f"{layer}.mlp.fc1")), state, f"{layer}.mlp.fc2"
+            )
         else:
             answer = torch.stack([_experts(token, state, config, f"{layer}.mlp") for token in x])
         x = _norm(answer + x, state, f"{layer}.norm2", 1e-5)
@@ -243,7 +323,10 @@ def _nomic(state: State, config: Values, ids: Tensor, types: Tensor) -> Tensor:
 def _experts(x: Tensor, state: State, config: Values, stem: str) -> Tensor:
     """One token [hidden] through the experts that it is sent to."""
     shares = F.linear(x, state[f"{stem}.router.layer.weight"]).float().softmax(-1)
-    w1, w2 = (state[f"{stem}.experts.mlp.{name}"].chunk(_number(config, "num_experts")) for name in ("w1", "w2"))
+    w1, w2 = (
+        state[f"{stem}.experts.mlp.{name}"].chunk(_number(config, "num_experts"))
+        for name in ("w1", "w2")
+    )
     total = state[f"{stem}.experts.bias"].clone()
     for number in shares.topk(_number(config, "moe_top_k")).indices.tolist():
         total += shares[number].to(x.dtype) * (F.gelu(w1[number] @ x) @ w2[number])
@@ -268,27 +351,44 @@ def _flash_shapes(config: Values) -> Shapes:
     hidden, ffn = _number(config, "hidden_size"), _number(config, "intermediate_size")
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (_number(config, "vocab_size"), hidden),
-        "embeddings.position_embeddings.weight": (_number(config, "max_position_embeddings"), hidden),
+        "embeddings.position_embeddings.weight": (
+            _number(config, "max_position_embeddings"),
+            hidden,
+        ),
         "embeddings.token_type_embeddings.weight": (1, hidden),
     }
     shapes |= _norms("emb_ln", size=hidden)
     for i in range(_number(config, "num_hidden_layers")):
         layer = f"encoder.layers.{i}"
-        shapes |= _pair(f"{layer}.mixer.Wqkv", 3 * hidden, hidden) | _pair(f"{layer}.mixer.out_proj", hidden, hidden)
+        shapes |= _pair(f"{layer}.mixer.Wqkv", 3 * hidden, hidden) | _pair(
+            f"{layer}.mixer.out_proj", hidden, hidden
+        )
         shapes |= _pair(f"{layer}.mlp.fc1", ffn, hidden) | _pair(f"{layer}.mlp.fc2", hidden, ffn)
         shapes |= _norms(f"{layer}.norm1", f"{layer}.norm2", size=hidden)
     return shapes
 
 
 def _flash(state: State, config: Values, ids: Tensor, types: Tensor) -> Tensor:
-    places = torch.arange(len(ids)) + 2  # the padding token is 1, and positions count from the one after it
-    x = state["embeddings.word_embeddings.weight"][ids] + state["embeddings.position_embeddings.weight"][places]
+    places = (
+        torch.arange(len(ids)) + 2
+    )  # the padding token is 1, and positions count from the one after it
+    x = (
+        state["embeddings.word_embeddings.weight"][ids]
+        + state["embeddings.position_embeddings.weight"][places]
+    )
     x = _norm(x + state["embeddings.token_type_embeddings.weight"][0], state, "emb_ln", 1e-5)
     for i in range(_number(config, "num_hidden_layers")):
         layer = f"encoder.layers.{i}"
-        qkv = _linear(x, state, f"{layer}.mixer.Wqkv").unflatten(-1, (3, _number(config, "num_attention_heads"), -1))
+        qkv = _linear(x, state, f"{layer}.mixer.Wqkv").unflatten(
+            -1, (3, _number(config, "num_attention_heads"), -1)
+        )
         q, k, v = qkv.unbind(1)
-        x = _norm(_linear(_attend(q, k, v), state, f"{layer}.mixer.out_proj") + x, state, f"{layer}.norm1", 1e-5)
+        x = _norm(
+            _linear(_attend(q, k, v), state, f"{layer}.mixer.out_proj") + x,
+            state,
+            f"{layer}.norm1",
+            1e-5,
+        )
         inner = F.gelu(_linear(x, state, f"{layer}.mlp.fc1"))
         x = _norm(_linear(inner, state, f"{layer}.mlp.fc2") + x, state, f"{layer}.norm2", 1e-5)
     return x

@@ -1,4 +1,6 @@
-"""Embedding models whose queries have an encoder of their own (sentence-transformers' Router), against sentence-transformers."""
+"""Embedding models whose queries have an encoder of their own (sentence-transformers' Router),
+against sentence-transformers.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +26,45 @@ PROMPTS = {"query": "find: ", "document": "text: "}
 
 
 def write_router(
-    directory: Path, *, kinds: tuple[Kind, Kind] = ("distilbert", "modernbert"), default: str | None = None, width: int = 64
+    directory: Path,
+    *,
+    kinds: tuple[Kind, Kind] = ("distilbert", "modernbert"),
+    default: str | None = None,
+    width: int = 64,
 ) -> Path:
-    """A small encoder with a projection for queries, another one for documents, and a Normalize for both."""
+    """A small encoder with a projection for queries, another one for documents, and a Normalize for
+    both.
+    """
     routes = []
     for number, kind in enumerate(kinds):
         hidden = 32 if number == 0 else 64
         write_checkpoint(kind, directory / kind, hidden=hidden, seed=number)
-        routes.append([Transformer(str(directory / kind)), Pooling(hidden, "mean" if number else "cls")])
+        routes.append(
+            [Transformer(str(directory / kind)), Pooling(hidden, "mean" if number else "cls")]
+        )
     routes[0].append(Dense(32, width, activation_function=torch.nn.Identity()))
     router = Router.for_query_document(*routes, default_route=default)
-    model = SentenceTransformer(modules=[router, Normalize()], device="cpu", prompts=PROMPTS, similarity_fn_name="dot")
+    model = SentenceTransformer(
+        modules=[router, Normalize()], device="cpu", prompts=PROMPTS, similarity_fn_name="dot"
+    )
     model.save(str(directory / "saved"))
     return directory / "saved"
 
 
 @pytest.mark.parametrize("default", [None, "query", "document"])
-def test_queries_and_documents_have_encoders_of_their_own(tmp_path: Path, default: str | None) -> None:
+def test_queries_and_documents_have_encoders_of_their_own(
+    tmp_path: Path, default: str | None
+) -> None:
     directory = write_router(tmp_path, default=default)
     model, reference = load(directory), SentenceTransformer(str(directory), device="cpu")
     queries, documents = reference.encode_query(TEXTS), reference.encode_document(TEXTS)
     assert_close(dense(model, TEXTS, "query"), queries)
     assert_close(dense(model, TEXTS, "document"), documents)
     assert_close(dense(model, TEXTS), reference.encode(TEXTS))
-    assert_close(dense(model, TEXTS, dimensions=20), reference.encode(TEXTS, truncate_dim=20, normalize_embeddings=True))
+    assert_close(
+        dense(model, TEXTS, dimensions=20),
+        reference.encode(TEXTS, truncate_dim=20, normalize_embeddings=True),
+    )
     assert_close(dense(model, [TEXTS[3]], "query")[0], queries[3])
     prepared = model.prepare(ScoreWork(TEXTS[0], TEXTS))
     result = model.finish(prepared, model.forward_all(prepared))
@@ -62,10 +79,12 @@ def test_labels_go_the_default_way(tmp_path: Path) -> None:
     assert isinstance(result, ExtractResult)
     vectors, labels = reference.encode(TEXTS), reference.encode(["law", "weather"])
     nearest = np.argmax(vectors @ labels.T, axis=1)
-    assert [item.labels[0].label for item in result.items] == [("law", "weather")[number] for number in nearest]
+    assert [item.labels[0].label for item in result.items] == [
+        ("law", "weather")[number] for number in nearest
+    ]
 
 
-def test_the_card_names_both(tmp_path: Path) -> None:
+def test_card_names_both(tmp_path: Path) -> None:
     card = read_card(write_router(tmp_path), "test/model")
     assert card.queries is not None
     assert (card.family, card.queries.family) == ("modernbert", "distilbert")
@@ -79,10 +98,12 @@ def test_vectors_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         load(write_router(tmp_path, width=48))
 
 
-def test_a_normalize_of_one_route_is_refused(tmp_path: Path) -> None:
+def test_normalize_of_one_route_is_refused(tmp_path: Path) -> None:
     directory = write_router(tmp_path)
     listed = json.loads((directory / "modules.json").read_text())
-    (directory / "modules.json").write_text(json.dumps([entry for entry in listed if not entry["type"].endswith("Normalize")]))
+    (directory / "modules.json").write_text(
+        json.dumps([entry for entry in listed if not entry["type"].endswith("Normalize")])
+    )
     routes = json.loads((directory / "router_config.json").read_text())
     routes["structure"]["query"].append("normal")
     routes["types"]["normal"] = "sentence_transformers.models.Normalize"

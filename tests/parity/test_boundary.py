@@ -1,4 +1,6 @@
-"""GLiNER2.5 (the architecture `boundary`) against the gliner2 package: the same answers to the same schema."""
+"""GLiNER2.5 (the architecture `boundary`) against the gliner2 package: the same answers to the same
+schema.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from scipy.optimize import linear_sum_assignment
 
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken
-from libs.models import EntitiesWork, Extraction, Schema, SchemaField, SchemaLabel, SchemaStructure, StructureWork
+from libs.models import (
+    EntitiesWork,
+    Extraction,
+    Schema,
+    SchemaField,
+    SchemaLabel,
+    SchemaStructure,
+    StructureWork,
+)
 from libs.models.text.heads.boundary import head
 from libs.models.text.heads.boundary.head import UNUSED
 from libs.models.text.processing.boundary import records
@@ -54,7 +64,12 @@ CONFIGS: dict[str, tuple[Mapping[str, Any], str]] = {
 }  # fmt: skip
 
 NAMES = SchemaStructure(
-    "licence", (SchemaField("name", single=True), SchemaField("right", threshold=0.45), SchemaField("of", True))
+    "licence",
+    (
+        SchemaField("name", single=True),
+        SchemaField("right", threshold=0.45),
+        SchemaField("of", True),
+    ),
 )
 NAMED = SchemaStructure(
     "place",
@@ -66,7 +81,13 @@ NAMED = SchemaStructure(
 )
 """Choices that the texts hold."""
 RECORDS = {"spans": (NAMES,), "choices": SCHEMA.structures, "mentions": (NAMED, NAMES)}
-MIXED = replace(SCHEMA, structures=(NAMES, SchemaStructure("a", (SchemaField("b"), SchemaField("c", True, ("free", "we"))))))
+MIXED = replace(
+    SCHEMA,
+    structures=(
+        NAMES,
+        SchemaStructure("a", (SchemaField("b"), SchemaField("c", True, ("free", "we")))),
+    ),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +100,8 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _choices_before_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package fails where a record's span and the choice that fills its field both stand before the text, in the prompt: it
-    looks for the span's place in the text."""
+    """The package fails where a record's span and the choice that fills its field both stand before
+    the text, in the prompt: it looks for the span's place in the text."""
     place = engine.token_boundaries_to_character_offsets
 
     def of_text(start: int, end: int, *offsets: Any) -> tuple[int, int]:
@@ -97,15 +118,24 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return make_boundary(tmp_path_factory.mktemp("boundary"), {"pool_size": 60, "pool_boundary_top_k": 12}, seed=1)
+    return make_boundary(
+        tmp_path_factory.mktemp("boundary"), {"pool_size": 60, "pool_boundary_top_k": 12}, seed=1
+    )
 
 
 def ours(found: Extraction) -> Found:
     """As test_gliner2's, with relations whose score is of its own beside those of head and tail."""
     flat = test_gliner2.ours(replace(found, relations=()))
     for one in found.relations:
-        place = ("relation", one.label, *((end.text, end.start, end.end) for end in (one.head, one.tail)))
-        flat |= {(*place, name): score for name, score in _scores(one.score, one.head.score, one.tail.score)}
+        place = (
+            "relation",
+            one.label,
+            *((end.text, end.start, end.end) for end in (one.head, one.tail)),
+        )
+        flat |= {
+            (*place, name): score
+            for name, score in _scores(one.score, one.head.score, one.tail.score)
+        }
     return flat
 
 
@@ -114,7 +144,9 @@ def _scores(pair: float, head: float, tail: float) -> list[tuple[str, float]]:
 
 
 def theirs(text: str, answer: Mapping[str, Any], schema: Schema) -> Found:
-    """The package's answer without the full stop that it adds to a text, without places of choices, and with all scores."""
+    """The package's answer without the full stop that it adds to a text, without places of choices,
+    and with all scores.
+    """
     rest = {**answer, "relation_extraction": {}}
     for asked in schema.structures:
         rest[asked.name] = _instances(text, answer.get(asked.name) or [], asked)
@@ -123,8 +155,13 @@ def theirs(text: str, answer: Mapping[str, Any], schema: Schema) -> Found:
         for one in found:
             ends = [_span(text, one[end]) for end in ("head", "tail")]
             if all(end[0] for end in ends):
-                scores = _scores(one["confidence"], one["head"]["confidence"], one["tail"]["confidence"])
-                flat |= {("relation", label.partition(":")[0], *ends, name): score for name, score in scores}
+                scores = _scores(
+                    one["confidence"], one["head"]["confidence"], one["tail"]["confidence"]
+                )
+                flat |= {
+                    ("relation", label.partition(":")[0], *ends, name): score
+                    for name, score in scores
+                }
     return flat
 
 
@@ -134,7 +171,9 @@ def _span(text: str, found: Mapping[str, Any]) -> tuple[str, int, int]:
     return kept, start, start + len(kept)
 
 
-def _instances(text: str, found: Sequence[Mapping[str, Any]], asked: SchemaStructure) -> list[dict[str, Any]]:
+def _instances(
+    text: str, found: Sequence[Mapping[str, Any]], asked: SchemaStructure
+) -> list[dict[str, Any]]:
     made = []
     for instance in found:
         fields: dict[str, Any] = {}
@@ -142,7 +181,9 @@ def _instances(text: str, found: Sequence[Mapping[str, Any]], asked: SchemaStruc
             value = instance[field.name]
             values = [one for one in (value if isinstance(value, list) else [value]) if one]
             if field.choices:
-                fields[field.name] = [{"text": one["text"], "confidence": one["confidence"]} for one in values]
+                fields[field.name] = [
+                    {"text": one["text"], "confidence": one["confidence"]} for one in values
+                ]
             else:
                 fields[field.name] = [one for one in values if _span(text, one)[0]]
         if any(fields.values()):
@@ -160,20 +201,28 @@ def check(made: Reference, texts: list[str], schema: Schema) -> Counter[str]:
         best = {("class", one.name, one.labels[0].label) for one in mine.classifications}
         multi = {one.name for one in schema.classifications if one.multi_label}
         # Of a classification with one answer the package gives the best label only.
-        kept = {place: score for place, score in flat.items() if place[0] != "class" or place[1] in multi or place in best}
+        kept = {
+            place: score
+            for place, score in flat.items()
+            if place[0] != "class" or place[1] in multi or place in best
+        }
         same(kept, theirs(text, other, schema))
         kinds.update(place[0] for place in flat)
     return kinds
 
 
-def test_the_card(made: Reference) -> None:
+def test_card(made: Reference) -> None:
     card = read_card(made.directory, "org/name")
     assert (card.kind, card.tasks, card.max_tokens) == ("gliner2", ("entities", "structure"), 512)
 
 
 def test_entities(made: Reference) -> None:
     for threshold in (0.5, 0.2, 0.01):
-        found = check(made, TEXTS, replace(SCHEMA, classifications=(), relations=(), structures=(), threshold=threshold))
+        found = check(
+            made,
+            TEXTS,
+            replace(SCHEMA, classifications=(), relations=(), structures=(), threshold=threshold),
+        )
     assert found["entity"] > 10
 
 
@@ -183,7 +232,11 @@ def test_classes(made: Reference) -> None:
 
 
 def test_relations(made: Reference) -> None:
-    asked = (SchemaLabel("protects", "keeps safe"), SchemaLabel("runs", threshold=0.3), SchemaLabel("of"))
+    asked = (
+        SchemaLabel("protects", "keeps safe"),
+        SchemaLabel("runs", threshold=0.3),
+        SchemaLabel("of"),
+    )
     for threshold in (0.5, 0.1, 0.0):
         found = check(made, TEXTS, Schema(relations=asked, threshold=threshold))
     assert found["relation"] > 10
@@ -191,7 +244,13 @@ def test_relations(made: Reference) -> None:
 
 @pytest.mark.parametrize("name", list(RECORDS))
 def test_records(made: Reference, name: str) -> None:
-    found = sum((check(made, TEXTS, Schema(structures=RECORDS[name], threshold=threshold)) for threshold in (0.8, 0.6)), Counter())
+    found = sum(
+        (
+            check(made, TEXTS, Schema(structures=RECORDS[name], threshold=threshold))
+            for threshold in (0.8, 0.6)
+        ),
+        Counter(),
+    )
     assert found["structure"] > 10
 
 
@@ -201,36 +260,55 @@ def test_all_at_once(made: Reference) -> None:
     assert min(found[kind] for kind in ("entity", "class", "relation", "structure")) > 3
 
 
-def test_a_long_text(made: Reference) -> None:
+def test_long_text(made: Reference) -> None:
     """Of more words than boundaries see of each other, and with more pairs than are scored."""
     drawn = random.Random(7)
     words = [word for text in TEXTS for word in text.split()]
     text = " ".join(drawn.choice(words) for _ in range(75))
-    found = check(made, [text], Schema(SCHEMA.entities, relations=SCHEMA.relations, structures=(NAMES,), threshold=0.3))
+    found = check(
+        made,
+        [text],
+        Schema(SCHEMA.entities, relations=SCHEMA.relations, structures=(NAMES,), threshold=0.3),
+    )
     assert min(found[kind] for kind in ("entity", "structure")) > 2
 
 
 def test_texts_that_are_cut(first: Reference) -> None:
     model = load(first.directory)
-    asked, text = Schema(SCHEMA.entities, threshold=0.05), "Ada wrote a program, and then another. " * 60
-    [begin], [end] = run(model, StructureWork([text], asked), StructureWork([text], asked, truncation="start"))
-    assert max(one.end for one in begin.entities) < 2000 < 1200 + min(one.start for one in end.entities)
+    asked, text = (
+        Schema(SCHEMA.entities, threshold=0.05),
+        "Ada wrote a program, and then another. " * 60,
+    )
+    [begin], [end] = run(
+        model, StructureWork([text], asked), StructureWork([text], asked, truncation="start")
+    )
+    assert (
+        max(one.end for one in begin.entities)
+        < 2000
+        < 1200 + min(one.start for one in end.entities)
+    )
     for one in (*begin.entities, *end.entities):
         assert text[one.start : one.end] == one.text
     with pytest.raises(InputTooLong):
         model.prepare(StructureWork([text], asked, truncation="none"))
-    [nothing] = run(model, StructureWork([f"{'😀' * 4000} a"], SCHEMA))[0]  # no whole word fits, but those of choices do
+    [nothing] = run(model, StructureWork([f"{'😀' * 4000} a"], SCHEMA))[
+        0
+    ]  # no whole word fits, but those of choices do
     assert not nothing.entities
     assert len(nothing.classifications) == 2
-    [bare] = run(model, StructureWork([f"{'😀' * 4000} a"], Schema(SCHEMA.entities, SCHEMA.classifications)))[0]
+    [bare] = run(
+        model, StructureWork([f"{'😀' * 4000} a"], Schema(SCHEMA.entities, SCHEMA.classifications))
+    )[0]
     assert not bare.entities
     assert len(bare.classifications) == 2
 
 
-def test_a_batch_is_as_each_alone(first: Reference) -> None:
+def test_batch_is_as_each_alone(first: Reference) -> None:
     model = load(first.directory)
     alone = Schema(classifications=SCHEMA.classifications)
-    works = [StructureWork(TEXTS, schema) for schema in (MIXED, alone, replace(SCHEMA, threshold=0.3))]
+    works = [
+        StructureWork(TEXTS, schema) for schema in (MIXED, alone, replace(SCHEMA, threshold=0.3))
+    ]
     works.append(StructureWork(TEXTS[::-1], Schema(SCHEMA.entities, threshold=0.1)))
     for work, found in zip(works, run(model, *works), strict=True):
         for text, one in zip(work.texts, found, strict=True):
@@ -244,24 +322,38 @@ def test_labels_of_entities_alone(first: Reference) -> None:
     loose = run(model, EntitiesWork(TEXTS, labels=labels, threshold=0.2, flat=False))[0]
     for text, one, other in zip(TEXTS, loose, first.answers(TEXTS, schema), strict=True):
         same(ours(one), theirs(text, other, schema))
-    for one, every in zip(run(model, EntitiesWork(TEXTS, labels=labels, threshold=0.2))[0], loose, strict=True):
+    for one, every in zip(
+        run(model, EntitiesWork(TEXTS, labels=labels, threshold=0.2))[0], loose, strict=True
+    ):
         assert set(one.entities) <= set(every.entities)
         assert all(before.end <= after.start for before, after in pairwise(one.entities))
 
 
 def test_its_own_check(first: Reference) -> None:
-    """What it gives packed and alone is compared number by number there, so columns may not depend on which pairs are scored."""
+    """What it gives packed and alone is compared number by number there, so columns may not depend
+    on which pairs are scored.
+    """
     tests = list(selftest.run(first.directory, "test/model", None))
     assert all(test.passed for test in tests if "bfloat16" not in test.name)
-    assert {test.name for test in tests} >= {"entities: packed as alone", "structure: packed as alone", "structure: answer"}
+    assert {test.name for test in tests} >= {
+        "entities: packed as alone",
+        "structure: packed as alone",
+        "structure: answer",
+    }
 
 
 def test_bfloat16_is_near(first: Reference) -> None:
-    asked = StructureWork(TEXTS, Schema(classifications=SCHEMA.classifications[:1], entities=SCHEMA.entities))
-    exact, near = (run(load(first.directory, dtype), asked)[0] for dtype in (torch.float32, torch.bfloat16))
+    asked = StructureWork(
+        TEXTS, Schema(classifications=SCHEMA.classifications[:1], entities=SCHEMA.entities)
+    )
+    exact, near = (
+        run(load(first.directory, dtype), asked)[0] for dtype in (torch.float32, torch.bfloat16)
+    )
     for one, other in zip(exact, near, strict=True):
         scores = {label.label: label.score for label in other.classifications[0].labels}
-        assert all(abs(label.score - scores[label.label]) < 0.1 for label in one.classifications[0].labels)
+        assert all(
+            abs(label.score - scores[label.label]) < 0.1 for label in one.classifications[0].labels
+        )
 
 
 def test_every_tensor_is_used_or_known(first: Reference, tmp_path: Path) -> None:
@@ -294,7 +386,9 @@ def test_every_tensor_is_used_or_known(first: Reference, tmp_path: Path) -> None
         ("directional_relation_states", False),
     ],
 )  # fmt: skip
-def test_settings_that_are_not_served(first: Reference, tmp_path: Path, key: str, value: object) -> None:
+def test_settings_that_are_not_served(
+    first: Reference, tmp_path: Path, key: str, value: object
+) -> None:
     with pytest.raises(ModelBroken):
         load(_changed(first, tmp_path, {key: value}))
 
@@ -310,13 +404,16 @@ def test_another_version_is_not_served(first: Reference, tmp_path: Path) -> None
 def test_classes_have_a_temperature(first: Reference, tmp_path: Path) -> None:
     asked = StructureWork(TEXTS, Schema(classifications=SCHEMA.classifications[:1]))
     warm, usual = (
-        run(load(where), asked)[0] for where in (_changed(first, tmp_path, {"classification_temperature": 4}), first.directory)
+        run(load(where), asked)[0]
+        for where in (_changed(first, tmp_path, {"classification_temperature": 4}), first.directory)
     )
     for one, other in zip(warm, usual, strict=True):
         scores = {label.label: label.score for label in other.classifications[0].labels}
         warmed = {label: score**0.25 for label, score in scores.items()}
         for label in one.classifications[0].labels:
-            assert label.score == pytest.approx(warmed[label.label] / sum(warmed.values()), abs=1e-5)
+            assert label.score == pytest.approx(
+                warmed[label.label] / sum(warmed.values()), abs=1e-5
+            )
 
 
 def test_labels_that_are_absent(first: Reference, tmp_path: Path) -> None:
@@ -326,17 +423,23 @@ def test_labels_that_are_absent(first: Reference, tmp_path: Path) -> None:
     assert not any(one.entities for one in run(sure, asked)[0])
 
 
-def test_an_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(first.directory)
     monkeypatch.setattr(structure, "_ANSWER", (0, 100))
-    for schema in (Schema(tuple(map(SchemaLabel, "abcd")), threshold=0.0), Schema(structures=(NAMES,), threshold=0.3)):
+    for schema in (
+        Schema(tuple(map(SchemaLabel, "abcd")), threshold=0.0),
+        Schema(structures=(NAMES,), threshold=0.3),
+    ):
         with pytest.raises(InvalidInput, match="raise thresholds") as caught:
             run(model, StructureWork(["short", TEXTS[0]], schema))
         assert caught.value.field == "items[1].text"
 
 
 def test_records_are_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = load(first.directory), StructureWork(TEXTS[:1], Schema(structures=(NAMES,), threshold=0.5))
+    model, asked = (
+        load(first.directory),
+        StructureWork(TEXTS[:1], Schema(structures=(NAMES,), threshold=0.5)),
+    )
     assert len(run(model, asked)[0][0].structures) > 1
     monkeypatch.setattr(records, "MOST_STEPS", 3)
     with pytest.raises(InvalidInput, match="raise thresholds") as caught:
@@ -359,10 +462,15 @@ def _changed(made: Reference, directory: Path, head: Mapping[str, object]) -> Pa
 def test_assignments_are_the_cheapest() -> None:
     drawn = np.random.default_rng(0)
     for rows, columns in [(1, 1), (1, 7), (6, 6), (20, 31), (40, 40)]:
-        for costs in (drawn.random((rows, columns)), drawn.integers(0, 3, (rows, columns)).astype(np.float64)):
+        for costs in (
+            drawn.random((rows, columns)),
+            drawn.integers(0, 3, (rows, columns)).astype(np.float64),
+        ):
             chosen = assigned(costs)
             assert len(set(chosen)) == rows
-            assert costs[np.arange(rows), chosen].sum() == pytest.approx(costs[linear_sum_assignment(costs)].sum())
+            assert costs[np.arange(rows), chosen].sum() == pytest.approx(
+                costs[linear_sum_assignment(costs)].sum()
+            )
 
 
 def test_spans_with_the_largest_sum_are_kept() -> None:
@@ -371,12 +479,18 @@ def test_spans_with_the_largest_sum_are_kept() -> None:
         spans = [Span(start, start + size, score) for start, size, score in zip(drawn.integers(0, 12, 10).tolist(),
                  drawn.integers(1, 6, 10).tolist(), (drawn.integers(1, 5, 10) / 4).tolist(), strict=True)]  # fmt: skip
         assert disjoint(spans) == overlap.resolve_overlaps(
-            spans, "flat", score=lambda one: one.score, start=lambda one: one.start, end=lambda one: one.end
+            spans,
+            "flat",
+            score=lambda one: one.score,
+            start=lambda one: one.start,
+            end=lambda one: one.end,
         )
 
 
 def test_relations_are_told_once() -> None:
-    """Without parts of a mention, other mentions of the same words, and what another pair implies: as by the package."""
+    """Without parts of a mention, other mentions of the same words, and what another pair implies:
+    as by the package.
+    """
     text = "Ada Lovelace of Acme met ada lovelace of ACME, and Ada of Acme Ltd met Acme."
     words = [match.span() for match in word_pattern().finditer(text)]
     drawn = random.Random(3)
@@ -391,7 +505,10 @@ def test_relations_are_told_once() -> None:
             pairs = dict.fromkeys((mention(), mention()) for _ in range(count))
             edges = []
             for ends in pairs:
-                head, tail = (Span(*end, role.setdefault(end, drawn.random())) for end, role in zip(ends, roles, strict=True))
+                head, tail = (
+                    Span(*end, role.setdefault(end, drawn.random()))
+                    for end, role in zip(ends, roles, strict=True)
+                )
                 edges.append(Edge(head, tail, drawn.random()))
             asked = [
                 {
@@ -403,4 +520,6 @@ def test_relations_are_told_once() -> None:
             ]
             left = engine.BoundaryExtractor._deduplicate_relation_edges(asked)
             wanted = [(one["head"][1:], one["tail"][1:], one["score"]) for one in left]
-            assert [tuple(map(tuple, edge[:2])) + edge[2:] for edge in distinct(edges, text)] == wanted
+            assert [
+                tuple(map(tuple, edge[:2])) + edge[2:] for edge in distinct(edges, text)
+            ] == wanted

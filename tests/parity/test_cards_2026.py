@@ -31,7 +31,9 @@ from tests.parity.test_heads import TEXTS, assert_close, dense, run, scores
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-HARRIER = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+HARRIER = (
+    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +56,9 @@ def both_sides(directory: Path, ids: list[int]) -> Tensor:
     """States of a decoder without its causal mask."""
     model = transformers.AutoModel.from_pretrained(directory).eval()
     seen = torch.zeros(1, 1, len(ids), len(ids))
-    return cast(Tensor, model(input_ids=torch.tensor([ids]), attention_mask=seen).last_hidden_state[0])
+    return cast(
+        Tensor, model(input_ids=torch.tensor([ids]), attention_mask=seen).last_hidden_state[0]
+    )
 
 
 def ids_of(directory: Path, text: str, *, special: bool = True) -> list[int]:
@@ -64,9 +68,14 @@ def ids_of(directory: Path, text: str, *, special: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize(("kind", "model"), [("gemma3_text", "270m"), ("qwen3", "0.6b")])
-def test_harrier_reads_the_last_token_of_a_causal_model(kind: str, model: str, tmp_path: Path) -> None:
+def test_harrier_reads_the_last_token_of_a_causal_model(
+    kind: str, model: str, tmp_path: Path
+) -> None:
     write_checkpoint(
-        kind, tmp_path, positions=1024, sentence=SentenceFiles(pooling="lasttoken", normalize=True, max_seq_length=1024)
+        kind,
+        tmp_path,
+        positions=1024,
+        sentence=SentenceFiles(pooling="lasttoken", normalize=True, max_seq_length=1024),
     )
     theirs = SentenceTransformer(str(tmp_path), device="cpu")
     ours = load(tmp_path, f"microsoft/harrier-oss-v1-{model}")
@@ -82,16 +91,27 @@ def test_voyage_projects_states_that_see_both_sides(tmp_path: Path) -> None:
     for text in TEXTS:
         ids = ids_of(tmp_path, f"Represent the query for retrieving supporting documents: {text}")
         wanted.append(F.normalize((both_sides(tmp_path, ids) @ matrix.T).mean(0), dim=0))
-    named = {name if name.startswith("model.") else f"model.{name}": tensor for name, tensor in states.items()}
-    save_file({**named, "linear.weight": matrix}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    reconfigure(tmp_path, {"architectures": ["VoyageQwen3BidirectionalEmbedModel"], "num_labels": 128})
+    named = {
+        name if name.startswith("model.") else f"model.{name}": tensor
+        for name, tensor in states.items()
+    }
+    save_file(
+        {**named, "linear.weight": matrix},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    reconfigure(
+        tmp_path, {"architectures": ["VoyageQwen3BidirectionalEmbedModel"], "num_labels": 128}
+    )
     model = load(tmp_path, "voyageai/voyage-4-nano")
     assert model.card.dimensions == 128
     assert_close(dense(model, TEXTS, "query"), torch.stack(wanted).numpy())
 
 
 @pytest.mark.parametrize(("pooling", "temperature"), [("avg", 1.0), ("last", 0.5), ("cls", 2.0)])
-def test_nemotron_classifies_the_state_that_its_config_names(pooling: str, temperature: float, tmp_path: Path) -> None:
+def test_nemotron_classifies_the_state_that_its_config_names(
+    pooling: str, temperature: float, tmp_path: Path
+) -> None:
     write_checkpoint("llama", tmp_path, head="sequence_classification", positions=1024)
     head = load_file(tmp_path / "model.safetensors")["score.weight"]
     wanted = []
@@ -100,14 +120,18 @@ def test_nemotron_classifies_the_state_that_its_config_names(pooling: str, tempe
         states = both_sides(tmp_path, ids_of(tmp_path, rendered))
         pooled = {"avg": states.mean(0), "last": states[-1], "cls": states[0]}[pooling]
         wanted.append(float(head[0] @ pooled) / temperature)
-    reconfigure(tmp_path, {"model_type": "llama_bidirec", "pooling": pooling, "temperature": temperature})
+    reconfigure(
+        tmp_path, {"model_type": "llama_bidirec", "pooling": pooling, "temperature": temperature}
+    )
     model = load(tmp_path, "nvidia/llama-nemotron-rerank-1b-v2")
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), np.array(wanted, np.float32))
 
 
 def test_bge_reranker_v2_gemma_has_the_logit_of_yes(tmp_path: Path) -> None:
     """FlagEmbedding cuts query, document and prompt into tokens one by one, between line feeds."""
-    write_checkpoint("gemma", tmp_path, head="causal_lm", positions=1024, config={"vocab_size": 410})
+    write_checkpoint(
+        "gemma", tmp_path, head="causal_lm", positions=1024, config={"vocab_size": 410}
+    )
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.add_tokens(["Yes"]) == 1
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -123,14 +147,19 @@ def test_bge_reranker_v2_gemma_has_the_logit_of_yes(tmp_path: Path) -> None:
         ids = ids_of(tmp_path, f"<bos>A: {QUERY}\nB: {text}\n{prompt}", special=False)
         with torch.inference_mode():
             wanted.append(float(network(input_ids=torch.tensor([ids])).logits[0, -1, yes]))
-    assert_close(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")), np.array(wanted, np.float32))
+    assert_close(
+        scores(model, ScoreWork(QUERY, TEXTS, scale="logit")), np.array(wanted, np.float32)
+    )
 
 
 def test_mxbai_rerank_v1_is_a_cross_encoder(tmp_path: Path) -> None:
     write_checkpoint("deberta-v2", tmp_path, head="sequence_classification", positions=512)
     theirs = CrossEncoder(str(tmp_path), device="cpu")
     logits = theirs.predict([(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity())
-    assert_close(scores(load(tmp_path, "mixedbread-ai/mxbai-rerank-base-v1"), ScoreWork(QUERY, TEXTS)), logits)
+    assert_close(
+        scores(load(tmp_path, "mixedbread-ai/mxbai-rerank-base-v1"), ScoreWork(QUERY, TEXTS)),
+        logits,
+    )
 
 
 def test_gte_multilingual_reranker_has_a_pooler_before_its_classifier(tmp_path: Path) -> None:
@@ -143,53 +172,100 @@ def test_gte_multilingual_reranker_has_a_pooler_before_its_classifier(tmp_path: 
         "classifier.weight": torch.randn(1, 64, generator=generator) * 0.2,
         "classifier.bias": torch.randn(1, generator=generator) * 0.2,
     }
-    states = {f"new.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    states = {
+        f"new.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
     save_file({**states, **head}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    reconfigure(tmp_path, {"architectures": ["NewForSequenceClassification"], "id2label": {"0": "LABEL_0"}})
+    reconfigure(
+        tmp_path, {"architectures": ["NewForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    )
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     wanted = []
     for text in TEXTS:
         pair = tokenizer.encode(QUERY, text)
         with torch.inference_mode():
-            inputs = {"input_ids": torch.tensor([pair.ids]), "token_type_ids": torch.tensor([pair.type_ids])}
+            inputs = {
+                "input_ids": torch.tensor([pair.ids]),
+                "token_type_ids": torch.tensor([pair.type_ids]),
+            }
             first = network(**inputs).last_hidden_state[0, 0]
-        pooled = F.linear(first, head["new.pooler.dense.weight"], head["new.pooler.dense.bias"]).tanh()
+        pooled = F.linear(
+            first, head["new.pooler.dense.weight"], head["new.pooler.dense.bias"]
+        ).tanh()
         wanted.append(float(F.linear(pooled, head["classifier.weight"], head["classifier.bias"])))
-    ours = scores(load(tmp_path, "Alibaba-NLP/gte-multilingual-reranker-base"), ScoreWork(QUERY, TEXTS))
+    ours = scores(
+        load(tmp_path, "Alibaba-NLP/gte-multilingual-reranker-base"), ScoreWork(QUERY, TEXTS)
+    )
     assert_close(ours, np.array(wanted, np.float32))
 
 
 CLASSIFIERS = {
-    "ProsusAI/finbert": ("bert", ("positive", "negative", "neutral"), "single_label_classification"),
-    "SamLowe/roberta-base-go_emotions": ("roberta", ("admiration", "anger", "neutral"), "multi_label_classification"),
-    "NousResearch/Minos-v1": ("modernbert", ("Non-refusal", "Refusal"), "single_label_classification"),
+    "ProsusAI/finbert": (
+        "bert",
+        ("positive", "negative", "neutral"),
+        "single_label_classification",
+    ),
+    "SamLowe/roberta-base-go_emotions": (
+        "roberta",
+        ("admiration", "anger", "neutral"),
+        "multi_label_classification",
+    ),
+    "NousResearch/Minos-v1": (
+        "modernbert",
+        ("Non-refusal", "Refusal"),
+        "single_label_classification",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifiers_equal_the_pipeline(name: str, tmp_path: Path) -> None:
     kind, labels, problem = CLASSIFIERS[name]
-    write_checkpoint(kind, tmp_path, head="sequence_classification", labels=labels, config={"problem_type": problem})
-    texts = [f"<|user|>\n{QUERY}\n<|assistant|>\n{TEXTS[0]}"] if name.endswith("Minos-v1") else TEXTS[:2]
+    write_checkpoint(
+        kind,
+        tmp_path,
+        head="sequence_classification",
+        labels=labels,
+        config={"problem_type": problem},
+    )
+    texts = (
+        [f"<|user|>\n{QUERY}\n<|assistant|>\n{TEXTS[0]}"]
+        if name.endswith("Minos-v1")
+        else TEXTS[:2]
+    )
     (result,) = run(load(tmp_path, name), ClassifyWork(texts))
     assert isinstance(result, ExtractResult)
     pipeline = cast(Any, transformers.pipeline)("text-classification", str(tmp_path), device="cpu")
     for ours, theirs in zip(result.items, pipeline(texts, top_k=None), strict=True):
         assert [item.label for item in ours.labels] == [item["label"] for item in theirs]
-        assert [item.score for item in ours.labels] == pytest.approx([item["score"] for item in theirs], rel=1e-5, abs=1e-7)
+        assert [item.score for item in ours.labels] == pytest.approx(
+            [item["score"] for item in theirs], rel=1e-5, abs=1e-7
+        )
 
 
 def test_arctic_reads_the_first_token_after_its_prompt(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path, sentence=SentenceFiles(pooling="cls_token", normalize=True))
     prompt = "Represent this sentence for searching relevant passages: "
-    theirs: NDArray[np.float32] = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS, prompt=prompt)
-    assert_close(dense(load(tmp_path, "Snowflake/snowflake-arctic-embed-m-v1.5"), TEXTS, "query"), theirs)
+    theirs: NDArray[np.float32] = SentenceTransformer(str(tmp_path), device="cpu").encode(
+        TEXTS, prompt=prompt
+    )
+    assert_close(
+        dense(load(tmp_path, "Snowflake/snowflake-arctic-embed-m-v1.5"), TEXTS, "query"), theirs
+    )
 
 
 def test_kalm_sees_both_sides_after_its_instruction(tmp_path: Path) -> None:
-    write_checkpoint("qwen2", tmp_path, positions=1024, sentence=SentenceFiles(pooling="mean_tokens", max_seq_length=1024))
+    write_checkpoint(
+        "qwen2",
+        tmp_path,
+        positions=1024,
+        sentence=SentenceFiles(pooling="mean_tokens", max_seq_length=1024),
+    )
     prompt = "Instruct: Given a query, retrieve documents that answer the query \n Query: "
-    wanted = [F.normalize(both_sides(tmp_path, ids_of(tmp_path, prompt + text)).mean(0), dim=0) for text in TEXTS]
+    wanted = [
+        F.normalize(both_sides(tmp_path, ids_of(tmp_path, prompt + text)).mean(0), dim=0)
+        for text in TEXTS
+    ]
     reconfigure(tmp_path, {"is_causal": False})
     model = load(tmp_path, "HIT-TMG/KaLM-embedding-multilingual-mini-instruct-v1.5")
     assert_close(dense(model, TEXTS, "query"), torch.stack(wanted).numpy())
@@ -197,7 +273,9 @@ def test_kalm_sees_both_sides_after_its_instruction(tmp_path: Path) -> None:
 
 def test_qwen3guard_is_a_writer(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path, head="causal_lm", positions=1024)
-    (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
     name = "Qwen/Qwen3Guard-Gen-0.6B"
     assert read_card(tmp_path, name, read_catalog().of(name)).kind == "writer"

@@ -1,4 +1,6 @@
-"""Chunks against references over transformers: late ones written out after the paper, others as texts of their own."""
+"""Chunks against references over transformers: late ones written out after the paper, others as
+texts of their own.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kind, pooling = request.param
-    files = SentenceFiles(pooling=pooling, prompts={"document": PROMPT}, dense=16 if kind == "xlm-roberta" else None)
+    files = SentenceFiles(
+        pooling=pooling, prompts={"document": PROMPT}, dense=16 if kind == "xlm-roberta" else None
+    )
     return write_checkpoint(kind, tmp_path_factory.mktemp(f"{kind}-{pooling}"), sentence=files)
 
 
@@ -65,7 +69,9 @@ def load(directory: Path) -> PackedModel:
 def encode(model: PackedModel, *works: EncodeWork) -> list[EncodeResult]:
     """All works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
-    outputs = model.forward(prepared[0].head, [sequence for item in prepared for sequence in item.sequences])
+    outputs = model.forward(
+        prepared[0].head, [sequence for item in prepared for sequence in item.sequences]
+    )
     found, first = [], 0
     for item in prepared:
         result = model.finish(item, outputs[first : first + len(item.sequences)])
@@ -88,8 +94,8 @@ def spans_of(result: EncodeResult, item: int = 0) -> list[tuple[int, int]]:
 
 
 class Reference:
-    """Long late chunking (arXiv 2409.04701, section 3.1) over transformers: token states of windows one after the other, of which
-    those of the overlap are dropped, then pooled by span."""
+    """Long late chunking (arXiv 2409.04701, section 3.1) over transformers: token states of windows
+    one after the other, of which those of the overlap are dropped, then pooled by span."""
 
     def __init__(self, directory: Path, limit: int, overlap: int) -> None:
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(directory))
@@ -100,10 +106,19 @@ class Reference:
         with torch.inference_mode():
             return list(self.model(input_ids=torch.tensor([list(ids)])).last_hidden_state[0])
 
-    def vectors(self, text: str, spans: Sequence[tuple[int, int]], pooling: Pooling, prompt: str) -> NDArray[np.float32]:
-        found = self.tokenizer(prompt + text, return_offsets_mapping=True, return_special_tokens_mask=True, truncation=False)
+    def vectors(
+        self, text: str, spans: Sequence[tuple[int, int]], pooling: Pooling, prompt: str
+    ) -> NDArray[np.float32]:
+        found = self.tokenizer(
+            prompt + text,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            truncation=False,
+        )
         ids, special = found["input_ids"], found["special_tokens_mask"]
-        places = [(start - len(prompt), end - len(prompt)) for start, end in found["offset_mapping"]]
+        places = [
+            (start - len(prompt), end - len(prompt)) for start, end in found["offset_mapping"]
+        ]
         own = [index for index in range(len(ids)) if not special[index] and places[index][1] > 0]
         lead, tail = ids[: own[0]], ids[own[-1] + 1 :]
         room = self.limit - len(lead) - len(tail)
@@ -165,13 +180,21 @@ def pooling_of(directory: Path) -> Pooling:
 
 
 @pytest.mark.parametrize("role", ["", "document"])
-@pytest.mark.parametrize(("text", "method"), [(SHORT, "sentences"), (LONG, "tokens"), (LONG, "sentences"), (HARD, "tokens")])
-def test_late_chunks_are_those_of_the_paper(directory: Path, text: str, method: ChunkMethod, role: Literal["", "document"]) -> None:
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [(SHORT, "sentences"), (LONG, "tokens"), (LONG, "sentences"), (HARD, "tokens")],
+)
+def test_late_chunks_are_those_of_the_paper(
+    directory: Path, text: str, method: ChunkMethod, role: Literal["", "document"]
+) -> None:
     """Alone, and among others, within the model's 64 tokens and beyond them."""
     model, pooling = load(directory), pooling_of(directory)
     chunking = Chunking(method, max_tokens=11, overlap=3, late=True)
     alone = encode(model, EncodeWork([text], role=role, chunking=chunking))[0]
-    others = [EncodeWork([LONG, SHORT], role=role, chunking=chunking), EncodeWork([HARD, text], role=role, chunking=chunking)]
+    others = [
+        EncodeWork([LONG, SHORT], role=role, chunking=chunking),
+        EncodeWork([HARD, text], role=role, chunking=chunking),
+    ]
     among = encode(model, *others)[1]
     found = spans_of(alone)
     assert len(found) > 2
@@ -188,20 +211,27 @@ def test_one_late_chunk_of_a_whole_text_has_the_vector_of_the_text(directory: Pa
     model = load(directory)
     whole = encode(model, EncodeWork([SHORT], role="document"))[0]
     span = ((Span(0, len(SHORT)),),)
-    late = encode(model, EncodeWork([SHORT], role="document", chunking=Chunking("spans", late=True), spans=span))[0]
+    late = encode(
+        model,
+        EncodeWork([SHORT], role="document", chunking=Chunking("spans", late=True), spans=span),
+    )[0]
     if len(model.prepare(EncodeWork([SHORT], role="document")).sequences[0].ids) < model.max_tokens:
         assert worst(dense(late), dense(whole)) <= 1e-5
 
 
-def test_a_prompt_that_the_model_does_not_pool_is_of_no_chunk(tmp_path: Path) -> None:
-    directory = write_checkpoint("bert", tmp_path, sentence=SentenceFiles(prompts={"document": PROMPT}))
+def test_prompt_that_the_model_does_not_pool_is_of_no_chunk(tmp_path: Path) -> None:
+    directory = write_checkpoint(
+        "bert", tmp_path, sentence=SentenceFiles(prompts={"document": PROMPT})
+    )
     pooling = directory / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"include_prompt": False}))
     model, text = load(directory), SHORT[:50]
     roles: tuple[Role, ...] = ("document", "")
     for role in roles:
         (whole,) = encode(model, EncodeWork([text], role=role))
-        late = EncodeWork([text], role=role, chunking=Chunking("spans", late=True), spans=((Span(0, len(text)),),))
+        late = EncodeWork(
+            [text], role=role, chunking=Chunking("spans", late=True), spans=((Span(0, len(text)),),)
+        )
         assert worst(dense(encode(model, late)[0]), dense(whole)) <= 1e-5
 
 
@@ -217,31 +247,58 @@ def test_late_chunks_of_a_published_model() -> None:
         assert worst(dense(late), theirs) <= 1e-5
 
 
-def test_a_model_of_several_forms_has_late_dense_vectors(tmp_path: Path) -> None:
+def test_model_of_several_forms_has_late_dense_vectors(tmp_path: Path) -> None:
     directory = write_m3(tmp_path)
     model = load(directory)
-    (late,) = encode(model, EncodeWork([LONG], representations=("dense",), chunking=Chunking(max_tokens=20, late=True)))
+    (late,) = encode(
+        model,
+        EncodeWork([LONG], representations=("dense",), chunking=Chunking(max_tokens=20, late=True)),
+    )
     reference = Reference(directory, model.max_tokens, 256)
     theirs = finished(directory, reference.vectors(LONG, spans_of(late), "cls_token", ""))
     assert worst(dense(late), theirs) <= 1e-5
-    (plain,) = encode(model, EncodeWork([LONG], representations=model.card.representations, chunking=Chunking(max_tokens=20)))
+    (plain,) = encode(
+        model,
+        EncodeWork(
+            [LONG], representations=model.card.representations, chunking=Chunking(max_tokens=20)
+        ),
+    )
     assert plain.sparse is not None
     assert plain.multi_vector is not None
     assert len(plain.sparse.offsets) == len(plain.multi_vector.offsets) == len(dense(plain)) + 1
-    # Within the model's length the token vectors of chunks that leave nothing out are those of the text, one after the other.
+    # Within the model's length the token vectors of chunks that leave nothing out are those of the
+    # text, one after the other.
     ends = (0, 9, 30, 31, 60, len(SHORT))
     spans = (tuple(Span(start, end) for start, end in pairwise(ends)),)
-    asked = EncodeWork([SHORT], representations=("dense", "multi_vector"), chunking=Chunking("spans", late=True), spans=spans)
-    (both,), (whole,) = encode(model, asked), encode(model, EncodeWork([SHORT], representations=("dense", "multi_vector")))
+    asked = EncodeWork(
+        [SHORT],
+        representations=("dense", "multi_vector"),
+        chunking=Chunking("spans", late=True),
+        spans=spans,
+    )
+    (both,), (whole,) = (
+        encode(model, asked),
+        encode(model, EncodeWork([SHORT], representations=("dense", "multi_vector"))),
+    )
     assert both.multi_vector is not None
     assert whole.multi_vector is not None
     assert len(both.multi_vector.offsets) == len(dense(both)) + 1 > 4
-    rows, wanted = both.multi_vector.values.values.astype(np.float32), whole.multi_vector.values.values.astype(np.float32)
+    rows, wanted = (
+        both.multi_vector.values.values.astype(np.float32),
+        whole.multi_vector.values.values.astype(np.float32),
+    )
     assert worst(rows, wanted) <= 1e-5
-    (beyond,) = encode(model, EncodeWork([LONG], representations=("multi_vector",), chunking=Chunking(max_tokens=20, late=True)))
+    (beyond,) = encode(
+        model,
+        EncodeWork(
+            [LONG], representations=("multi_vector",), chunking=Chunking(max_tokens=20, late=True)
+        ),
+    )
     assert beyond.multi_vector is not None
     assert beyond.chunks is not None
-    assert np.diff(beyond.multi_vector.offsets).sum() == sum(beyond.chunks.tokens) - 1, "all but the first token's"
+    assert np.diff(beyond.multi_vector.offsets).sum() == sum(beyond.chunks.tokens) - 1, (
+        "all but the first token's"
+    )
     with pytest.raises(TaskNotSupported):
         model.prepare(EncodeWork([LONG], representations=("sparse",), chunking=Chunking(late=True)))
 
@@ -249,12 +306,20 @@ def test_a_model_of_several_forms_has_late_dense_vectors(tmp_path: Path) -> None
 @pytest.mark.parametrize("method", ["sentences", "tokens", "markdown"])
 def test_chunks_are_as_items_of_their_own(directory: Path, method: ChunkMethod) -> None:
     model = load(directory)
-    (result,) = encode(model, EncodeWork([SHORT, HARD], role="document", chunking=Chunking(method, max_tokens=12)))
-    pieces = [text[start:end] for index, text in enumerate((SHORT, HARD)) for start, end in spans_of(result, index)]
+    (result,) = encode(
+        model, EncodeWork([SHORT, HARD], role="document", chunking=Chunking(method, max_tokens=12))
+    )
+    pieces = [
+        text[start:end]
+        for index, text in enumerate((SHORT, HARD))
+        for start, end in spans_of(result, index)
+    ]
     (alone,) = encode(model, EncodeWork(pieces, role="document"))
     assert worst(dense(result), dense(alone)) <= 1e-5
     assert result.chunks is not None
-    assert result.chunks.tokens == [item.tokens for item in model.prepare(EncodeWork(pieces, role="document")).sequences]
+    assert result.chunks.tokens == [
+        item.tokens for item in model.prepare(EncodeWork(pieces, role="document")).sequences
+    ]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -262,7 +327,9 @@ def test_spans_of_the_caller_are_kept_exactly(directory: Path, late: bool) -> No
     """In any order, overlapping, with gaps, within a word and a character's marks."""
     model = load(directory)
     spans = (Span(20, 30), Span(0, 5), Span(3, 12), Span(1, 2), Span(len(HARD) - 3, len(HARD)))
-    (result,) = encode(model, EncodeWork([HARD], chunking=Chunking("spans", late=late), spans=(spans,)))
+    (result,) = encode(
+        model, EncodeWork([HARD], chunking=Chunking("spans", late=late), spans=(spans,))
+    )
     assert spans_of(result) == [(span.start, span.end) for span in spans]
     assert np.isfinite(dense(result)).all()
 
@@ -270,7 +337,10 @@ def test_spans_of_the_caller_are_kept_exactly(directory: Path, late: bool) -> No
 def test_contexts_stand_before_each_chunk(directory: Path) -> None:
     model = load(directory)
     spans = (Span(0, 34, "One. "), Span(35, 60))
-    (result,) = encode(model, EncodeWork([SHORT], chunking=Chunking("spans"), spans=(spans,), contexts=("Title: ",)))
+    (result,) = encode(
+        model,
+        EncodeWork([SHORT], chunking=Chunking("spans"), spans=(spans,), contexts=("Title: ",)),
+    )
     (alone,) = encode(model, EncodeWork(["Title: One. " + SHORT[:34], "Title: " + SHORT[35:60]]))
     assert worst(dense(result), dense(alone)) <= 1e-5
 
@@ -278,11 +348,31 @@ def test_contexts_stand_before_each_chunk(directory: Path) -> None:
 def test_what_cannot_be_divided_is_refused(directory: Path) -> None:
     model = load(directory)
     for work, error, field in (
-        (EncodeWork([SHORT], chunking=Chunking(max_tokens=65)), InvalidInput, "chunking.max_tokens"),
-        (EncodeWork([SHORT], chunking=Chunking(late=True), contexts=("a",)), InvalidInput, "items[0].context"),
-        (EncodeWork([SHORT], chunking=Chunking(), contexts=("word " * 99,)), InvalidInput, "items[0].context"),
-        (EncodeWork(["word " * 20_000], chunking=Chunking(max_tokens=1)), InvalidInput, "items[0].text"),
-        (EncodeWork([SHORT], chunking=Chunking(), representations=("sparse",)), TaskNotSupported, "representations[0]"),
+        (
+            EncodeWork([SHORT], chunking=Chunking(max_tokens=65)),
+            InvalidInput,
+            "chunking.max_tokens",
+        ),
+        (
+            EncodeWork([SHORT], chunking=Chunking(late=True), contexts=("a",)),
+            InvalidInput,
+            "items[0].context",
+        ),
+        (
+            EncodeWork([SHORT], chunking=Chunking(), contexts=("word " * 99,)),
+            InvalidInput,
+            "items[0].context",
+        ),
+        (
+            EncodeWork(["word " * 20_000], chunking=Chunking(max_tokens=1)),
+            InvalidInput,
+            "items[0].text",
+        ),
+        (
+            EncodeWork([SHORT], chunking=Chunking(), representations=("sparse",)),
+            TaskNotSupported,
+            "representations[0]",
+        ),
     ):
         with pytest.raises(error) as caught:
             model.prepare(work)

@@ -1,4 +1,6 @@
-"""config.json as transformers writes it for values that differ from its defaults: every key that changes a forward is read."""
+"""config.json as transformers writes it for values that differ from its defaults: every key that
+changes a forward is read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from tests.parity.test_families import load, packed, random_ids, reference, wors
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LINEAR = {"rope_type": "linear", "rope_theta": 700.0, "factor": 4.0}
-YARN = {"rope_type": "yarn", "rope_theta": 700.0, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 700.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 700.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
@@ -64,7 +71,9 @@ CONFIGURATIONS: list[tuple[Kind, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "config"), CONFIGURATIONS)
-def test_values_that_differ_from_the_defaults(kind: Kind, config: dict[str, Any], tmp_path: Path) -> None:
+def test_values_that_differ_from_the_defaults(
+    kind: Kind, config: dict[str, Any], tmp_path: Path
+) -> None:
     encoder = load(write_checkpoint(kind, tmp_path, config=config))
     ids = random_ids()
     assert worst(packed(encoder, ids), reference(random_model(kind, config=config), ids)) <= 1e-5

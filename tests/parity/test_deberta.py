@@ -1,4 +1,6 @@
-"""DeBERTa's own attention against transformers in every form that its config.json can ask for, and what is refused."""
+"""DeBERTa's own attention against transformers in every form that its config.json can ask for, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ VARIANTS: dict[str, Settings] = {
     "one projection of distances": {"share_att_key": False, "pos_att_type": ["c2p"]},
     "a vector each distance": {"position_buckets": -1, "max_relative_positions": 20},
     "buckets to a distance of their own": {"position_buckets": 16, "max_relative_positions": 40},
-    "plain attention": {"relative_attention": False, "position_biased_input": True, "norm_rel_ebd": "none"},
+    "plain attention": {
+        "relative_attention": False,
+        "position_biased_input": True,
+        "norm_rel_ebd": "none",
+    },
     "absolute positions and segments too": {"position_biased_input": True, "type_vocab_size": 2},
     "narrow embeddings": {"embedding_size": 24, "position_biased_input": True},
     "a convolution": {"conv_kernel_size": 3, "conv_act": "gelu"},
@@ -42,16 +48,25 @@ VARIANTS: dict[str, Settings] = {
 def test_every_form_equals_transformers(settings: Settings, tmp_path: Path) -> None:
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings))
     ids = random_ids((1, 2, 9, 9, 31, 32, 33, 100))
-    assert worst(packed(encoder, ids), reference(random_model("deberta-v2", config=settings), ids)) <= 1e-5
+    assert (
+        worst(packed(encoder, ids), reference(random_model("deberta-v2", config=settings), ids))
+        <= 1e-5
+    )
     batch = Packed.of(ids)
     assert worst([encoder(batch, rows="last")], [encoder(batch)[batch.rows("last")]]) <= 1e-5
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone"
+)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("name", list(VARIANTS)[:6])
-def test_the_kernel_of_accelerators_equals_the_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted; with all heads at once and two at a time, and with tokens that see the first ones only."""
+def test_kernel_of_accelerators_equals_the_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interpreted; with all heads at once and two at a time, and with tokens that see the first
+    ones only.
+    """
     pytest.importorskip("triton")
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=VARIANTS[name]))
     ids = random_ids((1, 2, 9, 45))
@@ -64,9 +79,13 @@ def test_the_kernel_of_accelerators_equals_the_runs(name: str, tmp_path: Path, m
         assert worst([encoder(batch), encoder(batch, rows="last")], wanted) <= 1e-5
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone"
+)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-def test_lengths_do_not_decide_what_the_kernel_of_accelerators_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_do_not_decide_what_the_kernel_of_accelerators_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton")
     encoder = load(write_checkpoint("deberta-v2", tmp_path, layers=1))
     monkeypatch.setattr(deberta, "has_triton", lambda x: True)
@@ -91,14 +110,16 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_convolution_around_the_only_layer(tmp_path: Path) -> None:
+def test_convolution_around_the_only_layer(tmp_path: Path) -> None:
     settings = {"conv_kernel_size": 3}
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings, layers=1))
     ids = random_ids((1, 2, 9, 9))
     batch = Packed.of(ids)
     wanted = reference(random_model("deberta-v2", config=settings, layers=1), ids)
     assert worst(packed(encoder, ids), wanted) <= 1e-5
-    assert worst([encoder(batch, rows="last")], [torch.stack([rows[-1] for rows in wanted])]) <= 1e-5
+    assert (
+        worst([encoder(batch, rows="last")], [torch.stack([rows[-1] for rows in wanted])]) <= 1e-5
+    )
 
 
 def test_segments_beside_distances(tmp_path: Path) -> None:
@@ -106,22 +127,40 @@ def test_segments_beside_distances(tmp_path: Path) -> None:
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings))
     ids = random_ids((3, 20, 20))
     types = [(np.arange(len(sequence)) * 2 >= len(sequence)).astype(np.int32) for sequence in ids]
-    assert worst(packed(encoder, ids, types), reference(random_model("deberta-v2", config=settings), ids, types)) <= 1e-5
+    assert (
+        worst(
+            packed(encoder, ids, types),
+            reference(random_model("deberta-v2", config=settings), ids, types),
+        )
+        <= 1e-5
+    )
 
 
 def test_texts_beyond_the_farthest_distance(tmp_path: Path) -> None:
     """Without absolute positions only memory limits a text, in the reference as well."""
     encoder = load(write_checkpoint("deberta-v2", tmp_path, positions=48))
     ids = random_ids((49, 150, 301))
-    assert worst(packed(encoder, ids), reference(random_model("deberta-v2", positions=48), ids)) <= 1e-5
+    assert (
+        worst(packed(encoder, ids), reference(random_model("deberta-v2", positions=48), ids))
+        <= 1e-5
+    )
 
 
 def test_buckets_of_the_released_sizes_equal_the_reference(tmp_path: Path) -> None:
-    """256 buckets for 512 positions: where the edges of wide buckets lie is a matter of float32's rounding."""
+    """256 buckets for 512 positions: where the edges of wide buckets lie is a matter of float32's
+    rounding.
+    """
     settings = {"position_buckets": 256}
-    encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings, positions=512, layers=1, heads=1, hidden=16))
+    encoder = load(
+        write_checkpoint(
+            "deberta-v2", tmp_path, config=settings, positions=512, layers=1, heads=1, hidden=16
+        )
+    )
     ids = random_ids((512, 700))
-    wanted = reference(random_model("deberta-v2", config=settings, positions=512, layers=1, heads=1, hidden=16), ids)
+    wanted = reference(
+        random_model("deberta-v2", config=settings, positions=512, layers=1, heads=1, hidden=16),
+        ids,
+    )
     assert worst(packed(encoder, ids), wanted) <= 1e-5
 
 
@@ -140,7 +179,14 @@ def test_tokens_that_see_only_the_first_ones(tmp_path: Path) -> None:
     model = random_model("deberta-v2")
     assert isinstance(model, transformers.DebertaV2Model)
     ids, seen = random_ids((5, 40, 40, 70)), (3, 40, 11, 64)
-    hidden = encoder(Packed.of(ids, seen=[0 if count == len(each) else count for each, count in zip(ids, seen, strict=True)]))
+    hidden = encoder(
+        Packed.of(
+            ids,
+            seen=[
+                0 if count == len(each) else count for each, count in zip(ids, seen, strict=True)
+            ],
+        )
+    )
     wanted = []
     for each, count in zip(ids, seen, strict=True):
         mask = torch.zeros(1, len(each), len(each))
@@ -180,10 +226,15 @@ def test_masked_language_models_are_encoders_too(legacy: bool, tmp_path: Path) -
 
 
 def test_leftovers_of_released_checkpoints(tmp_path: Path) -> None:
-    """Microsoft's have a position table that nothing uses, a discriminator's head, and a list as one text."""
+    """Microsoft's have a position table that nothing uses, a discriminator's head, and a list as
+    one text.
+    """
     write_checkpoint("deberta-v2", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors |= {"embeddings.position_embeddings.weight": torch.zeros(512, 64), "mask_predictions.dense.weight": torch.zeros(64, 64)}
+    tensors |= {
+        "embeddings.position_embeddings.weight": torch.zeros(512, 64),
+        "mask_predictions.dense.weight": torch.zeros(64, 64),
+    }
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     edit(tmp_path, {"pos_att_type": "p2c|c2p"})
     ids = random_ids((7, 20))
@@ -205,10 +256,13 @@ def test_what_is_not_served_is_refused_by_its_key(settings: Settings, tmp_path: 
         load(tmp_path)
 
 
-def test_a_missing_projection_is_named(tmp_path: Path) -> None:
+def test_missing_projection_is_named(tmp_path: Path) -> None:
     write_checkpoint("deberta-v2", tmp_path)
     edit(tmp_path, {"share_att_key": False})
-    with pytest.raises(ModelBroken, match=r"tensor 'encoder\.layer\.0\.attention\.self\.pos_key_proj\.weight' is missing"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"tensor 'encoder\.layer\.0\.attention\.self\.pos_key_proj\.weight' is missing",
+    ):
         load(tmp_path)
 
 

@@ -1,4 +1,6 @@
-"""Language models against transformers and sentence-transformers: shapes that need care, embedders, classifiers and rerankers."""
+"""Language models against transformers and sentence-transformers: shapes that need care, embedders,
+classifiers and rerankers.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,21 @@ from tests.parity.test_families import packed, random_ids, reference, worst
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DECODERS: tuple[Kind, ...] = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+DECODERS: tuple[Kind, ...] = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+)
 TEXTS = [
     'Each licensee is addressed as "you".',
     "a",
-    "To protect your rights, we need to prevent others from denying you these rights or asking you to surrender the rights. " * 6,
+    "To protect your rights, we need to prevent others from denying you these rights or asking you to surrender the rights. "
+    * 6,
     "Überraschung — naïve café, 東京 and so on",
 ]
 SHORT = [text for text in TEXTS if len(text) < 100]
@@ -84,7 +96,9 @@ def run(model: PackedModel, work: Work) -> Result:
     return model.finish(prepared, model.forward(prepared.head, prepared.sequences))
 
 
-def dense(model: PackedModel, texts: list[str], role: Role = "", dimensions: int = 0) -> NDArray[np.float32]:
+def dense(
+    model: PackedModel, texts: list[str], role: Role = "", dimensions: int = 0
+) -> NDArray[np.float32]:
     result = run(model, EncodeWork(texts, role=role, dimensions=dimensions))
     assert isinstance(result, EncodeResult)
     assert result.dense is not None
@@ -104,7 +118,9 @@ def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None
 
 def reconfigure(directory: Path, values: Mapping[str, object], drop: Sequence[str] = ()) -> Path:
     path = directory / "config.json"
-    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in drop}
+    config = {
+        name: value for name, value in json.loads(path.read_text()).items() if name not in drop
+    }
     path.write_text(json.dumps(config | dict(values)))
     return directory
 
@@ -114,7 +130,12 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "seven queries a key": ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1}),
     "one head": ("qwen3", {"num_attention_heads": 1, "num_key_value_heads": 1}),
@@ -130,7 +151,10 @@ SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "biases of the feed-forward": ("llama", {"attention_bias": False, "mlp_bias": True}),
     "rotation of llama 3": ("llama", {"rope_parameters": LLAMA3}),
     "rotation of yarn": ("qwen3", {"rope_parameters": YARN}),
-    "linear rotation": ("mistral", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
+    "linear rotation": (
+        "mistral",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+    ),
     "a causal gemma": ("gemma3_text", {"use_bidirectional_attention": False}),
     "a stretched gemma": (
         "gemma3_text",
@@ -147,7 +171,10 @@ SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 6, "attention_bias": True},
     ),
-    "few buckets": ("t5", {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}),
+    "few buckets": (
+        "t5",
+        {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
+    ),
     "another function": ("t5", {"dense_act_fn": "silu", "feed_forward_proj": "silu"}),
 }
 
@@ -193,7 +220,9 @@ OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] =
 @pytest.mark.parametrize("name", OLDER)
 def test_configurations_of_older_versions(name: str, tmp_path: Path) -> None:
     kind, config, values, drop = OLDER[name]
-    encoder = load_encoder(reconfigure(write_checkpoint(kind, tmp_path, config=config), values, drop))
+    encoder = load_encoder(
+        reconfigure(write_checkpoint(kind, tmp_path, config=config), values, drop)
+    )
     ids = random_ids()
     assert worst(packed(encoder, ids), reference(random_model(kind, config=config), ids)) <= 1e-5
 
@@ -202,19 +231,49 @@ def test_configurations_of_older_versions(name: str, tmp_path: Path) -> None:
     ("kind", "values", "message"),
     [
         ("qwen2", {"num_key_value_heads": 3}, "num_key_value_heads is 3: it does not divide"),
-        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types is .* is needed for each of the 2 layers"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .*use_sliding_window is false"),
-        ("qwen3_5_text", {"layer_types": ["full_attention"]}, "layer_types is .* is needed for each of the 2 layers"),
-        ("qwen3_5_text", {"linear_num_key_heads": 3}, "linear_num_value_heads is 4: it is no multiple of the 3 key heads"),
-        ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate is False: only True is supported"),
+        (
+            "qwen2",
+            {"layer_types": ["full_attention"]},
+            "layer_types is .* is needed for each of the 2 layers",
+        ),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types is .*use_sliding_window is false",
+        ),
+        (
+            "qwen3_5_text",
+            {"layer_types": ["full_attention"]},
+            "layer_types is .* is needed for each of the 2 layers",
+        ),
+        (
+            "qwen3_5_text",
+            {"linear_num_key_heads": 3},
+            "linear_num_value_heads is 4: it is no multiple of the 3 key heads",
+        ),
+        (
+            "qwen3_5_text",
+            {"attn_output_gate": False},
+            "attn_output_gate is False: only True is supported",
+        ),
         ("qwen3_5_text", {"scoring_skip_ids": [7]}, "scoring_skip_ids is .7.: topk-embed"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj is 'gated-mish'"),
-        ("t5", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets is 3: at least 4"),
-        ("t5", {"relative_attention_max_distance": 4}, "relative_attention_num_buckets is 16: .* four times the distance 4"),
+        (
+            "t5",
+            {"relative_attention_num_buckets": 3},
+            "relative_attention_num_buckets is 3: at least 4",
+        ),
+        (
+            "t5",
+            {"relative_attention_max_distance": 4},
+            "relative_attention_num_buckets is 16: .* four times the distance 4",
+        ),
     ],
 )
-def test_configurations_that_cannot_be_served(kind: Kind, values: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_configurations_that_cannot_be_served(
+    kind: Kind, values: dict[str, object], message: str, tmp_path: Path
+) -> None:
     directory = reconfigure(write_checkpoint(kind, tmp_path), values)
     with pytest.raises(ModelBroken, match=message):
         load_encoder(directory)
@@ -225,38 +284,70 @@ def test_configurations_that_cannot_be_served(kind: Kind, values: dict[str, obje
 def test_heads_of_language_models_are_left_out(kind: Kind, tied: bool, tmp_path: Path) -> None:
     """Sharded, in half precision, with the prefix of transformers' own class."""
     config = {"tie_word_embeddings": tied}
-    directory = write_checkpoint(kind, tmp_path, head="causal_lm", config=config, dtype=torch.bfloat16, max_shard_size="100KB")
+    directory = write_checkpoint(
+        kind,
+        tmp_path,
+        head="causal_lm",
+        config=config,
+        dtype=torch.bfloat16,
+        max_shard_size="100KB",
+    )
     assert len(list(directory.glob("*.safetensors"))) > 2
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     ids = random_ids((1, 20, 33))
-    assert worst(packed(load_encoder(directory), ids), reference(cast(Any, model).model, ids)) <= 1e-5
+    assert (
+        worst(packed(load_encoder(directory), ids), reference(cast(Any, model).model, ids)) <= 1e-5
+    )
 
 
 def test_qwen3_5_as_a_whole_model_names_it(tmp_path: Path) -> None:
-    """Of the layer that predicts a second token nothing is taken; a tower's tensors are refused, and so is a card of both."""
+    """Of the layer that predicts a second token nothing is taken; a tower's tensors are refused,
+    and so is a card of both.
+    """
     directory = write_checkpoint("qwen3_5_text", tmp_path)
     stored = load_file(directory / "model.safetensors")
     named = {f"model.language_model.{name}": tensor for name, tensor in stored.items()}
-    mtp = {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.mlp.up_proj.weight", "mtp.layers.0.self_attn.q_norm.weight"}
+    mtp = {
+        "mtp.fc.weight",
+        "mtp.norm.weight",
+        "mtp.layers.0.mlp.up_proj.weight",
+        "mtp.layers.0.self_attn.q_norm.weight",
+    }
     save_file(named | {name: torch.ones(4) for name in mtp}, directory / "model.safetensors")
     ids = random_ids((1, 20, 33))
-    assert worst(packed(load_encoder(directory), ids), reference(random_model("qwen3_5_text"), ids)) <= 1e-5
-    save_file(named | {"model.visual.pos_embed.weight": torch.ones(4)}, directory / "model.safetensors")
-    with pytest.raises(ModelBroken, match=r"'model.visual.pos_embed.weight' is unknown to this family"):
+    assert (
+        worst(packed(load_encoder(directory), ids), reference(random_model("qwen3_5_text"), ids))
+        <= 1e-5
+    )
+    save_file(
+        named | {"model.visual.pos_embed.weight": torch.ones(4)}, directory / "model.safetensors"
+    )
+    with pytest.raises(
+        ModelBroken, match=r"'model.visual.pos_embed.weight' is unknown to this family"
+    ):
         load_encoder(directory)
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": config, "vision_config": {}}))
-    with pytest.raises(ModelBroken, match=r"config.json: `model_type` is 'qwen3_5', which reads pictures"):
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "qwen3_5", "text_config": config, "vision_config": {}})
+    )
+    with pytest.raises(
+        ModelBroken, match=r"config.json: `model_type` is 'qwen3_5', which reads pictures"
+    ):
         load(directory)
 
 
-def test_the_decoder_of_a_whole_t5_is_left_out(tmp_path: Path) -> None:
+def test_decoder_of_a_whole_t5_is_left_out(tmp_path: Path) -> None:
     directory = write_checkpoint("t5", tmp_path)
     torch.manual_seed(0)
-    whole = transformers.T5ForConditionalGeneration(transformers.T5Config(**json.loads((directory / "config.json").read_text())))
+    whole = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**json.loads((directory / "config.json").read_text()))
+    )
     whole.eval().save_pretrained(directory)
     ids = random_ids((1, 20, 33))
-    assert worst(packed(load_encoder(directory), ids), reference(cast(Any, whole).encoder, ids)) <= 1e-5
+    assert (
+        worst(packed(load_encoder(directory), ids), reference(cast(Any, whole).encoder, ids))
+        <= 1e-5
+    )
 
 
 def test_embeddings_are_scaled_by_a_number_of_their_type(tmp_path: Path) -> None:
@@ -271,41 +362,62 @@ def end_with(directory: Path, token: str) -> None:
     """Let the tokenizer put a token behind every text, as Qwen3-Embedding's does."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     end = [(token, tokenizer.token_to_id(token))]
-    frame = processors.TemplateProcessing(single=f"$A {token}", pair=f"$A {token} $B {token}", special_tokens=end)
+    frame = processors.TemplateProcessing(
+        single=f"$A {token}", pair=f"$A {token} $B {token}", special_tokens=end
+    )
     tokenizer.post_processor = (
-        processors.Sequence([tokenizer.post_processor, frame]) if "<|im_end|>" in tokenizer.get_vocab() else frame
+        processors.Sequence([tokenizer.post_processor, frame])
+        if "<|im_end|>" in tokenizer.get_vocab()
+        else frame
     )
     tokenizer.save(str(directory / "tokenizer.json"))
 
 
 @pytest.mark.parametrize(
     ("kind", "token"),
-    [("qwen3", "<|endoftext|>"), ("qwen2", "<|endoftext|>"), ("qwen3_5_text", "<|endoftext|>"), ("mistral", "</s>")],
+    [
+        ("qwen3", "<|endoftext|>"),
+        ("qwen2", "<|endoftext|>"),
+        ("qwen3_5_text", "<|endoftext|>"),
+        ("mistral", "</s>"),
+    ],
 )
 def test_embedders_by_the_last_token(kind: Kind, token: str, tmp_path: Path) -> None:
     write_checkpoint(kind, tmp_path / "base")
     end_with(tmp_path / "base", token)
-    layers = [Transformer(str(tmp_path / "base"), max_seq_length=60), Pooling(64, "lasttoken"), Normalize()]
-    prompts = {"query": "Instruct: Given a web search query, retrieve passages\nQuery:", "document": ""}
+    layers = [
+        Transformer(str(tmp_path / "base"), max_seq_length=60),
+        Pooling(64, "lasttoken"),
+        Normalize(),
+    ]
+    prompts = {
+        "query": "Instruct: Given a web search query, retrieve passages\nQuery:",
+        "document": "",
+    }
     SentenceTransformer(modules=layers, device="cpu", prompts=prompts).save(str(tmp_path / "saved"))
-    model, theirs = load(tmp_path / "saved"), SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    model, theirs = (
+        load(tmp_path / "saved"),
+        SentenceTransformer(str(tmp_path / "saved"), device="cpu"),
+    )
     assert_close(dense(model, TEXTS, "query"), theirs.encode_query(TEXTS))
     assert_close(dense(model, TEXTS, "document"), theirs.encode_document(TEXTS))
     short = theirs.encode(TEXTS, truncate_dim=20, normalize_embeddings=True)
     assert_close(dense(model, TEXTS, dimensions=20), short)
 
 
-def test_an_embedder_of_messages_is_refused(tmp_path: Path) -> None:
+def test_embedder_of_messages_is_refused(tmp_path: Path) -> None:
     """sentence-transformers sends its texts through the chat template."""
     write_checkpoint("qwen3", tmp_path / "base")
     (tmp_path / "base/chat_template.jinja").write_text("{{ messages[0].content }}")
     layers = [Transformer(str(tmp_path / "base")), Pooling(64, "lasttoken")]
     SentenceTransformer(modules=layers, device="cpu").save(str(tmp_path / "saved"))
-    with pytest.raises(ModelBroken, match=r"sentence_bert_config.json: `modality_config` has `message`"):
+    with pytest.raises(
+        ModelBroken, match=r"sentence_bert_config.json: `modality_config` has `message`"
+    ):
         load(tmp_path / "saved")
 
 
-def test_a_text_without_a_limit(tmp_path: Path) -> None:
+def test_text_without_a_limit(tmp_path: Path) -> None:
     """T5 has no positions to run out of, and some tokenizers write a huge number."""
     write_checkpoint("t5", tmp_path)
     path = tmp_path / "tokenizer_config.json"
@@ -315,13 +427,18 @@ def test_a_text_without_a_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "t5", "llama_bidirec"])
 def test_embedders_by_the_mean_with_dense_layers(kind: Kind, tmp_path: Path) -> None:
-    """embeddinggemma's and sentence-t5's modules. transformers does not know NVIDIA's model_type, only what it computes."""
+    """embeddinggemma's and sentence-t5's modules. transformers does not know NVIDIA's model_type,
+    only what it computes.
+    """
     write_checkpoint(kind, tmp_path / "base")
     if kind == "llama_bidirec":
         reconfigure(tmp_path / "base", {"model_type": "llama"})
     identity = torch.nn.Identity()
     layers = [Transformer(str(tmp_path / "base")), Pooling(64, "mean")]
-    layers += [Dense(64, 96, bias=False, activation_function=identity), Dense(96, 64, bias=False, activation_function=identity)]
+    layers += [
+        Dense(64, 96, bias=False, activation_function=identity),
+        Dense(96, 64, bias=False, activation_function=identity),
+    ]
     SentenceTransformer(modules=[*layers, Normalize()], device="cpu").save(str(tmp_path / "saved"))
     theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(TEXTS)
     if kind == "llama_bidirec":
@@ -335,18 +452,26 @@ def test_classifiers_by_the_last_token(kind: Kind, tmp_path: Path) -> None:
     write_checkpoint(kind, tmp_path / "pairs", head="sequence_classification", config=config)
     model, theirs = load(tmp_path / "pairs"), CrossEncoder(str(tmp_path / "pairs"), device="cpu")
     # Each pair alone: in a batch the longest decides the rotary positions of Phi-3's others.
-    logits = theirs.predict([(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity(), batch_size=1)
+    logits = theirs.predict(
+        [(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity(), batch_size=1
+    )
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), logits)
     labels = ("sport", "law", "weather")
-    write_checkpoint(kind, tmp_path / "texts", head="sequence_classification", labels=labels, config=config)
+    write_checkpoint(
+        kind, tmp_path / "texts", head="sequence_classification", labels=labels, config=config
+    )
     result = run(load(tmp_path / "texts"), ClassifyWork(TEXTS[:2]))
     assert isinstance(result, ExtractResult)
-    pipeline = cast(Any, transformers.pipeline)("text-classification", str(tmp_path / "texts"), device="cpu")
+    pipeline = cast(Any, transformers.pipeline)(
+        "text-classification", str(tmp_path / "texts"), device="cpu"
+    )
     for ours, expected in zip(result.items, pipeline(TEXTS[:2], top_k=None), strict=True):
         assert [item.label for item in ours.labels] == [item["label"] for item in expected]
         # A relative error of a score is an absolute one of its logit. Measured for Gemma 1: 1.4e-5.
         bound = 3e-5 if kind == "gemma" else 1e-5
-        assert [item.score for item in ours.labels] == pytest.approx([item["score"] for item in expected], rel=bound, abs=1e-7)
+        assert [item.score for item in ours.labels] == pytest.approx(
+            [item["score"] for item in expected], rel=bound, abs=1e-7
+        )
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma"])
@@ -357,7 +482,9 @@ def test_classifiers_skip_padding_tokens_at_the_end(kind: Kind, tmp_path: Path) 
     ids = {text: tokenizer(text, truncation=True)["input_ids"] for text in TEXTS}
     padding = ids[TEXTS[0]][-1]
     settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | {"pad_token_id": padding, "id2label": {"0": "a", "1": "b"}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(settings | {"pad_token_id": padding, "id2label": {"0": "a", "1": "b"}})
+    )
     save_file(_two_labels(tmp_path), tmp_path / "model.safetensors", {"format": "pt"})
     result = run(load(tmp_path), ClassifyWork(TEXTS, multi_label=True))
     assert isinstance(result, ExtractResult)
@@ -368,27 +495,39 @@ def test_classifiers_skip_padding_tokens_at_the_end(kind: Kind, tmp_path: Path) 
         found = {label.label: label.score for label in item.labels}
         assert [found["a"], found["b"]] == pytest.approx(expected, rel=3e-5, abs=1e-7)
     last = theirs.base_model(input_ids=torch.tensor([ids[TEXTS[0]]])).last_hidden_state[0, -1]
-    assert theirs.score(last).sigmoid()[0].item() != pytest.approx(result.items[0].labels[0].score, rel=1e-2)
+    assert theirs.score(last).sigmoid()[0].item() != pytest.approx(
+        result.items[0].labels[0].score, rel=1e-2
+    )
 
 
 def _two_labels(directory: Path) -> dict[str, torch.Tensor]:
     """The checkpoint's tensors with a random classifier of two labels."""
     tensors = load_file(directory / "model.safetensors")
     generator = torch.Generator().manual_seed(4)
-    tensors["score.weight"] = torch.randn(2, tensors["score.weight"].shape[1], generator=generator) * 0.05
+    tensors["score.weight"] = (
+        torch.randn(2, tensors["score.weight"].shape[1], generator=generator) * 0.05
+    )
     return tensors
 
 
-def write_language_model(directory: Path, kind: Kind = "qwen3", template: str = TEMPLATE, **config: object) -> Path:
+def write_language_model(
+    directory: Path, kind: Kind = "qwen3", template: str = TEMPLATE, **config: object
+) -> Path:
     write_checkpoint(kind, directory, head="causal_lm", positions=256, config=config)
     (directory / "chat_template.jinja").write_text(template)
     return directory
 
 
-def save_reranker(directory: Path, *, no: bool = True, words: tuple[str, str] = ("yes", "no"), **settings: Any) -> CrossEncoder:
-    """As sentence-transformers writes it. `no`: whether there is a token for it. `words`: the tokens for yes and no."""
+def save_reranker(
+    directory: Path, *, no: bool = True, words: tuple[str, str] = ("yes", "no"), **settings: Any
+) -> CrossEncoder:
+    """As sentence-transformers writes it. `no`: whether there is a token for it. `words`: the
+    tokens for yes and no.
+    """
     base = Transformer(
-        str(directory), transformer_task="text-generation", processing_kwargs={"chat_template": {"add_generation_prompt": True}}
+        str(directory),
+        transformer_task="text-generation",
+        processing_kwargs={"chat_template": {"add_generation_prompt": True}},
     )
     ids = [cast(Any, base.tokenizer).convert_tokens_to_ids(word) for word in words]
     assert ids[0] != ids[1]
@@ -422,11 +561,13 @@ def test_rerankers_cap_their_logits(no: bool, tmp_path: Path) -> None:
     assert np.abs(logits).max() < (4.0 if no else 2.0)
 
 
-def test_the_scale_of_a_checkpoint_and_its_default_instruction(tmp_path: Path) -> None:
+def test_scale_of_a_checkpoint_and_its_default_instruction(tmp_path: Path) -> None:
     prompts = {"judge": "Find what a lawyer would cite", "other": "Find jokes"}
     identity = torch.nn.Identity()
     write_language_model(tmp_path)
-    theirs = save_reranker(tmp_path, prompts=prompts, default_prompt_name="judge", activation_fn=identity)
+    theirs = save_reranker(
+        tmp_path, prompts=prompts, default_prompt_name="judge", activation_fn=identity
+    )
     model = load(tmp_path / "saved")
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
     told = scores(model, ScoreWork(QUERY, TEXTS, instruction="Find jokes"))
@@ -438,7 +579,10 @@ def test_long_documents_are_cut_within_the_template(tmp_path: Path) -> None:
     texts = [*TEXTS, "copy " * 400, "東京" * 300]
     theirs = save_reranker(write_language_model(tmp_path))
     model = load(tmp_path / "saved")
-    assert max(len(model.prepare(ScoreWork(QUERY, [text])).sequences[0].ids) for text in texts) == model.max_tokens
+    assert (
+        max(len(model.prepare(ScoreWork(QUERY, [text])).sequences[0].ids) for text in texts)
+        == model.max_tokens
+    )
     assert_close(scores(model, ScoreWork(QUERY, texts)), theirs.predict(pairs(texts)))
 
 
@@ -448,29 +592,43 @@ def test_one_end_of_a_long_document_stays(truncation: Truncation, tmp_path: Path
     model = load(tmp_path / "saved")
     tokenizer = Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json"))
     document = "first " + "copy " * 400 + "last"
-    text = tokenizer.decode(model.prepare(ScoreWork(QUERY, [document], truncation=truncation)).sequences[0].ids.tolist(), False)
+    text = tokenizer.decode(
+        model.prepare(ScoreWork(QUERY, [document], truncation=truncation))
+        .sequences[0]
+        .ids.tolist(),
+        False,
+    )
     assert text.startswith("<|im_start|>system")
     assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
     assert f"<Query>: {QUERY}\n<Document>: " in text
-    assert ("first copy" in text, "copy last" in text) == (truncation == "end", truncation == "start")
+    assert ("first copy" in text, "copy last" in text) == (
+        truncation == "end",
+        truncation == "start",
+    )
 
 
 def test_what_cannot_be_cut_is_refused_with_its_path(tmp_path: Path) -> None:
     save_reranker(write_language_model(tmp_path))
     model = load(tmp_path / "saved")
-    with pytest.raises(InputTooLong, match=r"documents\[1\].text has 512 tokens, with the chat template"):
+    with pytest.raises(
+        InputTooLong, match=r"documents\[1\].text has 512 tokens, with the chat template"
+    ):
         model.prepare(ScoreWork(QUERY, ["a", "copy " * 400], truncation="none"))
     with pytest.raises(InputTooLong, match=r"query.text has \d+ tokens, with the chat template"):
         model.prepare(ScoreWork("copy " * 400, ["a", "b"]))
 
 
 def whole(sequence: InputSequence) -> InputSequence:
-    return InputSequence(sequence.ids if sequence.before is None else np.concatenate([sequence.before, sequence.ids]))
+    return InputSequence(
+        sequence.ids if sequence.before is None else np.concatenate([sequence.before, sequence.ids])
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("window", [0, 20])
-def test_what_documents_begin_with_is_computed_once(kind: Kind, window: int, tmp_path: Path) -> None:
+def test_what_documents_begin_with_is_computed_once(
+    kind: Kind, window: int, tmp_path: Path
+) -> None:
     config: dict[str, Any] = {**SLIDING, "sliding_window": window} if window else {}
     save_reranker(write_language_model(tmp_path, kind, **config))
     model = load(tmp_path / "saved")
@@ -486,23 +644,31 @@ def test_what_documents_begin_with_is_computed_once(kind: Kind, window: int, tmp
     together = [whole(sequence) for sequence in prepared.sequences]
     for (single,), sequence in zip(alone, together, strict=True):
         assert np.array_equal(single.ids, sequence.ids)
-    assert prepared.tokens == sum(sequence.tokens for sequence in together) - (len(texts) - 1) * len(shared)
+    assert prepared.tokens == sum(sequence.tokens for sequence in together) - (
+        len(texts) - 1
+    ) * len(shared)
     ours = np.stack(cast(Any, model.forward("logits", prepared.sequences)))
     assert_close(ours, np.stack(cast(Any, model.forward("logits", together))))
-    assert_close(ours, np.stack([cast(Any, model.forward("logits", [sequence]))[0] for sequence in together]))
+    assert_close(
+        ours, np.stack([cast(Any, model.forward("logits", [sequence]))[0] for sequence in together])
+    )
 
 
-def test_a_model_that_sees_both_sides_shares_nothing(tmp_path: Path) -> None:
+def test_model_that_sees_both_sides_shares_nothing(tmp_path: Path) -> None:
     theirs = save_reranker(write_language_model(tmp_path, is_causal=False))
     model = load(tmp_path / "saved")
-    assert all(sequence.before is None for sequence in model.prepare(ScoreWork(QUERY, TEXTS)).sequences)
+    assert all(
+        sequence.before is None for sequence in model.prepare(ScoreWork(QUERY, TEXTS)).sequences
+    )
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
 
 
 def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(tmp_path: Path) -> None:
     theirs = save_reranker(write_language_model(tmp_path))
     exact = theirs.predict(pairs(), activation_fn=torch.nn.Identity())
-    half = CrossEncoder(str(tmp_path / "saved"), device="cpu", model_kwargs={"dtype": torch.bfloat16})
+    half = CrossEncoder(
+        str(tmp_path / "saved"), device="cpu", model_kwargs={"dtype": torch.bfloat16}
+    )
     own = np.abs(half.predict(pairs(), activation_fn=torch.nn.Identity()) - exact).max()
     model = load_model(tmp_path / "saved", "test/model", torch.device("cpu"), torch.bfloat16)
     assert np.abs(scores(model, ScoreWork(QUERY, TEXTS, scale="logit")) - exact).max() < 3 * own
@@ -521,20 +687,27 @@ PLACES: dict[str, str] = {
 @pytest.mark.parametrize("name", PLACES)
 def test_templates(name: str, tmp_path: Path) -> None:
     theirs = save_reranker(write_language_model(tmp_path, template=PLACES[name]))
-    assert_close(scores(load(tmp_path / "saved"), ScoreWork(QUERY, SHORT)), theirs.predict(pairs(SHORT)))
+    assert_close(
+        scores(load(tmp_path / "saved"), ScoreWork(QUERY, SHORT)), theirs.predict(pairs(SHORT))
+    )
 
 
-def test_a_template_in_the_tokenizers_configuration(tmp_path: Path) -> None:
+def test_template_in_the_tokenizers_configuration(tmp_path: Path) -> None:
     theirs = save_reranker(write_language_model(tmp_path))
     (tmp_path / "saved/chat_template.jinja").unlink()
     path = tmp_path / "saved/tokenizer_config.json"
     settings = json.loads(path.read_text())
-    for value in (TEMPLATE, [{"name": "tool_use", "template": "no pair"}, {"name": "default", "template": TEMPLATE}]):
+    for value in (
+        TEMPLATE,
+        [{"name": "tool_use", "template": "no pair"}, {"name": "default", "template": TEMPLATE}],
+    ):
         path.write_text(json.dumps(settings | {"chat_template": value}))
-        assert_close(scores(load(tmp_path / "saved"), ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
+        assert_close(
+            scores(load(tmp_path / "saved"), ScoreWork(QUERY, TEXTS)), theirs.predict(pairs())
+        )
 
 
-def test_a_template_by_its_name(tmp_path: Path) -> None:
+def test_template_by_its_name(tmp_path: Path) -> None:
     save_reranker(write_language_model(tmp_path))
     saved = tmp_path / "saved"
     (saved / "additional_chat_templates").mkdir()
@@ -547,11 +720,14 @@ def test_a_template_by_its_name(tmp_path: Path) -> None:
     assert_close(scores(load(saved), ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
     settings["processing_kwargs"]["chat_template"]["chat_template"] = "rank"
     (saved / "sentence_bert_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ModelBroken, match=r"`chat_template` is 'rank', which is not a template .* templates are: default, rerank"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"`chat_template` is 'rank', which is not a template .* templates are: default, rerank",
+    ):
         load(saved)
 
 
-def test_a_classifier_with_a_template_for_pairs(tmp_path: Path) -> None:
+def test_classifier_with_a_template_for_pairs(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path, head="sequence_classification", positions=256)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     theirs = CrossEncoder(str(tmp_path), device="cpu")
@@ -559,22 +735,35 @@ def test_a_classifier_with_a_template_for_pairs(tmp_path: Path) -> None:
     assert_close(scores(load(tmp_path), ScoreWork(QUERY, TEXTS)), logits)
 
 
-def test_a_classifier_whose_template_knows_no_pairs_reads_plain_pairs(tmp_path: Path) -> None:
+def test_classifier_whose_template_knows_no_pairs_reads_plain_pairs(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path, head="sequence_classification", positions=256)
     plain = scores(load(tmp_path), ScoreWork(QUERY, TEXTS))
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content if messages[0].role == 'user' }}")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ messages[0].content if messages[0].role == 'user' }}"
+    )
     assert_close(scores(load(tmp_path), ScoreWork(QUERY, TEXTS)), plain)
 
 
 @pytest.mark.parametrize(
     ("kind", "architecture"),
-    [("qwen3_5_text", "Qwen3_5ForCausalLM"), ("olmo2", "Olmo2ForCausalLM"), ("pegasus", "PegasusForConditionalGeneration")],
+    [
+        ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+        ("olmo2", "Olmo2ForCausalLM"),
+        ("pegasus", "PegasusForConditionalGeneration"),
+    ],
 )
-def test_a_writer_of_another_type_is_refused_as_one(kind: str, architecture: str, tmp_path: Path) -> None:
+def test_writer_of_another_type_is_refused_as_one(
+    kind: str, architecture: str, tmp_path: Path
+) -> None:
     write_language_model(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": kind, "architectures": [architecture]}))
-    with pytest.raises(ModelBroken, match=rf"`model_type` is '{kind}' and the model writes texts \({architecture}\)"):
+    (tmp_path / "config.json").write_text(
+        json.dumps(settings | {"model_type": kind, "architectures": [architecture]})
+    )
+    with pytest.raises(
+        ModelBroken,
+        match=rf"`model_type` is '{kind}' and the model writes texts \({architecture}\)",
+    ):
         read_card(tmp_path, "test/model")
 
 
@@ -597,68 +786,106 @@ def test_templates_that_cannot_be_served(message: str, tmp_path: Path) -> None:
         load(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("start", ["", "{{ raise_exception('no system') if messages[0].role == 'system' }}"])
-def test_an_instruction_needs_a_place(start: str, tmp_path: Path) -> None:
-    save_reranker(write_language_model(tmp_path, template=start + "{{ messages[-2].content }}: {{ messages[-1].content }}"))
+@pytest.mark.parametrize(
+    "start", ["", "{{ raise_exception('no system') if messages[0].role == 'system' }}"]
+)
+def test_instruction_needs_a_place(start: str, tmp_path: Path) -> None:
+    save_reranker(
+        write_language_model(
+            tmp_path, template=start + "{{ messages[-2].content }}: {{ messages[-1].content }}"
+        )
+    )
     with pytest.raises(InvalidInput, match="no place for an instruction"):
         load(tmp_path / "saved").prepare(ScoreWork(QUERY, TEXTS, instruction="Find jokes"))
 
 
-def test_a_language_model_of_which_nothing_is_said(tmp_path: Path) -> None:
-    """A card of the catalog says it; else it writes if it has a chat template and says how it generates."""
+def test_language_model_of_which_nothing_is_said(tmp_path: Path) -> None:
+    """A card of the catalog says it; else it writes if it has a chat template and says how it
+    generates.
+    """
     write_language_model(tmp_path)
     assert read_card(tmp_path, "test/model").kind == "writer"
     with pytest.raises(ModelBroken, match="'writer'"):
         load(tmp_path)
     (tmp_path / "generation_config.json").unlink()
-    with pytest.raises(ModelBroken, match=r"config.json: `architectures` is Qwen3ForCausalLM, a language model.*`answers"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"config.json: `architectures` is Qwen3ForCausalLM, a language model.*`answers",
+    ):
         load(tmp_path)
     with pytest.raises(ModelBroken, match=r"no LogitScore.*`answers`"):
         load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no")))
     with pytest.raises(ModelBroken, match=r"'of course' is not one token"):
-        load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("of course", "no"))))
+        load(
+            tmp_path,
+            Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("of course", "no"))),
+        )
     template = "<|im_start|>{{ instruction or 'Given a web query' }}\n{{ query }}\n{{ document }}<|im_end|>\n"
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ModelBroken, match=r"no chat template for pairs.*`template`"):
         load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("yes", "no"))))
-    model = load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("yes", "no"), template=template)))
+    model = load(
+        tmp_path,
+        Overrides(
+            "card.yaml:1", detect=Hints(kind="yes_no", answers=("yes", "no"), template=template)
+        ),
+    )
     assert_close(scores(model, ScoreWork(QUERY, SHORT)), by_hand(tmp_path, template))
-    embedder = load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="dense", pooling="lasttoken")))
+    embedder = load(
+        tmp_path, Overrides("card.yaml:1", detect=Hints(kind="dense", pooling="lasttoken"))
+    )
     assert embedder.card.pooling == ("lasttoken",)
     assert dense(embedder, SHORT).shape == (len(SHORT), 64)
 
 
 def by_hand(directory: Path, template: str) -> NDArray[np.float32]:
-    """The share of yes among yes and no after each text, as Qwen3-Reranker's model card computes it."""
+    """The share of yes among yes and no after each text, as Qwen3-Reranker's model card computes
+    it.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
     found = []
     for text in SHORT:
         filled = template.replace("{{ instruction or 'Given a web query' }}", "Given a web query")
-        filled = filled.removesuffix("\n").replace("{{ query }}", QUERY).replace("{{ document }}", text)
+        filled = (
+            filled.removesuffix("\n").replace("{{ query }}", QUERY).replace("{{ document }}", text)
+        )
         with torch.inference_mode():
             logits = model(**tokenizer(filled, return_tensors="pt")).logits[0, -1]
-        found.append(torch.softmax(logits[[tokenizer.convert_tokens_to_ids("no"), tokenizer.convert_tokens_to_ids("yes")]], 0)[1])
+        found.append(
+            torch.softmax(
+                logits[
+                    [tokenizer.convert_tokens_to_ids("no"), tokenizer.convert_tokens_to_ids("yes")]
+                ],
+                0,
+            )[1]
+        )
     return torch.stack(found).numpy()
 
 
-def test_a_head_too_small_for_its_answers(tmp_path: Path) -> None:
+def test_head_too_small_for_its_answers(tmp_path: Path) -> None:
     save_reranker(write_language_model(tmp_path))
     path = tmp_path / "saved/1_LogitScore/config.json"
     path.write_text(json.dumps({"true_token_id": 100_000, "false_token_id": 3}))
-    with pytest.raises(ModelBroken, match=r"head is \[\d+, 64\], too small for the tokens \[100000, 3\]"):
+    with pytest.raises(
+        ModelBroken, match=r"head is \[\d+, 64\], too small for the tokens \[100000, 3\]"
+    ):
         load(tmp_path / "saved")
     path.write_text(json.dumps({"false_token_id": 3}))
     with pytest.raises(ModelBroken, match=r"1_LogitScore/config.json: `true_token_id` is missing"):
         load(tmp_path / "saved")
 
 
-def test_a_head_in_the_file_of_a_tied_model_is_left_out(tmp_path: Path) -> None:
+def test_head_in_the_file_of_a_tied_model_is_left_out(tmp_path: Path) -> None:
     """transformers ties it, whatever a file holds."""
     theirs = save_reranker(write_language_model(tmp_path, tie_word_embeddings=True))
     path = tmp_path / "saved/model.safetensors"
     tensors = dict(load_file(path))
-    save_file(tensors | {"lm_head.weight": torch.zeros_like(tensors["model.embed_tokens.weight"])}, path, metadata={"format": "pt"})
+    save_file(
+        tensors | {"lm_head.weight": torch.zeros_like(tensors["model.embed_tokens.weight"])},
+        path,
+        metadata={"format": "pt"},
+    )
     assert_close(scores(load(tmp_path / "saved"), ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
 
 

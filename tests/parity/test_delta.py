@@ -1,4 +1,6 @@
-"""The gated delta net over packed sequences against transformers' of Qwen3.5, which sees one sequence at a time."""
+"""The gated delta net over packed sequences against transformers' of Qwen3.5, which sees one
+sequence at a time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from libs.models.layers.encoder import Shared
 from libs.models.layers.hybrid import GatedDeltaNet
 from libs.models.layers.spec import DeltaSpec, EncoderSpec, LayerSpec
 from libs.models.packed import Packed
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.work import InputSequence
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
@@ -46,7 +48,19 @@ def layers(key_heads: int, value_heads: int) -> tuple[Any, GatedDeltaNet]:
                 parameter.add_(1.0)
     delta = DeltaSpec(key_heads, value_heads, 16, 24, 4)
     layer = LayerSpec(delta=delta)
-    spec = EncoderSpec(48, 2, 24, 96, (layer,), "pre", config.rms_norm_eps, "silu", norm_kind="rms", norm_shift=1.0, gated=True)
+    spec = EncoderSpec(
+        48,
+        2,
+        24,
+        96,
+        (layer,),
+        "pre",
+        config.rms_norm_eps,
+        "silu",
+        norm_kind="rms",
+        norm_shift=1.0,
+        gated=True,
+    )
     ours = GatedDeltaNet(spec, delta)
     state = reference.state_dict()
     fused = {"inputs.weight": torch.cat([state.pop(name) for name in INPUTS])}
@@ -78,7 +92,7 @@ def test_packed_sequences_equal_transformers(key_heads: int, value_heads: int) -
     assert max(relative(a, b) for a, b in zip(found, wanted, strict=True)) <= 1e-5
 
 
-def test_a_sequence_is_the_same_alone_and_among_others() -> None:
+def test_sequence_is_the_same_alone_and_among_others() -> None:
     _, ours = layers(2, 4)
     x = states(LENGTHS)
     with torch.inference_mode():
@@ -100,8 +114,12 @@ def test_bfloat16_is_as_good_as_transformers_in_bfloat16() -> None:
     assert (found - exact).abs().max() < 3 * (theirs - exact).abs().max()
 
 
-def exact_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_: object) -> tuple[Tensor, None]:
-    """The recurrence of arXiv 2412.06464 token by token in float64, of one sequence: [1, tokens, heads, size]."""
+def exact_rule(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_: object
+) -> tuple[Tensor, None]:
+    """The recurrence of arXiv 2412.06464 token by token in float64, of one sequence: [1, tokens,
+    heads, size].
+    """
     repeats = value.shape[2] // key.shape[2]
     q, k = (x[0].double().repeat_interleave(repeats, dim=1) for x in (query, key))
     q, k = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))
@@ -119,7 +137,9 @@ def exact_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tenso
 def test_several_delta_nets_are_as_near_to_float64_as_transformers(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random ones in a row multiply float32's rounding by so much that either is some 1e-5 away from it."""
+    """Random ones in a row multiply float32's rounding by so much that either is some 1e-5 away
+    from it.
+    """
     config = {"layer_types": ["linear_attention"] * 2}
     ids = random_ids()
     found = packed(load(write_checkpoint("qwen3_5_text", tmp_path, config=config, seed=seed)), ids)
@@ -131,10 +151,12 @@ def test_several_delta_nets_are_as_near_to_float64_as_transformers(
 
 
 def test_hidden_and_shared_tokens_are_refused(tmp_path: Path) -> None:
-    """A state has taken them in, so that a query's [MASK] tokens could not be hidden, nor a prefix be another sequence."""
+    """A state has taken them in, so that a query's [MASK] tokens could not be hidden, nor a prefix
+    be another sequence.
+    """
     encoder = load(write_checkpoint("qwen3_5_text", tmp_path))
     ids = random_ids((9,))[0]
-    trunk = Trunk(encoder, {})
+    trunk = Backbone(encoder, {})
     trunk.refuse_outside([InputSequence(ids)])
     assert encoder.causal
     assert not encoder.shares_prefixes

@@ -1,4 +1,6 @@
-"""Every family of detectors against transformers on random weights: pixels, logits, boxes, regions; the same alone as packed."""
+"""Every family of detectors against transformers on random weights: pixels, logits, boxes, regions;
+the same alone as packed.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,20 @@ class Written(NamedTuple):
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     directory = tmp_path_factory.mktemp(request.param)
     theirs = write_checkpoint(request.param, directory)
-    return Written(request.param, directory, theirs, load_detector(directory, dtype=torch.float32, device=CPU))
+    return Written(
+        request.param, directory, theirs, load_detector(directory, dtype=torch.float32, device=CPU)
+    )
 
 
 def images(kind: str) -> list[bytes]:
-    """Grounding DINO takes no image that makes fewer places than it has queries: its reference fails there."""
-    return [data for data in pictures() if kind != "grounding-dino" or min(Image.open(BytesIO(data)).size) > 1]
+    """Grounding DINO takes no image that makes fewer places than it has queries: its reference
+    fails there.
+    """
+    return [
+        data
+        for data in pictures()
+        if kind != "grounding-dino" or min(Image.open(BytesIO(data)).size) > 1
+    ]
 
 
 @torch.inference_mode()
@@ -56,12 +66,17 @@ def outputs(model: Detector, sequences: Sequence[InputSequence]) -> list[Floats]
     batch = trunk.pack(sequences, [None] * len(sequences))
     hidden = trunk.encoder.forward(batch)
     head = trunk.heads[HEAD]
-    return head.split(tuple(one.numpy() for one in head.forward(hidden, batch, sequences)), sequences)  # type: ignore[return-value]
+    return head.split(
+        tuple(one.numpy() for one in head.forward(hidden, batch, sequences)), sequences
+    )  # type: ignore[return-value]
 
 
 def sequences_of(written: Written, labels: Sequence[str] = LABELS) -> list[InputSequence]:
     read = written.ours.labels(labels)
-    return [written.ours.sequence(data, f"items[{number}]", read) for number, data in enumerate(images(written.kind))]
+    return [
+        written.ours.sequence(data, f"items[{number}]", read)
+        for number, data in enumerate(images(written.kind))
+    ]
 
 
 def prompt(kind: str, labels: Sequence[str]) -> dict[str, Tensor]:
@@ -72,14 +87,23 @@ def prompt(kind: str, labels: Sequence[str]) -> dict[str, Tensor]:
         return {"input_ids": torch.tensor([ids])}
     found = [own.encode(label).ids for label in labels]
     rows = torch.tensor([ids + [0] * (16 - len(ids)) for ids in found])
-    return {"input_ids": rows, "attention_mask": torch.tensor([[1] * len(ids) + [0] * (16 - len(ids)) for ids in found])}
+    return {
+        "input_ids": rows,
+        "attention_mask": torch.tensor([[1] * len(ids) + [0] * (16 - len(ids)) for ids in found]),
+    }
 
 
 @torch.inference_mode()
-def reference(written: Written, data: bytes, labels: Sequence[str] = LABELS) -> transformers.utils.ModelOutput:
+def reference(
+    written: Written, data: bytes, labels: Sequence[str] = LABELS
+) -> transformers.utils.ModelOutput:
     theirs = written.theirs
-    pixels = PROCESSORS[written.kind](Image.open(BytesIO(data)), do_convert_rgb=True, return_tensors="pt")["pixel_values"]
-    return theirs(pixel_values=pixels.to(next(theirs.parameters()).dtype), **prompt(written.kind, labels))
+    pixels = PROCESSORS[written.kind](
+        Image.open(BytesIO(data)), do_convert_rgb=True, return_tensors="pt"
+    )["pixel_values"]
+    return theirs(
+        pixel_values=pixels.to(next(theirs.parameters()).dtype), **prompt(written.kind, labels)
+    )
 
 
 def columns(kind: str, labels: Sequence[str], number: int) -> list[int]:
@@ -91,8 +115,12 @@ def columns(kind: str, labels: Sequence[str], number: int) -> list[int]:
     return list(range(start, start + lengths[number]))
 
 
-def as_ours(kind: str, output: transformers.utils.ModelOutput, labels: Sequence[str] = LABELS) -> Floats:
-    logits = [output.logits[0][:, columns(kind, labels, number)].amax(1) for number in range(len(labels))]
+def as_ours(
+    kind: str, output: transformers.utils.ModelOutput, labels: Sequence[str] = LABELS
+) -> Floats:
+    logits = [
+        output.logits[0][:, columns(kind, labels, number)].amax(1) for number in range(len(labels))
+    ]
     return torch.cat([output.pred_boxes[0].float(), torch.stack(logits, 1).float()], 1).numpy()
 
 
@@ -114,7 +142,9 @@ def test_pixels_equal_transformers(written: Written) -> None:
         assert got.shape[:2] == processing.seen(pixels.shape[0], pixels.shape[1], "items[0]")
         values = (got.astype(np.float64) * processing.scale).astype(np.float32)
         mean, std = np.array(processing.mean, np.float32), np.array(processing.std, np.float32)
-        wanted = PROCESSORS[written.kind](Image.open(BytesIO(data)), do_convert_rgb=True)["pixel_values"][0]
+        wanted = PROCESSORS[written.kind](Image.open(BytesIO(data)), do_convert_rgb=True)[
+            "pixel_values"
+        ][0]
         np.testing.assert_array_equal(((values - mean) / std).transpose(2, 0, 1), wanted)
 
 
@@ -129,7 +159,12 @@ def test_boxes_and_logits_equal_transformers(written: Written) -> None:
 
 def test_bfloat16_is_as_good_as_the_reference(written: Written) -> None:
     ours = load_detector(written.directory, dtype=torch.bfloat16, device=CPU)
-    halved = Written(written.kind, written.directory, write_checkpoint(written.kind, written.directory).to(torch.bfloat16), ours)
+    halved = Written(
+        written.kind,
+        written.directory,
+        write_checkpoint(written.kind, written.directory).to(torch.bfloat16),
+        ours,
+    )
     own = theirs = 0.0
     for data, got in zip(images(written.kind), outputs(ours, sequences_of(halved)), strict=True):
         exact = as_ours(written.kind, reference(written, data))
@@ -144,7 +179,9 @@ def reference_regions(written: Written, data: bytes, label: int, threshold: floa
     logits = output.logits[:, :, columns(written.kind, LABELS, label)]
     height, width = decode(data, "").shape[:2]
     found = PROCESSORS[written.kind].post_process_object_detection(
-        SimpleNamespace(logits=logits, pred_boxes=output.pred_boxes), threshold=threshold, target_sizes=[(height, width)]
+        SimpleNamespace(logits=logits, pred_boxes=output.pred_boxes),
+        threshold=threshold,
+        target_sizes=[(height, width)],
     )[0]
     boxes = found["boxes"].clamp(min=0).minimum(torch.tensor([width, height, width, height]))
     return [
@@ -155,31 +192,48 @@ def reference_regions(written: Written, data: bytes, label: int, threshold: floa
 
 
 def test_regions_equal_transformers(written: Written) -> None:
-    """Each label as if it were asked for alone of the same logits, by its own threshold, which some boxes exceed."""
+    """Each label as if it were asked for alone of the same logits, by its own threshold, which some
+    boxes exceed.
+    """
     found = 0
     for data, sequence in zip(images(written.kind), sequences_of(written), strict=True):
         output = outputs(written.ours, [sequence])[0]
         scores = np.sort(1 / (1 + np.exp(-output[:, 4:])), axis=0)[::-1]
-        thresholds = [float(scores[place : place + 2, number].mean()) for number, place in enumerate((0, 2, 5, 8))]
+        thresholds = [
+            float(scores[place : place + 2, number].mean())
+            for number, place in enumerate((0, 2, 5, 8))
+        ]
         regions = written.ours.regions(sequence, output, thresholds)
-        assert [one.score for one in regions] == sorted((one.score for one in regions), reverse=True)
+        assert [one.score for one in regions] == sorted(
+            (one.score for one in regions), reverse=True
+        )
         for number, threshold in enumerate(thresholds):
-            wanted = sorted(reference_regions(written, data, number, threshold), key=lambda one: -one.score)
+            wanted = sorted(
+                reference_regions(written, data, number, threshold), key=lambda one: -one.score
+            )
             got = [one for one in regions if one.label == LABELS[number]]
             assert len(got) == len(wanted)
-            np.testing.assert_allclose(_numbers(got), _numbers(wanted), rtol=2e-5, atol=2e-3)  # a pixel's 500th
+            np.testing.assert_allclose(
+                _numbers(got), _numbers(wanted), rtol=2e-5, atol=2e-3
+            )  # a pixel's 500th
             found += len(got)
     assert found > 20
 
 
 def _numbers(regions: Sequence[Region]) -> Floats:
-    """Scores and edges. Regions of nearly one score may change places, so they are ordered by their edges."""
+    """Scores and edges. Regions of nearly one score may change places, so they are ordered by their
+    edges.
+    """
     rows = [(one.left, one.top, one.right, one.bottom, one.score) for one in regions]
-    return np.array(sorted(rows, key=lambda row: [round(edge, 1) for edge in row]), np.float32).reshape(-1, 5)
+    return np.array(
+        sorted(rows, key=lambda row: [round(edge, 1) for edge in row]), np.float32
+    ).reshape(-1, 5)
 
 
 def test_is_preempted_between_layers(written: Written) -> None:
-    """Backbone, encoder and decoder call `between`, which may run a forward of the same model; outputs stay what they are."""
+    """Backbone, encoder and decoder call `between`, which may run a forward of the same model;
+    outputs stay what they are.
+    """
     model = load_model(written.directory, "random/detector", CPU, torch.float32)
     sequences = sequences_of(written)
     some, others = sequences[:2], sequences[2:4]

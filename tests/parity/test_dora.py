@@ -1,4 +1,6 @@
-"""DoRA adapters (arXiv 2402.09353): each row of W + s B A is scaled to a trained length, by PEFT's formula written out here."""
+"""DoRA adapters (arXiv 2402.09353): each row of W + s B A is scaled to a trained length, by PEFT's
+formula written out here.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ SETTINGS: tuple[tuple[Kind, dict[str, Any]], ...] = (
 )
 
 
-def write_dora(kind: Kind, directory: Path, *, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
-    """Write a random DoRA adapter of the random model of a kind, and return that model with the weights of the formula."""
+def write_dora(
+    kind: Kind, directory: Path, *, seed: int = 0, **settings: Any
+) -> transformers.PreTrainedModel:
+    """Write a random DoRA adapter of the random model of a kind, and return that model with the
+    weights of the formula.
+    """
     adapted = with_adapter(random_model(kind), use_dora=True, **settings)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -48,7 +54,9 @@ def write_dora(kind: Kind, directory: Path, *, seed: int = 0, **settings: Any) -
 
 @torch.no_grad()
 def formula(model: transformers.PreTrainedModel, directory: Path) -> transformers.PreTrainedModel:
-    """The model with each adapted weight W as m (W + s B A) / |W + s B A|, where the length is each row's."""
+    """The model with each adapted weight W as m (W + s B A) / |W + s B A|, where the length is each
+    row's.
+    """
     tensors, read = load_file(directory / lora.WEIGHTS), lora.read_adapter(directory)
     modules = dict(model.named_modules())
     for name, magnitude in tensors.items():
@@ -58,42 +66,64 @@ def formula(model: transformers.PreTrainedModel, directory: Path) -> transformer
         module = stem.removeprefix("base_model.model.")
         weight = modules[module].weight
         assert isinstance(weight, torch.Tensor)
-        summed = weight + read.scale_of(module) * tensors[f"{stem}.lora_B.weight"] @ tensors[f"{stem}.lora_A.weight"]
+        summed = (
+            weight
+            + read.scale_of(module)
+            * tensors[f"{stem}.lora_B.weight"]
+            @ tensors[f"{stem}.lora_A.weight"]
+        )
         weight.copy_(magnitude[:, None] * summed / summed.norm(dim=1, keepdim=True))
     return model.eval()
 
 
-def adapted(root: Path, kind: Kind, settings: Sequence[dict[str, Any]], dtype: torch.dtype = torch.float32) -> Adapted:
+def adapted(
+    root: Path, kind: Kind, settings: Sequence[dict[str, Any]], dtype: torch.dtype = torch.float32
+) -> Adapted:
     """A model with DoRA adapters, and a plain one of LoRA beside them."""
     write_checkpoint(kind, root / "base")
     model = load_model(root / "base", "org/base", CPU, dtype)
     merged = {"": random_model(kind)}
     for number, each in enumerate(settings):
-        merged[f"org/dora-{number}"] = write_dora(kind, root / f"org/dora-{number}", seed=number, **each)
-    merged["org/lora"] = write_random_adapter(kind, root / "org/lora", seed=9, r=2, target_modules="all-linear")
+        merged[f"org/dora-{number}"] = write_dora(
+            kind, root / f"org/dora-{number}", seed=number, **each
+        )
+    merged["org/lora"] = write_random_adapter(
+        kind, root / "org/lora", seed=9, r=2, target_modules="all-linear"
+    )
     for name in filter(None, merged):
         model.add_adapter(name, root / name)
     return Adapted(model, merged)
 
 
 @pytest.mark.parametrize(("kind", "settings"), SETTINGS)
-def test_a_batch_with_dora_lora_and_neither_equals_the_formula(kind: Kind, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_batch_with_dora_lora_and_neither_equals_the_formula(
+    kind: Kind, settings: dict[str, Any], tmp_path: Path
+) -> None:
     a = adapted(tmp_path, kind, (settings, settings | {"r": 2}))
     batch = a.batch()
     got, wanted = a.forward(batch), a.wanted(batch)
     assert worst(got, wanted) <= 1e-5
     assert worst(got, [a.forward([one])[0] for one in batch]) <= 2e-6
     plain = [vector for one, vector in zip(batch, wanted, strict=True) if not one.adapter]
-    dora = [vector for one, vector in zip(batch, wanted, strict=True) if one.adapter == "org/dora-0"]
-    assert worst(sorted(plain, key=lambda vector: vector[0]), sorted(dora, key=lambda vector: vector[0])) > 0.01
+    dora = [
+        vector for one, vector in zip(batch, wanted, strict=True) if one.adapter == "org/dora-0"
+    ]
+    assert (
+        worst(
+            sorted(plain, key=lambda vector: vector[0]), sorted(dora, key=lambda vector: vector[0])
+        )
+        > 0.01
+    )
 
 
-def test_the_formula_is_pefts(tmp_path: Path) -> None:
+def test_formula_is_pefts(tmp_path: Path) -> None:
     """The reference above is what PEFT itself makes by merging."""
     own = write_dora("bert", tmp_path, r=4, target_modules=["query", "dense"], lora_alpha=8)
     with quietly():
         theirs = PeftModel.from_pretrained(random_model("bert"), str(tmp_path)).merge_and_unload()
-    for (name, parameter), (_, merged) in zip(own.named_parameters(), theirs.named_parameters(), strict=True):
+    for (name, parameter), (_, merged) in zip(
+        own.named_parameters(), theirs.named_parameters(), strict=True
+    ):
         torch.testing.assert_close(parameter, merged, rtol=1e-5, atol=1e-6, msg=name)
 
 
@@ -101,21 +131,28 @@ def test_bfloat16_is_as_good_as_the_merged_model_in_bfloat16(tmp_path: Path) -> 
     a = adapted(tmp_path, "bert", (SETTINGS[0][1],), torch.bfloat16)
     batch = a.batch()
     exact = a.wanted(batch)
-    own = Adapted(a.model, {name: model.to(torch.bfloat16) for name, model in a.merged.items()}).wanted(batch)
+    own = Adapted(
+        a.model, {name: model.to(torch.bfloat16) for name, model in a.merged.items()}
+    ).wanted(batch)
     assert worst(a.forward(batch), exact) < 3 * worst(own, exact)
 
 
-def test_a_model_in_int8_is_scaled_too(tmp_path: Path) -> None:
+def test_model_in_int8_is_scaled_too(tmp_path: Path) -> None:
     """No further from the formula than the plain rows are from their own weights in float32."""
     a = adapted(tmp_path, "bert", (SETTINGS[0][1],), torch.int8)
     assert a.model.widened() is not None
     batch = a.batch()
-    far = [(one.adapter, worst([got], [wanted])) for one, got, wanted in zip(batch, a.forward(batch), a.wanted(batch), strict=True)]
-    dora, plain = (max(error for name, error in far if name == adapter) for adapter in ("org/dora-0", ""))
+    far = [
+        (one.adapter, worst([got], [wanted]))
+        for one, got, wanted in zip(batch, a.forward(batch), a.wanted(batch), strict=True)
+    ]
+    dora, plain = (
+        max(error for name, error in far if name == adapter) for adapter in ("org/dora-0", "")
+    )
     assert dora < 3 * plain
 
 
-def test_the_float32_fallback_has_it_too(tmp_path: Path) -> None:
+def test_float32_fallback_has_it_too(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", (SETTINGS[0][1],), torch.bfloat16)
     wide = a.model.widened()
     assert wide is not None
@@ -123,11 +160,13 @@ def test_the_float32_fallback_has_it_too(tmp_path: Path) -> None:
     assert worst(Adapted(wide, a.merged).forward(batch), a.wanted(batch)) <= 1e-5
 
 
-def test_an_adapter_merged_into_its_base_is_scaled_too(tmp_path: Path) -> None:
+def test_adapter_merged_into_its_base_is_scaled_too(tmp_path: Path) -> None:
     """As adapters of vision-language models are when they are loaded."""
     base = write_checkpoint("bert", tmp_path / "base")
     merged = write_dora("bert", tmp_path / "dora", r=4, target_modules=["query", "dense"])
-    updates = {f"{module}.weight": update for module, update in read_updates(tmp_path / "dora").items()}
+    updates = {
+        f"{module}.weight": update for module, update in read_updates(tmp_path / "dora").items()
+    }
     tensors = TensorFile.open(base).merged(updates)
     for name, parameter in merged.named_parameters():
         if name in updates:
@@ -135,30 +174,47 @@ def test_an_adapter_merged_into_its_base_is_scaled_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_dora", [True, False])
-def test_a_magnitude_and_the_configuration_must_agree(is_dora: bool, tmp_path: Path) -> None:
+def test_magnitude_and_the_configuration_must_agree(is_dora: bool, tmp_path: Path) -> None:
     model = load_model(write_checkpoint("bert", tmp_path / "base"), "org/base", CPU, torch.float32)
     write_dora("bert", tmp_path / "dora", r=4, target_modules=["query"])
     weights, config = tmp_path / "dora" / lora.WEIGHTS, tmp_path / "dora" / lora.FILE
     if is_dora:
-        save_file({name: tensor for name, tensor in load_file(weights).items() if "magnitude" not in name}, weights)
+        save_file(
+            {
+                name: tensor
+                for name, tensor in load_file(weights).items()
+                if "magnitude" not in name
+            },
+            weights,
+        )
     else:
         config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": False}))
     with pytest.raises(ModelBroken, match=rf"query.*magnitude beside it.*`use_dora` {is_dora}"):
         model.add_adapter("a", tmp_path / "dora")
 
 
-def test_a_magnitude_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_magnitude_of_another_size_is_refused(tmp_path: Path) -> None:
     model = load_model(write_checkpoint("bert", tmp_path / "base"), "org/base", CPU, torch.float32)
     write_dora("bert", tmp_path / "dora", r=4, target_modules=["query"])
     weights = tmp_path / "dora" / lora.WEIGHTS
-    save_file({name: tensor[:5] if "magnitude" in name else tensor for name, tensor in load_file(weights).items()}, weights)
-    with pytest.raises(ModelBroken, match=r"lora_magnitude_vector' has shape \[5\].*ask for \[64\]"):
+    save_file(
+        {
+            name: tensor[:5] if "magnitude" in name else tensor
+            for name, tensor in load_file(weights).items()
+        },
+        weights,
+    )
+    with pytest.raises(
+        ModelBroken, match=r"lora_magnitude_vector' has shape \[5\].*ask for \[64\]"
+    ):
         model.add_adapter("a", tmp_path / "dora")
 
 
-def test_a_family_that_computes_with_its_layers_when_it_is_loaded_takes_none(tmp_path: Path) -> None:
+def test_family_that_computes_with_its_layers_when_it_is_loaded_takes_none(tmp_path: Path) -> None:
     """DeBERTa multiplies its distances by two of its layers once."""
-    model = load_model(write_checkpoint("deberta-v2", tmp_path / "base"), "org/base", CPU, torch.float32)
+    model = load_model(
+        write_checkpoint("deberta-v2", tmp_path / "base"), "org/base", CPU, torch.float32
+    )
     write_dora("deberta-v2", tmp_path / "dora", r=4, target_modules=["query_proj"])
     with pytest.raises(ModelBroken, match=r"`use_dora`.*merge_and_unload"):
         model.add_adapter("a", tmp_path / "dora")

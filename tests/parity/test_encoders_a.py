@@ -1,4 +1,6 @@
-"""ModernBERT, Nomic BERT, Alibaba's "new" and Jina's XLM-RoBERTa as their checkpoints are published, and what they refuse."""
+"""ModernBERT, Nomic BERT, Alibaba's "new" and Jina's XLM-RoBERTa as their checkpoints are
+published, and what they refuse.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from torch import Tensor
 from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
 from libs.models import ScoreWork
-from tests.parity.checkpoints import SentenceFiles, random_model, write_checkpoint, write_sentence_files
+from tests.parity.checkpoints import (
+    SentenceFiles,
+    random_model,
+    write_checkpoint,
+    write_sentence_files,
+)
 from tests.parity.reference_hub import HUB, write_hub
 from tests.parity.test_families import load, packed, random_ids, reference, worst
 from tests.parity.test_heads import TEXTS, assert_close, dense, scores
@@ -51,8 +58,16 @@ def encoder_of(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
 
 def published_modernbert(values: Values) -> Values:
     """answerdotai/ModernBERT-base; its position_embedding_type is of no account."""
-    bases = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
-    return without(values, "rope_parameters", "layer_types") | bases | {"position_embedding_type": "absolute"}
+    bases = {
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "global_attn_every_n_layers": 3,
+    }
+    return (
+        without(values, "rope_parameters", "layer_types")
+        | bases
+        | {"position_embedding_type": "absolute"}
+    )
 
 
 def published_nomic(values: Values) -> Values:
@@ -70,13 +85,26 @@ def published_nomic(values: Values) -> Values:
 
 def published_gte(values: Values) -> Values:
     """Snowflake/snowflake-arctic-embed-m-v2.0"""
-    own = {"rope_theta": 160000, "rope_scaling": None, "position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
-    return without(values, "rope_parameters") | own | {"pack_qkv": True, "logn_attention_scale": False, "unpad_inputs": True}
+    own = {
+        "rope_theta": 160000,
+        "rope_scaling": None,
+        "position_embedding_type": "rope",
+        "layer_norm_type": "layer_norm",
+    }
+    return (
+        without(values, "rope_parameters")
+        | own
+        | {"pack_qkv": True, "logn_attention_scale": False, "unpad_inputs": True}
+    )
 
 
 def published_flash(values: Values) -> Values:
     """jinaai/jina-colbert-v2's encoder"""
-    own: Values = {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "rotary_emb_base": 20000.0}
+    own: Values = {
+        "model_type": "xlm-roberta",
+        "position_embedding_type": "rotary",
+        "rotary_emb_base": 20000.0,
+    }
     return (
         without(values, "rope_parameters")
         | own
@@ -96,14 +124,24 @@ PUBLISHED = {
 def test_published_config(kind: str, tmp_path: Path) -> None:
     directory = reconfigure(write_checkpoint(kind, tmp_path, layers=4), PUBLISHED[kind])
     assert worst(packed(load(directory), IDS), reference(random_model(kind, layers=4), IDS)) <= 1e-5
-    assert read_card(directory, "test/model").max_tokens == (126 if kind == "jina_embeddings_v3" else 128)
+    assert read_card(directory, "test/model").max_tokens == (
+        126 if kind == "jina_embeddings_v3" else 128
+    )
 
 
 def test_ntk_of_new_equals_stretched_positions_of_gte(tmp_path: Path) -> None:
-    """transformers has no NTK, but linear scaling by factor^(2 / head size) with a base of factor x theta comes to the same."""
+    """transformers has no NTK, but linear scaling by factor^(2 / head size) with a base of factor x
+    theta comes to the same.
+    """
     scaled = {"rope_type": "linear", "factor": 8.0 ** (2 / 16), "rope_theta": 160000.0}
-    ntk: Values = {"rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": 8.0}, "position_embedding_type": "rope"}
-    directory = reconfigure(write_checkpoint("new", tmp_path), lambda values: without(values, "rope_parameters") | ntk)
+    ntk: Values = {
+        "rope_theta": 20000,
+        "rope_scaling": {"type": "ntk", "factor": 8.0},
+        "position_embedding_type": "rope",
+    }
+    directory = reconfigure(
+        write_checkpoint("new", tmp_path), lambda values: without(values, "rope_parameters") | ntk
+    )
     model = random_model("gte", config={"rope_parameters": scaled})
     assert worst(packed(load(directory), IDS), reference(model, IDS)) <= 1e-5
 
@@ -112,7 +150,10 @@ def test_ntk_of_new_equals_stretched_positions_of_gte(tmp_path: Path) -> None:
 def test_new_with_any_number_of_segments(types: int, tmp_path: Path) -> None:
     config = {"type_vocab_size": types}
     directory = write_checkpoint("new", tmp_path, config=config)
-    assert worst(packed(load(directory), IDS), reference(random_model("new", config=config), IDS)) <= 1e-5
+    assert (
+        worst(packed(load(directory), IDS), reference(random_model("new", config=config), IDS))
+        <= 1e-5
+    )
 
 
 # ModernBERT's choices
@@ -181,25 +222,35 @@ def test_shards_in_half_precision(kind: str, dtype: torch.dtype, tmp_path: Path)
     write_checkpoint(kind, tmp_path, dtype=dtype, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = random_model(kind)
-    for parameter in model.parameters():  # Only these are stored: `model.to` would round its rotations too.
+    for (
+        parameter
+    ) in model.parameters():  # Only these are stored: `model.to` would round its rotations too.
         parameter.data = parameter.data.to(dtype).float()
     assert worst(packed(load(tmp_path), IDS), reference(model, IDS)) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_padded_vocabulary(kind: str, tmp_path: Path) -> None:
+def test_padded_vocabulary(kind: str, tmp_path: Path) -> None:
     """The table has more rows than the tokenizer has tokens."""
-    directory = write_checkpoint(kind, tmp_path, config={"vocab_size": 512}, sentence=SentenceFiles())
+    directory = write_checkpoint(
+        kind, tmp_path, config={"vocab_size": 512}, sentence=SentenceFiles()
+    )
     alone = load_model(directory)
     assert alone.card.dimensions == 64
-    vectors = [hidden.mean(0) for hidden in reference(random_model(kind, config={"vocab_size": 512}), ids_of(directory))]
+    vectors = [
+        hidden.mean(0)
+        for hidden in reference(random_model(kind, config={"vocab_size": 512}), ids_of(directory))
+    ]
     wanted = torch.stack(vectors)
     assert_close(dense(alone, TEXTS), (wanted / wanted.norm(dim=1, keepdim=True)).numpy())
 
 
 def ids_of(directory: Path) -> list[np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
-    return [np.array(tokenizer(text, truncation=True, max_length=64)["input_ids"], np.int32) for text in TEXTS]
+    return [
+        np.array(tokenizer(text, truncation=True, max_length=64)["input_ids"], np.int32)
+        for text in TEXTS
+    ]
 
 
 # Families that only the hub has code for, from text to answer
@@ -228,8 +279,12 @@ def test_jina_reranker(tmp_path: Path) -> None:
         ids = torch.tensor(tokenizer(TEXTS[0], text, truncation=True, max_length=128)["input_ids"])
         first = family.forward(state, config, ids, torch.zeros_like(ids))[0]
         inner = (head["classifier.dense.weight"] @ first + head["classifier.dense.bias"]).tanh()
-        wanted.append((head["classifier.out_proj.weight"] @ inner + head["classifier.out_proj.bias"]).item())
-    assert_close(scores(model, ScoreWork(TEXTS[0], TEXTS, scale="logit")), np.array(wanted, np.float32))
+        wanted.append(
+            (head["classifier.out_proj.weight"] @ inner + head["classifier.out_proj.bias"]).item()
+        )
+    assert_close(
+        scores(model, ScoreWork(TEXTS[0], TEXTS, scale="logit")), np.array(wanted, np.float32)
+    )
 
 
 @pytest.mark.parametrize("name", ["jina", "jina-code", "nomic-moe"])
@@ -239,7 +294,9 @@ def test_embeddings(name: str, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "bert")
     write_sentence_files(tmp_path, SentenceFiles(normalize=False), hidden=64)
     rows = [torch.from_numpy(ids).long() for ids in ids_of(tmp_path)]
-    wanted = torch.stack([family.forward(state, config, ids, torch.zeros_like(ids)).mean(0) for ids in rows])
+    wanted = torch.stack(
+        [family.forward(state, config, ids, torch.zeros_like(ids)).mean(0) for ids in rows]
+    )
     model = load_model(tmp_path)
     assert (model.card.dimensions, model.card.max_tokens) == (64, 64)
     assert_close(dense(model, TEXTS), wanted.numpy())
@@ -262,7 +319,10 @@ def test_limits_of_published_configs(tmp_path: Path) -> None:
         ({"n_positions": 8192, "model_max_length": 512}, 512),
     ]
     for change, limit in changes:
-        reconfigure(directory, lambda values, change=change: without(values, "rotary_scaling_factor") | change)  # type: ignore[misc]
+        reconfigure(
+            directory,
+            lambda values, change=change: without(values, "rotary_scaling_factor") | change,  # type: ignore[misc]
+        )
         card = read_card(directory, "test/model")
         assert (card.max_tokens, card.dimensions) == (limit, 64)
         assert load(directory).max_positions >= limit
@@ -283,9 +343,17 @@ REFUSED: list[tuple[str, Values, str]] = [
     ("new", {"layer_norm_type": "rms_norm"}, "layer_norm_type"),
     ("new", {"pack_qkv": False}, "pack_qkv"),
     ("new", {"logn_attention_scale": True}, "logn_attention_scale"),
-    ("bert", {"position_embedding_type": "alibi", "feed_forward_type": "original"}, "feed_forward_type"),
+    (
+        "bert",
+        {"position_embedding_type": "alibi", "feed_forward_type": "original"},
+        "feed_forward_type",
+    ),
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
-    ("xlm-roberta", {"use_flash_attn": True, "position_embedding_type": "alibi"}, "position_embedding_type"),
+    (
+        "xlm-roberta",
+        {"use_flash_attn": True, "position_embedding_type": "alibi"},
+        "position_embedding_type",
+    ),
 ]
 
 
@@ -300,7 +368,7 @@ def test_refusals_name_the_key(kind: str, changes: Values, key: str, tmp_path: P
     assert key in str(caught.value)
 
 
-def test_an_unknown_pooling_of_a_classifier_is_refused(tmp_path: Path) -> None:
+def test_unknown_pooling_of_a_classifier_is_refused(tmp_path: Path) -> None:
     write_checkpoint("modernbert", tmp_path, head="sequence_classification")
     reconfigure(tmp_path, lambda values: values | {"classifier_pooling": "max"})
     with pytest.raises(ModelBroken, match="classifier_pooling"):

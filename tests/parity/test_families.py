@@ -1,4 +1,5 @@
-"""Every family against transformers on random weights: equal, the same alone as among others, and as good in bfloat16.
+"""Every family against transformers on random weights: equal, the same alone as among others, and
+as good in bfloat16.
 
 A new architecture is a row of RECIPES.
 """
@@ -19,7 +20,13 @@ from torch import Tensor
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.packed import Packed, Rows
-from libs.models.text.registry import build_encoder, default_dtype, empty_encoder, model_types, prepare
+from libs.models.text.registry import (
+    build_encoder,
+    default_dtype,
+    empty_encoder,
+    model_types,
+    prepare,
+)
 from libs.models.weights import TensorFile
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint
 from tests.parity.recipes import RECIPES
@@ -27,7 +34,8 @@ from tests.parity.recipes import RECIPES
 FAMILIES = tuple(RECIPES)
 SEGMENTED = tuple(kind for kind, recipe in RECIPES.items() if recipe.segmented)
 
-# One token, runs of equal length, both of attention's paths in either type, and the longest there is.
+# One token, runs of equal length, both of attention's paths in either type, and the longest there
+# is.
 LENGTHS = (1, 1, 6, 6, 6, 17, 33, 60, 128)
 SHAPES = ((64, 4, 2), (32, 1, 1), (33, 3, 2))  # hidden, heads, layers; a head of 11 is odd
 
@@ -37,7 +45,9 @@ Ids = list[npt.NDArray[np.int32]]
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedEncoder:
     config = json.loads((directory / "config.json").read_text())
-    return build_encoder(config, TensorFile.open(directory), dtype=dtype, device=CPU, head_tables={})[0]
+    return build_encoder(
+        config, TensorFile.open(directory), dtype=dtype, device=CPU, head_tables={}
+    )[0]
 
 
 def random_ids(lengths: Sequence[int] = LENGTHS, below: int = 300) -> Ids:
@@ -45,13 +55,23 @@ def random_ids(lengths: Sequence[int] = LENGTHS, below: int = 300) -> Ids:
     return [rng.integers(5, below, length, dtype=np.int32) for length in lengths]
 
 
-def reference(model: transformers.PreTrainedModel, ids: Ids, types: Ids | None = None) -> list[Tensor]:
+def reference(
+    model: transformers.PreTrainedModel, ids: Ids, types: Ids | None = None
+) -> list[Tensor]:
     """Hidden states of each sequence alone."""
     with torch.inference_mode():
         hidden = []
         for number, sequence in enumerate(ids):
-            extra = {} if types is None else {"token_type_ids": torch.from_numpy(types[number])[None].long()}
-            hidden.append(model(input_ids=torch.from_numpy(sequence)[None].long(), **extra).last_hidden_state[0].float())
+            extra = (
+                {}
+                if types is None
+                else {"token_type_ids": torch.from_numpy(types[number])[None].long()}
+            )
+            hidden.append(
+                model(input_ids=torch.from_numpy(sequence)[None].long(), **extra)
+                .last_hidden_state[0]
+                .float()
+            )
     return hidden
 
 
@@ -61,7 +81,9 @@ def packed(encoder: PackedEncoder, ids: Ids, types: Ids | None = None) -> list[T
 
 def worst(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """The largest error, relative to the largest value of its sequence."""
-    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(got, wanted, strict=True))
+    return max(
+        ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(got, wanted, strict=True)
+    )
 
 
 def test_every_family_is_in_the_table() -> None:
@@ -70,11 +92,16 @@ def test_every_family_is_in_the_table() -> None:
 
 @pytest.mark.parametrize(("hidden", "heads", "layers"), SHAPES)
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_float32_equals_transformers(kind: Kind, hidden: int, heads: int, layers: int, tmp_path: Path) -> None:
+def test_float32_equals_transformers(
+    kind: Kind, hidden: int, heads: int, layers: int, tmp_path: Path
+) -> None:
     write_checkpoint(kind, tmp_path, hidden=hidden, heads=heads, layers=layers)
     ids = random_ids()
     got = packed(load(tmp_path), ids)
-    assert worst(got, reference(random_model(kind, hidden=hidden, heads=heads, layers=layers), ids)) <= 1e-5
+    assert (
+        worst(got, reference(random_model(kind, hidden=hidden, heads=heads, layers=layers), ids))
+        <= 1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -98,7 +125,9 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(kind: Kind, tmp_path: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_one_row_a_sequence_equals_that_row_of_all(kind: Kind, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_one_row_a_sequence_equals_that_row_of_all(
+    kind: Kind, dtype: torch.dtype, tmp_path: Path
+) -> None:
     encoder = load(write_checkpoint(kind, tmp_path), dtype)
     batch = Packed.of(random_ids())
     whole = encoder(batch).float()
@@ -128,10 +157,13 @@ def test_other_activations_and_sizes(tmp_path: Path) -> None:
     for activation in ("gelu_new", "relu", "silu"):
         config = {"hidden_act": activation, "intermediate_size": 50, "layer_norm_eps": 1e-5}
         directory = write_checkpoint("bert", tmp_path / activation, config=config)
-        assert worst(packed(load(directory), ids), reference(random_model("bert", config=config), ids)) <= 1e-5
+        assert (
+            worst(packed(load(directory), ids), reference(random_model("bert", config=config), ids))
+            <= 1e-5
+        )
 
 
-def test_a_forward_reads_no_tensor_on_the_host() -> None:
+def test_forward_reads_no_tensor_on_the_host() -> None:
     """On the meta device tensors have no values, so asking for one raises."""
     for kind in FAMILIES:
         config = Config(random_model(kind).config.to_dict())
@@ -154,5 +186,5 @@ def test_real_weights(tmp_path: Path) -> None:
     assert worst(packed(load(directory, torch.bfloat16), ids), exact) < 3 * own
 
 
-def test_the_default_type_is_one_that_the_cpu_has() -> None:
+def test_default_type_is_one_that_the_cpu_has() -> None:
     assert default_dtype(CPU) in (torch.float32, torch.bfloat16)

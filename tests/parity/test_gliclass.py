@@ -1,4 +1,6 @@
-"""GLiClass against the gliclass package's own model and pipeline, on random checkpoints that the package writes."""
+"""GLiClass against the gliclass package's own model and pipeline, on random checkpoints that the
+package writes.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,12 @@ VARIANTS: dict[str, Settings] = {
 }  # fmt: skip
 
 
-def write(directory: Path, settings: Settings, *, encoder: str = "deberta-v2", **more: object) -> tuple[Any, Any]:
-    """The package's model and tokenizer, which are saved in `directory`. `more`: of the encoder's configuration."""
+def write(
+    directory: Path, settings: Settings, *, encoder: str = "deberta-v2", **more: object
+) -> tuple[Any, Any]:
+    """The package's model and tokenizer, which are saved in `directory`. `more`: of the encoder's
+    configuration.
+    """
     own = Tokenizer.from_str(tokenizer_of(RECIPES[encoder].tokenizer, 400).to_str())
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=own, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]",
@@ -85,9 +91,13 @@ def write(directory: Path, settings: Settings, *, encoder: str = "deberta-v2", *
     return model, tokenizer
 
 
-def reference(model: Any, tokenizer: Any, texts: Sequence[str], *, multi_label: bool, limit: int) -> list[dict[str, float]]:
+def reference(
+    model: Any, tokenizer: Any, texts: Sequence[str], *, multi_label: bool, limit: int
+) -> list[dict[str, float]]:
     """Every label's score. One text at a time: the package pools padding, too."""
-    pipeline = gliclass.ZeroShotClassificationPipeline(model, tokenizer, device="cpu", progress_bar=False, max_length=limit)
+    pipeline = gliclass.ZeroShotClassificationPipeline(
+        model, tokenizer, device="cpu", progress_bar=False, max_length=limit
+    )
     kind = "multi-label" if multi_label else "single-label"
     found: list[dict[str, float]] = pipeline(
         list(texts), list(LABELS), batch_size=1, classification_type=kind, return_hierarchical=True
@@ -104,21 +114,31 @@ def scores(model: PackedModel, work: ClassifyWork) -> list[dict[str, float]]:
     result = run(model, work)[0]
     assert isinstance(result, ExtractResult)
     for found in result.items:
-        assert [item.score for item in found.labels] == sorted((item.score for item in found.labels), reverse=True)
+        assert [item.score for item in found.labels] == sorted(
+            (item.score for item in found.labels), reverse=True
+        )
     return [{item.label: item.score for item in found.labels} for found in result.items]
 
 
 def check_logits(directory: Path, model: Any, tokenizer: Any, settings: Settings) -> None:
     """Each text alone by the package, all together by us."""
     ours = np.stack(logits(load(directory), ClassifyWork(TEXTS, LABELS)))
-    assert_close(ours, package_logits(model, tokenizer, prompt_first=bool(settings.get("prompt_first", True))))
+    assert_close(
+        ours,
+        package_logits(model, tokenizer, prompt_first=bool(settings.get("prompt_first", True))),
+    )
 
 
 def package_logits(model: Any, tokenizer: Any, *, prompt_first: bool = True) -> NDArray[np.float32]:
     prompt = "".join(f"<<LABEL>>{label}" for label in LABELS) + "<<SEP>>"
-    inputs = [tokenizer(prompt + text if prompt_first else text + prompt, return_tensors="pt") for text in TEXTS]
+    inputs = [
+        tokenizer(prompt + text if prompt_first else text + prompt, return_tensors="pt")
+        for text in TEXTS
+    ]
     with torch.inference_mode():
-        rows = [model(**each, max_num_classes=len(LABELS)).logits[0].float().numpy() for each in inputs]
+        rows = [
+            model(**each, max_num_classes=len(LABELS)).logits[0].float().numpy() for each in inputs
+        ]
     return np.stack(rows)
 
 
@@ -127,36 +147,62 @@ def test_every_form_equals_the_package(settings: Settings, tmp_path: Path) -> No
     check_logits(tmp_path, *write(tmp_path, settings), settings)
 
 
-@pytest.mark.parametrize(("encoder", "pooling"), [("modernbert", "avg"), ("bert", "first"), ("t5", "max")])
+@pytest.mark.parametrize(
+    ("encoder", "pooling"), [("modernbert", "avg"), ("bert", "first"), ("t5", "max")]
+)
 def test_other_encoders(encoder: str, pooling: str, tmp_path: Path) -> None:
     settings = {"scorer_type": "mlp", "pooling_strategy": pooling}
-    check_logits(tmp_path, *write(tmp_path, settings, encoder=encoder, max_position_embeddings=512), settings)
+    check_logits(
+        tmp_path, *write(tmp_path, settings, encoder=encoder, max_position_embeddings=512), settings
+    )
 
 
 @pytest.mark.parametrize("encoder", ["modernbert", "deberta-v2"])
-def test_the_scorer_of_the_multilingual_checkpoints(encoder: str, tmp_path: Path) -> None:
-    """gliclass-multilang: labels attend to the states of the text, of an encoder like mmBERT (ModernBERT) or mDeBERTa."""
-    settings = {"scorer_type": "cross-attn", "pooling_strategy": "pass", "class_token_pooling": "average", "scorer_num_heads": 4}
-    check_logits(tmp_path, *write(tmp_path, settings, encoder=encoder, max_position_embeddings=512), settings)
+def test_scorer_of_the_multilingual_checkpoints(encoder: str, tmp_path: Path) -> None:
+    """gliclass-multilang: labels attend to the states of the text, of an encoder like mmBERT
+    (ModernBERT) or mDeBERTa.
+    """
+    settings = {
+        "scorer_type": "cross-attn",
+        "pooling_strategy": "pass",
+        "class_token_pooling": "average",
+        "scorer_num_heads": 4,
+    }
+    check_logits(
+        tmp_path, *write(tmp_path, settings, encoder=encoder, max_position_embeddings=512), settings
+    )
 
 
-def test_a_decoder_is_refused(tmp_path: Path) -> None:
-    """The package makes it bidirectional with a further package, or leaves its labels blind for the text."""
+def test_decoder_is_refused(tmp_path: Path) -> None:
+    """The package makes it bidirectional with a further package, or leaves its labels blind for the
+    text.
+    """
     write(tmp_path, {}, encoder="qwen2")
-    with pytest.raises(ModelBroken, match=r"config\.json: `encoder_config` describes a decoder \(qwen2\)"):
+    with pytest.raises(
+        ModelBroken, match=r"config\.json: `encoder_config` describes a decoder \(qwen2\)"
+    ):
         load(tmp_path)
 
 
 def test_segments_beside_absolute_positions(tmp_path: Path) -> None:
     settings = {"use_segment_embeddings": True}
-    check_logits(tmp_path, *write(tmp_path, settings, position_biased_input=True, max_position_embeddings=512), settings)
+    check_logits(
+        tmp_path,
+        *write(tmp_path, settings, position_biased_input=True, max_position_embeddings=512),
+        settings,
+    )
 
 
 @pytest.mark.parametrize("multi_label", [True, False])
 def test_scores_equal_the_pipeline(multi_label: bool, tmp_path: Path) -> None:
     package = write(tmp_path, {"normalize_features": True})
     model = load(tmp_path)
-    assert (model.card.kind, model.card.tasks, model.card.labels, model.max_tokens) == ("gliclass", ("classify",), (), 1024)
+    assert (model.card.kind, model.card.tasks, model.card.labels, model.max_tokens) == (
+        "gliclass",
+        ("classify",),
+        (),
+        1024,
+    )
     texts = [*TEXTS, *(["copy of the law " * 600] if multi_label else [])]
     theirs = reference(*package, texts, multi_label=multi_label, limit=1024)
     ours = scores(model, ClassifyWork(texts, LABELS, multi_label=multi_label))
@@ -165,14 +211,16 @@ def test_scores_equal_the_pipeline(multi_label: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification"])
-def test_a_request_that_does_not_say_follows_the_checkpoint(problem: str, tmp_path: Path) -> None:
+def test_request_that_does_not_say_follows_the_checkpoint(problem: str, tmp_path: Path) -> None:
     write(tmp_path, {"problem_type": problem})
     model = load(tmp_path)
     said = ClassifyWork(TEXTS, LABELS, multi_label=problem.startswith("multi"))
     assert scores(model, ClassifyWork(TEXTS, LABELS)) == scores(model, said)
     kept = scores(model, ClassifyWork(TEXTS, LABELS, multi_label=True, threshold=0.5))
     every = scores(model, ClassifyWork(TEXTS, LABELS, multi_label=True))
-    assert kept == [{label: score for label, score in found.items() if score >= 0.5} for found in every]
+    assert kept == [
+        {label: score for label, score in found.items() if score >= 0.5} for found in every
+    ]
     assert 0 < sum(map(len, kept)) < sum(map(len, every))
 
 
@@ -185,7 +233,9 @@ def test_only_texts_are_cut(prompt_first: bool, truncation: Truncation, tmp_path
     assert model.max_tokens == 64
     text = tokenizer(TEXTS[3], add_special_tokens=False)["input_ids"]
     [cut] = model.prepare(ClassifyWork([TEXTS[3]], LABELS, truncation=truncation)).sequences
-    whole = tokenizer("".join(f"<<LABEL>>{label}" for label in LABELS) + "<<SEP>>", add_special_tokens=False)["input_ids"]
+    whole = tokenizer(
+        "".join(f"<<LABEL>>{label}" for label in LABELS) + "<<SEP>>", add_special_tokens=False
+    )["input_ids"]
     room = 64 - 2 - len(whole)
     kept = text[:room] if truncation == "end" else text[-room:]
     first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -195,11 +245,13 @@ def test_only_texts_are_cut(prompt_first: bool, truncation: Truncation, tmp_path
 @pytest.mark.parametrize("prompt_first", [True, False])
 def test_markers_in_a_text_are_no_labels(prompt_first: bool, tmp_path: Path) -> None:
     write(tmp_path, {"prompt_first": prompt_first})
-    found = scores(load(tmp_path), ClassifyWork(["free <<LABEL>> programs <<SEP>> and love"], LABELS))
+    found = scores(
+        load(tmp_path), ClassifyWork(["free <<LABEL>> programs <<SEP>> and love"], LABELS)
+    )
     assert set(found[0]) == set(LABELS)
 
 
-def test_a_hypothesis_stands_around_each_label(tmp_path: Path) -> None:
+def test_hypothesis_stands_around_each_label(tmp_path: Path) -> None:
     write(tmp_path, {})
     model = load(tmp_path)
     [wanted] = logits(model, ClassifyWork(["a copy"], ("of law?", "of love?")))
@@ -219,7 +271,9 @@ def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput) as refused:
             model.prepare(work)
         assert refused.value.field == field
-    with pytest.raises(InputTooLong, match="labels and special tokens included; the model takes 64") as long:
+    with pytest.raises(
+        InputTooLong, match="labels and special tokens included; the model takes 64"
+    ) as long:
         model.prepare(ClassifyWork(TEXTS, LABELS, truncation="none"))
     assert long.value.field == "items[3].text"
     with pytest.raises(InputTooLong) as many:
@@ -259,7 +313,10 @@ def test_tensors_and_markers_are_accounted_for(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.text_projector.linear_1.weight"] = torch.zeros(3, 64)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelBroken, match=r"`text_projector\.linear_1\.weight` has the shape \(3, 64\), not \(64, 64\)"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"`text_projector\.linear_1\.weight` has the shape \(3, 64\), not \(64, 64\)",
+    ):
         load(tmp_path)
 
 

@@ -29,7 +29,10 @@ SPANS: list[dict[str, object]] = [
     {}, {"num_rnn_layers": 0, "hidden_size": 64}, {"num_rnn_layers": 2, "embed_ent_token": False}, {"span_mode": "markerV1"},
     {"subtoken_pooling": "last"}, {"subtoken_pooling": "mean"}, {"subtoken_pooling": "max", "ent_token": "[E]"},
 ]  # fmt: skip
-WORDWISE: list[dict[str, object]] = [{"span_mode": "token_level"}, {"span_mode": "token_level", "num_rnn_layers": 0}]
+WORDWISE: list[dict[str, object]] = [
+    {"span_mode": "token_level"},
+    {"span_mode": "token_level", "num_rnn_layers": 0},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -58,18 +61,30 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
     return load_model(directory, "test/model", torch.device("cpu"), dtype)
 
 
-def found(model: PackedModel, *works: EntitiesWork) -> list[list[dict[tuple[int, int, str], float]]]:
+def found(
+    model: PackedModel, *works: EntitiesWork
+) -> list[list[dict[tuple[int, int, str], float]]]:
     """All works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
-    outputs = model.forward(prepared[0].head, [sequence for item in prepared for sequence in item.sequences])
-    results = [model.finish(item, outputs[start:end]) for item, (start, end) in zip(prepared, pairwise(ends), strict=True)]
+    outputs = model.forward(
+        prepared[0].head, [sequence for item in prepared for sequence in item.sequences]
+    )
+    results = [
+        model.finish(item, outputs[start:end])
+        for item, (start, end) in zip(prepared, pairwise(ends), strict=True)
+    ]
     lists = []
     for work, result in zip(works, results, strict=True):
         assert isinstance(result, ExtractResult)
         for text, item in zip(work.texts, result.items, strict=True):
             assert all(text[entity.start : entity.end] == entity.text for entity in item.entities)
-        lists.append([{(one.start, one.end, one.label): one.score for one in item.entities} for item in result.items])
+        lists.append(
+            [
+                {(one.start, one.end, one.label): one.score for one in item.entities}
+                for item in result.items
+            ]
+        )
     return lists
 
 
@@ -80,7 +95,9 @@ def logits(model: PackedModel, text: str) -> NDArray[np.float32]:
     return output
 
 
-def assert_same(ours: list[dict[tuple[int, int, str], float]], theirs: list[dict[tuple[int, int, str], float]]) -> None:
+def assert_same(
+    ours: list[dict[tuple[int, int, str], float]], theirs: list[dict[tuple[int, int, str], float]]
+) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.keys() == other.keys()
         assert all(abs(mine[key] - other[key]) <= 1e-5 for key in mine)
@@ -89,7 +106,9 @@ def assert_same(ours: list[dict[tuple[int, int, str], float]], theirs: list[dict
 def check(reference: Reference) -> None:
     model = load(reference.directory)
     for flat, threshold in ((True, 0.5), (True, 0.1), (False, 0.3)):
-        ours = found(model, EntitiesWork(TEXTS, labels=tuple(LABELS), threshold=threshold, flat=flat))[0]
+        ours = found(
+            model, EntitiesWork(TEXTS, labels=tuple(LABELS), threshold=threshold, flat=flat)
+        )[0]
         assert sum(map(len, ours)) > 3
         assert_same(ours, reference.entities(TEXTS, LABELS, threshold, flat=flat))
     for text in TEXTS:
@@ -102,8 +121,10 @@ def test_labels_before_the_text(make: Make, config: dict[str, object]) -> None:
     check(make(config))
 
 
-@pytest.mark.parametrize("config", [{}, {"span_mode": "token_level"}, {"hidden_size": 48}], ids=slug)
-def test_an_encoder_of_their_own_for_labels(make: Make, config: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "config", [{}, {"span_mode": "token_level"}, {"hidden_size": 48}], ids=slug
+)
+def test_encoder_of_their_own_for_labels(make: Make, config: dict[str, object]) -> None:
     check(make(config, labels_encoder="bert"))
 
 
@@ -112,7 +133,7 @@ def test_encoders_of_published_models(make: Make, encoder: str) -> None:
     check(make({}, encoder=encoder))
 
 
-def test_the_default_threshold_is_the_packages(make: Make) -> None:
+def test_default_threshold_is_the_packages(make: Make) -> None:
     reference = make({})
     ours = found(load(reference.directory), EntitiesWork(TEXTS, labels=tuple(LABELS)))[0]
     assert_same(ours, reference.entities(TEXTS, LABELS, 0.5, flat=True))
@@ -132,13 +153,18 @@ def test_packed_is_alone(make: Make, mode: str, labels_encoder: str) -> None:
     together = found(model, *works)
     fresh = load(make({"span_mode": mode}, **options).directory)
     for work, packed in zip(works, together, strict=True):
-        alone = [found(fresh, EntitiesWork([text], work.labels, work.threshold, work.flat))[0][0] for text in work.texts]
+        alone = [
+            found(fresh, EntitiesWork([text], work.labels, work.threshold, work.flat))[0][0]
+            for text in work.texts
+        ]
         assert_same(packed, alone)
     assert together[1][0] == {}
 
 
 @pytest.mark.parametrize(
-    ("config", "options"), [({}, {}), ({"span_mode": "token_level"}, {}), ({}, {"labels_encoder": "bert"})], ids=str
+    ("config", "options"),
+    [({}, {}), ({"span_mode": "token_level"}, {}), ({}, {"labels_encoder": "bert"})],
+    ids=str,
 )
 def test_low_precision_errs_less_than_three_times_as_much(
     tmp_path: Path, config: dict[str, object], options: dict[str, str]
@@ -149,7 +175,8 @@ def test_low_precision_errs_less_than_three_times_as_much(
     reference.model.model.to(torch.bfloat16)
     theirs = [reference.logits(text, LABELS) for text in TEXTS]
     error, allowed = (
-        np.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in zip(values, exact, strict=True))) for values in (ours, theirs)
+        np.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in zip(values, exact, strict=True)))
+        for values in (ours, theirs)
     )
     assert error < 3 * allowed
 
@@ -160,18 +187,31 @@ def test_long_texts_are_cut_to_the_models_words(make: Make) -> None:
     words = [f"word{number}" for number in range(WORDS + 25)]
     text, begin, end = " ".join(words), " ".join(words[:WORDS]), " ".join(words[25:])
     labels = tuple(LABELS)
-    at_end, at_start = (found(model, EntitiesWork([text], labels, 0.3, truncation=cut))[0][0] for cut in ("end", "start"))
+    at_end, at_start = (
+        found(model, EntitiesWork([text], labels, 0.3, truncation=cut))[0][0]
+        for cut in ("end", "start")
+    )
     assert_same([at_end], reference.entities([begin], LABELS, 0.3, flat=True))
     moved = len(text) - len(end)
     theirs = reference.entities([end], LABELS, 0.3, flat=True)[0]
-    assert_same([at_start], [{(first + moved, last + moved, label): score for (first, last, label), score in theirs.items()}])
+    assert_same(
+        [at_start],
+        [
+            {
+                (first + moved, last + moved, label): score
+                for (first, last, label), score in theirs.items()
+            }
+        ],
+    )
     with pytest.raises(InputTooLong, match=r"items\[1\]\.text has more than 60 words") as caught:
         model.prepare(EntitiesWork(["short", text], labels, truncation="none"))
     assert caught.value.field == "items[1].text"
 
 
 def test_long_words_are_cut_by_tokens(make: Make) -> None:
-    """Words of many tokens: those that do not fit beside the labels are left out, whole words at a time."""
+    """Words of many tokens: those that do not fit beside the labels are left out, whole words at a
+    time.
+    """
     model = load(make({}).directory)
     text, labels = " ".join(["zyx" * 9] * 20), tuple(LABELS)
     spans = {}
@@ -188,19 +228,31 @@ def test_long_words_are_cut_by_tokens(make: Make) -> None:
 
 
 def test_words_without_tokens_do_not_move_the_others(make: Make) -> None:
-    """A lone accent is a word that BERT's tokenizer drops; the package would take each later word for the one before it."""
+    """A lone accent is a word that BERT's tokenizer drops; the package would take each later word
+    for the one before it.
+    """
     reference = make({"num_rnn_layers": 0})
     plain, accented = "Programs of licensee run here", "Programs \u0301 of licensee run here"
-    ours = found(load(reference.directory), EntitiesWork([accented], tuple(LABELS), 0.05, flat=False))[0][0]
+    ours = found(
+        load(reference.directory), EntitiesWork([accented], tuple(LABELS), 0.05, flat=False)
+    )[0][0]
     theirs = reference.entities([plain], LABELS, 0.05, flat=False)[0]
-    moved = {(start + 2 * (start > 8), end + 2 * (end > 8), label): score for (start, end, label), score in theirs.items()}
+    moved = {
+        (start + 2 * (start > 8), end + 2 * (end > 8), label): score
+        for (start, end, label), score in theirs.items()
+    }
     assert_same([ours], [moved])
 
 
-@pytest.mark.parametrize("text", ["<<ENT>> person <<SEP>> a city", "🏳️‍🌈 x́y 👩‍👩‍👧", "\u200b\u200d", "０１２ﬁ"])
+@pytest.mark.parametrize(
+    "text", ["<<ENT>> person <<SEP>> a city", "🏳️‍🌈 x́y 👩‍👩‍👧", "\u200b\u200d", "０１２ﬁ"]
+)
 def test_odd_texts_keep_their_offsets(make: Make, text: str) -> None:
     model = load(make({}).directory)
-    assert all(0 <= start < end <= len(text) for start, end, _ in found(model, EntitiesWork([text], ("a", "b"), 0.0))[0][0])
+    assert all(
+        0 <= start < end <= len(text)
+        for start, end, _ in found(model, EntitiesWork([text], ("a", "b"), 0.0))[0][0]
+    )
 
 
 def test_wrong_requests(make: Make) -> None:
@@ -208,14 +260,18 @@ def test_wrong_requests(make: Make) -> None:
     with pytest.raises(InvalidInput, match="has no labels of its own") as caught:
         model.prepare(EntitiesWork(["a"]))
     assert caught.value.field == "entities.labels"
-    with pytest.raises(InvalidInput, match=r"the labels take \d+ tokens; the model takes 256") as caught:
+    with pytest.raises(
+        InvalidInput, match=r"the labels take \d+ tokens; the model takes 256"
+    ) as caught:
         model.prepare(EntitiesWork(["a"], tuple(f"label number {number}" for number in range(100))))
     assert caught.value.field == "entities.labels"
     with pytest.raises(TaskNotSupported):
         model.prepare(ScoreWork("a", ["b"]))
 
 
-def test_vectors_of_labels_are_kept_up_to_a_bound(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_of_labels_are_kept_up_to_a_bound(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reference = make({}, labels_encoder="bert")
     monkeypatch.setattr(label_vectors, "_KEPT", 2)
     monkeypatch.setattr(label_vectors, "_TOKENS", 4)
@@ -234,7 +290,9 @@ def copy(make: Make, tmp_path: Path) -> Path:
 def edit(directory: Path, **values: object) -> None:
     path = directory / "gliner_config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in {**config, **values}.items() if value != "absent"}))
+    path.write_text(
+        json.dumps({key: value for key, value in {**config, **values}.items() if value != "absent"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,7 +309,9 @@ def test_what_is_not_served_is_refused_by_its_key(copy: Path, key: str, value: o
         load(copy)
 
 
-@pytest.mark.parametrize(("name", "key"), [("encoder_config", "encoder_config"), ("max_len", "max_len")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("encoder_config", "encoder_config"), ("max_len", "max_len")]
+)
 def test_wrong_values_are_named(copy: Path, name: str, key: str) -> None:
     edit(copy, **{name: "absent" if name == "encoder_config" else -3})
     with pytest.raises(ModelBroken, match=rf"gliner_config\.json: `{key}`"):
@@ -261,7 +321,10 @@ def test_wrong_values_are_named(copy: Path, name: str, key: str) -> None:
 def test_incomplete_checkpoints_are_refused_with_advice(copy: Path) -> None:
     """As published for the package's first versions, where no store has converted them."""
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: torch checkpoints are pickles.*shoal models convert DIR"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"pytorch_model\.bin: torch checkpoints are pickles.*shoal models convert DIR",
+    ):
         load(copy)
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelBroken, match=r"tokenizer\.json: missing.*save_pretrained"):
@@ -274,10 +337,19 @@ def test_incomplete_checkpoints_are_refused_with_advice(copy: Path) -> None:
 def test_every_tensor_has_a_place(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     save_file({**tensors, "scorer.proj_token.weight": torch.zeros(2)}, copy / "model.safetensors")
-    with pytest.raises(ModelBroken, match=r"model\.safetensors: tensor 'scorer\.proj_token\.weight' has no place"):
+    with pytest.raises(
+        ModelBroken, match=r"model\.safetensors: tensor 'scorer\.proj_token\.weight' has no place"
+    ):
         load(copy)
-    for name in ("rnn.lstm.weight_ih_l0", "span_rep_layer.span_rep_layer.out_project.3.weight", "prompt_rep_layer.0.bias"):
-        save_file({key: value for key, value in tensors.items() if key != name}, copy / "model.safetensors")
+    for name in (
+        "rnn.lstm.weight_ih_l0",
+        "span_rep_layer.span_rep_layer.out_project.3.weight",
+        "prompt_rep_layer.0.bias",
+    ):
+        save_file(
+            {key: value for key, value in tensors.items() if key != name},
+            copy / "model.safetensors",
+        )
         with pytest.raises(ModelBroken, match=name.replace(".", r"\.")):
             load(copy)
         save_file({**tensors, name: tensors[name][:-1].clone()}, copy / "model.safetensors")
@@ -285,7 +357,7 @@ def test_every_tensor_has_a_place(copy: Path) -> None:
             load(copy)
 
 
-def test_the_markers_must_be_tokens(copy: Path) -> None:
+def test_markers_must_be_tokens(copy: Path) -> None:
     edit(copy, class_token_index=7)
     with pytest.raises(ModelBroken, match=r"tokenizer\.json: has no token '<<ENT>>' with the id 7"):
         load(copy)
@@ -294,7 +366,7 @@ def test_the_markers_must_be_tokens(copy: Path) -> None:
         load(copy)
 
 
-def test_an_encoder_for_labels_needs_its_own_files(make: Make, tmp_path: Path) -> None:
+def test_encoder_for_labels_needs_its_own_files(make: Make, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(make({}, labels_encoder="bert").directory, tmp_path / "copy"))
     shutil.rmtree(copy / "labels_tokenizer")
     with pytest.raises(ModelBroken, match=r"labels_tokenizer/tokenizer\.json: missing"):
@@ -304,19 +376,32 @@ def test_an_encoder_for_labels_needs_its_own_files(make: Make, tmp_path: Path) -
         load(copy)
 
 
-@pytest.mark.parametrize(("biased", "tokenizer", "wanted"), [(False, 10**30, 4096), (True, 10**30, 256), (False, 300, 300)])
-def test_the_longest_sequence(copy: Path, biased: bool, tokenizer: int, wanted: int) -> None:
-    """The tokenizer's limit and the positions; DeBERTa v3 has none, and its tokenizer says so with a huge number."""
+@pytest.mark.parametrize(
+    ("biased", "tokenizer", "wanted"),
+    [(False, 10**30, 4096), (True, 10**30, 256), (False, 300, 300)],
+)
+def test_longest_sequence(copy: Path, biased: bool, tokenizer: int, wanted: int) -> None:
+    """The tokenizer's limit and the positions; DeBERTa v3 has none, and its tokenizer says so with
+    a huge number.
+    """
     encoder = json.loads((copy / "gliner_config.json").read_text())["encoder_config"]
     edit(copy, encoder_config={**encoder, "position_biased_input": biased})
     settings = json.loads((copy / "tokenizer_config.json").read_text())
-    (copy / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": float(tokenizer)}))
+    (copy / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "model_max_length": float(tokenizer)})
+    )
     assert read_card(copy, "test/model").max_tokens == wanted
 
 
-def test_the_card(copy: Path) -> None:
+def test_card(copy: Path) -> None:
     card = read_card(copy, "test/model@main")
-    assert (card.kind, card.family, card.tasks, card.labels, card.revision) == ("gliner", "bert", ("entities",), (), "main")
+    assert (card.kind, card.family, card.tasks, card.labels, card.revision) == (
+        "gliner",
+        "bert",
+        ("entities",),
+        (),
+        "main",
+    )
     before = read_card(copy, "test/model").revision
     edit(copy, max_width=3)
     assert read_card(copy, "test/model").revision != before

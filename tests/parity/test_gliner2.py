@@ -1,4 +1,6 @@
-"""GLiNER2 against the gliner2 package: the same answers to the same schema from the same directory."""
+"""GLiNER2 against the gliner2 package: the same answers to the same schema from the same
+directory.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ Span = tuple[str, int | None, int | None]
 Found = dict[Any, float]
 """What was found, by its place in the answer and in the text, with its score."""
 
-CONFIGS = [("count_lstm", "deberta-v2"), ("count_lstm_v2", "deberta-v2"), ("count_lstm_moe", "bert")]
+CONFIGS = [
+    ("count_lstm", "deberta-v2"),
+    ("count_lstm_v2", "deberta-v2"),
+    ("count_lstm_moe", "bert"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +63,11 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda config: config[0])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     counting, encoder = request.param
-    return make_reference(tmp_path_factory.mktemp("gliner2"), {"counting_layer": counting, "max_width": 5}, encoder=encoder)
+    return make_reference(
+        tmp_path_factory.mktemp("gliner2"),
+        {"counting_layer": counting, "max_width": 5},
+        encoder=encoder,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +83,13 @@ def run(model: PackedModel, *works: StructureWork | EntitiesWork) -> list[list[E
     """All works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
-    outputs = model.forward(prepared[0].head, [sequence for item in prepared for sequence in item.sequences])
-    results = [model.finish(item, outputs[start:end]) for item, (start, end) in zip(prepared, pairwise(ends), strict=True)]
+    outputs = model.forward(
+        prepared[0].head, [sequence for item in prepared for sequence in item.sequences]
+    )
+    results = [
+        model.finish(item, outputs[start:end])
+        for item, (start, end) in zip(prepared, pairwise(ends), strict=True)
+    ]
     return [cast("ExtractResult", result).items for result in results]
 
 
@@ -87,7 +102,9 @@ def _add(flat: Found, place: tuple[Any, ...], score: float) -> None:
 
 
 def ours(found: Extraction) -> Found:
-    flat: Found = {("entity", one.label, one.text, one.start, one.end): one.score for one in found.entities}
+    flat: Found = {
+        ("entity", one.label, one.text, one.start, one.end): one.score for one in found.entities
+    }
     for number, relation in enumerate(found.relations):
         ends = [(one.text, one.start, one.end) for one in (relation.head, relation.tail)]
         _add(flat, ("relation", relation.label, *ends), relation.score)
@@ -101,12 +118,16 @@ def ours(found: Extraction) -> Found:
         number = instances[one.name] = instances.get(one.name, -1) + 1
         for each in one.fields:
             for value in each.values:
-                flat["structure", one.name, number, each.name, value.text, value.start, value.end] = value.score
+                flat[
+                    "structure", one.name, number, each.name, value.text, value.start, value.end
+                ] = value.score
     return flat
 
 
 def theirs(text: str, answer: Mapping[str, Any], schema: Schema) -> Found:
-    """The package's answer without the full stop that it adds to a text, and with scores as ours has them."""
+    """The package's answer without the full stop that it adds to a text, and with scores as ours
+    has them.
+    """
 
     def span(found: Mapping[str, Any]) -> Span:
         if "start" not in found:
@@ -130,7 +151,11 @@ def theirs(text: str, answer: Mapping[str, Any], schema: Schema) -> Found:
             for name, value in instance.items():
                 for one in value if isinstance(value, list) else [value] if value else []:
                     flat["structure", asked.name, number, name, *span(one)] = one["confidence"]
-    return {place: score for place, score in flat.items() if not any(part == "" or _empty(part) for part in place)}
+    return {
+        place: score
+        for place, score in flat.items()
+        if not any(part == "" or _empty(part) for part in place)
+    }
 
 
 def _package_classes(answer: Mapping[str, Any], schema: Schema) -> Found:
@@ -155,7 +180,9 @@ def same(mine: Found, other: Found) -> None:
 def test_answers_are_the_packages(made: Reference) -> None:
     model = load(made.directory)
     loose = replace(SCHEMA, threshold=0.05)
-    everything = [one for schema in (SCHEMA, loose) for one in run(model, StructureWork(TEXTS, schema))[0]]
+    everything = [
+        one for schema in (SCHEMA, loose) for one in run(model, StructureWork(TEXTS, schema))[0]
+    ]
     answered = made.answers(TEXTS, SCHEMA) + made.answers(TEXTS, loose)
     kinds: set[str] = set()
     for text, mine, other in zip(TEXTS * 2, everything, answered, strict=True):
@@ -163,9 +190,18 @@ def test_answers_are_the_packages(made: Reference) -> None:
         flat = ours(mine)
         # Of a classification with one answer the package gives the best label only.
         best = {("class", "tone", mine.classifications[0].labels[0].label)}
-        same({place: score for place, score in flat.items() if place[:2] != ("class", "tone") or place in best}, expected)
+        same(
+            {
+                place: score
+                for place, score in flat.items()
+                if place[:2] != ("class", "tone") or place in best
+            },
+            expected,
+        )
         kinds |= {place[0] for place in flat}
-        assert sum(one.score for one in mine.classifications[0].labels) == pytest.approx(1, abs=1e-5)
+        assert sum(one.score for one in mine.classifications[0].labels) == pytest.approx(
+            1, abs=1e-5
+        )
         for entity in mine.entities:
             assert text[entity.start : entity.end] == entity.text
     assert kinds == {"entity", "relation", "class", "structure"}
@@ -176,7 +212,11 @@ PARTS = [
     Schema(classifications=SCHEMA.classifications),
     Schema(relations=(SchemaLabel("runs"), SchemaLabel("protects", "keeps safe")), threshold=0.1),
     Schema(structures=SCHEMA.structures[:1], threshold=0.05),
-    Schema(structures=(SchemaStructure("entities", (SchemaField("head"),)),), entities=(SchemaLabel("a (b) | c"),), threshold=0.3),
+    Schema(
+        structures=(SchemaStructure("entities", (SchemaField("head"),)),),
+        entities=(SchemaLabel("a (b) | c"),),
+        threshold=0.3,
+    ),
 ]
 
 
@@ -188,13 +228,17 @@ def test_each_kind_of_task_alone(first: Reference, number: int) -> None:
         flat = ours(mine)
         if schema.classifications:
             flat = {place: score for place, score in flat.items() if place[1] != "tone"}
-            flat["class", "tone", mine.classifications[0].labels[0].label] = mine.classifications[0].labels[0].score
+            flat["class", "tone", mine.classifications[0].labels[0].label] = (
+                mine.classifications[0].labels[0].score
+            )
         same(flat, theirs(text, other, schema))
 
 
-def test_a_batch_is_as_each_alone(first: Reference) -> None:
+def test_batch_is_as_each_alone(first: Reference) -> None:
     model = load(first.directory)
-    works = [StructureWork(TEXTS, schema) for schema in (SCHEMA, *PARTS)] + [StructureWork(TEXTS[::-1], PARTS[0])]
+    works = [StructureWork(TEXTS, schema) for schema in (SCHEMA, *PARTS)] + [
+        StructureWork(TEXTS[::-1], PARTS[0])
+    ]
     for work, found in zip(works, run(model, *works), strict=True):
         for text, one in zip(work.texts, found, strict=True):
             same(ours(one), ours(run(model, StructureWork([text], work.schema))[0][0]))
@@ -207,27 +251,35 @@ def test_labels_of_entities_alone(first: Reference) -> None:
     loose = run(model, EntitiesWork(TEXTS, labels=labels, threshold=0.3, flat=False))[0]
     for text, one, other in zip(TEXTS, loose, first.answers(TEXTS, schema), strict=True):
         same(ours(one), theirs(text, other, schema))
-    for one, all_of in zip(run(model, EntitiesWork(TEXTS, labels=labels, threshold=0.3))[0], loose, strict=True):
+    for one, all_of in zip(
+        run(model, EntitiesWork(TEXTS, labels=labels, threshold=0.3))[0], loose, strict=True
+    ):
         assert set(one.entities) <= set(all_of.entities)
         assert all(before.end <= after.start for before, after in pairwise(one.entities))
         assert bool(one.entities) == bool(all_of.entities)
 
 
-def test_spans_are_scored_a_part_at_a_time(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_scored_a_part_at_a_time(
+    first: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load(first.directory)
     whole = run(model, StructureWork(TEXTS, SCHEMA))[0]
     monkeypatch.setattr(structure, "_AT_ONCE", 64 * 4 * 7)
     for one, other in zip(run(model, StructureWork(TEXTS, SCHEMA))[0], whole, strict=True):
         same(ours(one), ours(other))
-    monkeypatch.setattr(structure, "_MOST_SPANS", 1)  # of seven spans the best is kept: entities can only be fewer
+    monkeypatch.setattr(
+        structure, "_MOST_SPANS", 1
+    )  # of seven spans the best is kept: entities can only be fewer
     fewer = run(model, StructureWork(TEXTS, SCHEMA))[0]
     assert sum(len(one.entities) for one in fewer) <= sum(len(one.entities) for one in whole)
     for one, other in zip(fewer, whole, strict=True):  # scores of other parts may round differently
         same(*(ours(Extraction(relations=found.relations)) for found in (one, other)))
 
 
-def test_a_batch_waits_for_spans_once(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its sequences are, and once more each time that so many scores are held; the answers are the same."""
+def test_batch_waits_for_spans_once(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its sequences are, and once more each time that so many scores are held; the answers
+    are the same.
+    """
     model = load(first.directory)
     works = StructureWork(TEXTS, SCHEMA), EntitiesWork(TEXTS, labels=("person", "city"))
     with _Counted() as counted:
@@ -253,18 +305,26 @@ class _Counted(TorchDispatchMode):
 
 def test_bfloat16_is_near(first: Reference) -> None:
     exact, near = (
-        run(load(first.directory, dtype), StructureWork(TEXTS, PARTS[1]))[0] for dtype in (torch.float32, torch.bfloat16)
+        run(load(first.directory, dtype), StructureWork(TEXTS, PARTS[1]))[0]
+        for dtype in (torch.float32, torch.bfloat16)
     )
     for one, other in zip(exact, near, strict=True):
         for question, rounded in zip(one.classifications, other.classifications, strict=True):
             scores = {label.label: label.score for label in rounded.labels}
             if question.name == "tone":
-                assert all(abs(label.score - scores[label.label]) < 0.1 for label in question.labels)
+                assert all(
+                    abs(label.score - scores[label.label]) < 0.1 for label in question.labels
+                )
 
 
-def test_the_card(first: Reference) -> None:
+def test_card(first: Reference) -> None:
     card = read_card(first.directory, "org/name")
-    assert (card.kind, card.family, card.tasks, card.max_tokens) == ("gliner2", "deberta-v2", ("entities", "structure"), 512)
+    assert (card.kind, card.family, card.tasks, card.max_tokens) == (
+        "gliner2",
+        "deberta-v2",
+        ("entities", "structure"),
+        512,
+    )
     with pytest.raises(TaskNotSupported):
         load(first.directory).prepare(ClassifyWork(["a"], labels=("b",)))
 
@@ -280,7 +340,9 @@ def test_the_card(first: Reference) -> None:
         ({"span_head": {"max_width": 0}}, "`max_width`"),
     ],
 )
-def test_what_is_not_served(first: Reference, tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_what_is_not_served(
+    first: Reference, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
     shutil.copytree(first.directory, tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
@@ -288,7 +350,9 @@ def test_what_is_not_served(first: Reference, tmp_path: Path, change: dict[str, 
         load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "encoder_config/config.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "model.safetensors", "encoder_config/config.json"]
+)
 def test_missing_files(first: Reference, tmp_path: Path, name: str) -> None:
     shutil.copytree(first.directory, tmp_path / "model")
     (tmp_path / "model" / name).unlink()
@@ -317,11 +381,13 @@ def test_texts_that_are_too_long(first: Reference) -> None:
     with pytest.raises(InputTooLong) as caught:
         model.prepare(StructureWork(["a", long], PARTS[0], truncation="none"))
     assert caught.value.field == "items[1].text"
-    [begin], [end] = run(model, StructureWork([long], PARTS[0]), StructureWork([long], PARTS[0], truncation="start"))
+    [begin], [end] = run(
+        model, StructureWork([long], PARTS[0]), StructureWork([long], PARTS[0], truncation="start")
+    )
     assert max(one.end for one in begin.entities) < 4000 < min(one.start for one in end.entities)
 
 
-def test_an_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(first.directory)
     monkeypatch.setattr(answers, "_ANSWER", (0, 100))
     schema = Schema(tuple(map(SchemaLabel, ("a", "b", "c", "d"))), threshold=0.0)
@@ -334,6 +400,12 @@ def test_words_are_the_packages() -> None:
     from gliner2.processing.word_splitter import WhitespaceTokenSplitter
 
     split = WhitespaceTokenSplitter()
-    for text in [*TEXTS, "a@b.co @me www.x.y/z?q, e\u0301te\u0301-x_y .a.b%c+d@e f.g", "क्षत्रिय\u200dक a@b@c.org a.@.de"]:
-        assert [match.span() for match in word_pattern().finditer(text)] == [(start, end) for _, start, end in split(text)]
+    for text in [
+        *TEXTS,
+        "a@b.co @me www.x.y/z?q, e\u0301te\u0301-x_y .a.b%c+d@e f.g",
+        "क्षत्रिय\u200dक a@b@c.org a.@.de",
+    ]:
+        assert [match.span() for match in word_pattern().finditer(text)] == [
+            (start, end) for _, start, end in split(text)
+        ]
     assert Field("a", (Value("b", 0.5),), many=True).values[0].start is None

@@ -19,12 +19,28 @@ from safetensors.torch import load_file, save_file
 
 from libs.catalog import read_card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
-from libs.models import EntitiesWork, ExtractResult, Given, PackedModel, Relation, RelationsWork, load_model
+from libs.models import (
+    EntitiesWork,
+    ExtractResult,
+    Given,
+    PackedModel,
+    Relation,
+    RelationsWork,
+    load_model,
+)
 from libs.models.text.heads.extraction import pairs
 from libs.models.text.processing.extraction import glirel
 from libs.models.work import SparseRow
 from tests.parity.gliner_models import slug
-from tests.parity.glirel_models import LABELS, WORDS, Found, Reference, Span, make_reference, spans_of
+from tests.parity.glirel_models import (
+    LABELS,
+    WORDS,
+    Found,
+    Reference,
+    Span,
+    make_reference,
+    spans_of,
+)
 
 # glirel, transformers and their dependencies warn of much.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -75,9 +91,15 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
 
 
 def work(
-    texts: Sequence[str] = TEXTS, spans: Sequence[Sequence[Span]] = SPANS, labels: Sequence[str] = LABELS, **more: object
+    texts: Sequence[str] = TEXTS,
+    spans: Sequence[Sequence[Span]] = SPANS,
+    labels: Sequence[str] = LABELS,
+    **more: object,
 ) -> RelationsWork:
-    given = tuple(tuple(Given(start, end, f"kind {number}") for number, (start, end) in enumerate(own)) for own in spans)
+    given = tuple(
+        tuple(Given(start, end, f"kind {number}") for number, (start, end) in enumerate(own))
+        for own in spans
+    )
     return RelationsWork(list(texts), tuple(labels), entities=given, **more)  # type: ignore[arg-type]
 
 
@@ -87,9 +109,16 @@ def answers(model: PackedModel, *works: RelationsWork) -> list[list[tuple[Relati
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
     sequences = [sequence for item in prepared for sequence in item.sequences]
     outputs = model.forward("relations", sequences) if sequences else []
-    results = [model.finish(item, outputs[start:end]) for item, (start, end) in zip(prepared, pairwise(ends), strict=True)]
+    results = [
+        model.finish(item, outputs[start:end])
+        for item, (start, end) in zip(prepared, pairwise(ends), strict=True)
+    ]
     assert all(isinstance(result, ExtractResult) for result in results)
-    return [[item.relations for item in result.items] for result in results if isinstance(result, ExtractResult)]
+    return [
+        [item.relations for item in result.items]
+        for result in results
+        if isinstance(result, ExtractResult)
+    ]
 
 
 def found(model: PackedModel, *works: RelationsWork) -> list[list[dict[Found, float]]]:
@@ -97,7 +126,10 @@ def found(model: PackedModel, *works: RelationsWork) -> list[list[dict[Found, fl
 
 
 def scores(relations: Sequence[Relation]) -> dict[Found, float]:
-    return {((one.head.start, one.head.end), (one.tail.start, one.tail.end), one.label): one.score for one in relations}
+    return {
+        ((one.head.start, one.head.end), (one.tail.start, one.tail.end), one.label): one.score
+        for one in relations
+    }
 
 
 def logits(model: PackedModel, text: str, spans: Sequence[Span]) -> NDArray[np.float32]:
@@ -114,9 +146,14 @@ def assert_same(ours: Mapping[Found, float], theirs: Mapping[Found, float]) -> N
 
 def check(reference: Reference) -> None:
     model = load(reference.directory)
-    # Relative to the largest of all texts: one text's few logits may all be what large sums left of each other.
-    theirs = np.concatenate([reference.logits(text, spans, LABELS) for text, spans in zip(TEXTS, SPANS, strict=True)])
-    own = np.concatenate([logits(model, text, spans) for text, spans in zip(TEXTS, SPANS, strict=True)])
+    # Relative to the largest of all texts: one text's few logits may all be what large sums left of
+    # each other.
+    theirs = np.concatenate(
+        [reference.logits(text, spans, LABELS) for text, spans in zip(TEXTS, SPANS, strict=True)]
+    )
+    own = np.concatenate(
+        [logits(model, text, spans) for text, spans in zip(TEXTS, SPANS, strict=True)]
+    )
     assert np.abs(own - theirs).max() <= 1e-5 * np.abs(theirs).max()
     for threshold in (0.0, 0.01, 0.3):
         ours = found(model, work(threshold=threshold))[0]
@@ -130,11 +167,11 @@ def test_relations_and_scores(make: Make, config: dict[str, object]) -> None:
     check(make(config))
 
 
-def test_the_published_models_encoder(make: Make) -> None:
+def test_published_models_encoder(make: Make) -> None:
     check(make({}, encoder="deberta-v2"))
 
 
-def test_the_default_threshold_is_the_packages(make: Make) -> None:
+def test_default_threshold_is_the_packages(make: Make) -> None:
     reference = make({"scorer": "concat_proj"})
     (ours,) = found(load(reference.directory), work())
     assert sum(map(len, ours))
@@ -142,7 +179,7 @@ def test_the_default_threshold_is_the_packages(make: Make) -> None:
         assert_same(mine, reference.relations(text, spans, LABELS, 0.5))
 
 
-def test_the_answer_repeats_the_entities_and_has_the_best_first(make: Make) -> None:
+def test_answer_repeats_the_entities_and_has_the_best_first(make: Make) -> None:
     ((first, *_),) = answers(load(make({}).directory), work(threshold=0.0))
     assert len(first) == 5 * 4 * 3
     assert [one.score for one in first] == sorted((one.score for one in first), reverse=True)
@@ -150,12 +187,20 @@ def test_the_answer_repeats_the_entities_and_has_the_best_first(make: Make) -> N
     for entity in [entity for one in first for entity in (one.head, one.tail)]:
         assert (entity.text, entity.score) == (TEXTS[0][entity.start : entity.end], 1.0)
         assert entity.label == kinds[entity.start, entity.end]
-    assert {one.head.text for one in first} == {"GPL", "Programs such", "Überraschung-users", "東京", "free_software"}
+    assert {one.head.text for one in first} == {
+        "GPL",
+        "Programs such",
+        "Überraschung-users",
+        "東京",
+        "free_software",
+    }
 
 
 @pytest.mark.parametrize("scorer", ["dot", "concat_proj"])
 def test_packed_is_alone(make: Make, scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs with different labels, texts of all lengths and numbers of entities, in one forward and in small pieces of it."""
+    """Jobs with different labels, texts of all lengths and numbers of entities, in one forward and
+    in small pieces of it.
+    """
     directory = make({"scorer": scorer}).directory
     works = [
         work(threshold=0.0),
@@ -176,29 +221,47 @@ def test_packed_is_alone(make: Make, scorer: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("scorer", ["dot", "concat_proj"])
 def test_low_precision_errs_less_than_three_times_as_much(tmp_path: Path, scorer: str) -> None:
     reference = make_reference(tmp_path, {"scorer": scorer})
-    exact = [reference.logits(text, spans, LABELS) for text, spans in zip(TEXTS, SPANS, strict=True)]
+    exact = [
+        reference.logits(text, spans, LABELS) for text, spans in zip(TEXTS, SPANS, strict=True)
+    ]
     low = load(reference.directory, torch.bfloat16)
     ours = [logits(low, text, spans) for text, spans in zip(TEXTS, SPANS, strict=True)]
     reference.model.bfloat16()
-    theirs = [reference.logits(text, spans, LABELS) for text, spans in zip(TEXTS, SPANS, strict=True)]
+    theirs = [
+        reference.logits(text, spans, LABELS) for text, spans in zip(TEXTS, SPANS, strict=True)
+    ]
     error, allowed = (
-        np.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in zip(values, exact, strict=True))) for values in (ours, theirs)
+        np.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in zip(values, exact, strict=True)))
+        for values in (ours, theirs)
     )
     assert error < 3 * allowed
 
 
-def test_an_entity_is_the_words_that_it_touches(make: Make) -> None:
+def test_entity_is_the_words_that_it_touches(make: Make) -> None:
     """Half words count as whole ones, spaces around them do not."""
     model = load(make({}).directory)
-    whole, touched = spans_of(TEXTS[0], "GPL", "Überraschung-users"), spans_of(TEXTS[0], " GP", "raschung-users ")
+    whole, touched = (
+        spans_of(TEXTS[0], "GPL", "Überraschung-users"),
+        spans_of(TEXTS[0], " GP", "raschung-users "),
+    )
     exact = found(model, work(TEXTS[:1], [whole], threshold=0.0))[0][0]
     loose = found(model, work(TEXTS[:1], [touched], threshold=0.0))[0][0]
     places = dict(zip(touched, whole, strict=True))
-    assert_same({(places[head], places[tail], label): score for (head, tail, label), score in loose.items()}, exact)
+    assert_same(
+        {
+            (places[head], places[tail], label): score
+            for (head, tail, label), score in loose.items()
+        },
+        exact,
+    )
 
 
-@pytest.mark.parametrize("spans", [[], [(0, 8)], [(0, 8), (8, 9)]], ids=["none", "one", "one and a space"])
-def test_texts_with_fewer_than_two_entities_have_no_relations(make: Make, spans: list[Span]) -> None:
+@pytest.mark.parametrize(
+    "spans", [[], [(0, 8)], [(0, 8), (8, 9)]], ids=["none", "one", "one and a space"]
+)
+def test_texts_with_fewer_than_two_entities_have_no_relations(
+    make: Make, spans: list[Span]
+) -> None:
     model = load(make({}).directory)
     ours = found(model, work(TEXTS[:2], [spans, SPANS[1]], threshold=0.0))[0]
     assert not ours[0]
@@ -223,15 +286,26 @@ def test_entities_that_are_cut_off_have_no_relations(make: Make) -> None:
 
 
 def test_words_without_tokens_are_left_out(make: Make) -> None:
-    """A lone accent is a word that BERT's tokenizer drops; the package gives it a state of zeros, which the LSTM reads."""
+    """A lone accent is a word that BERT's tokenizer drops; the package gives it a state of zeros,
+    which the LSTM reads.
+    """
     model = load(make({}).directory)
-    plain = found(model, work(["Programs of licensee run"], [[(0, 8), (12, 20)]], threshold=0.0))[0][0]
-    ours = found(model, work(["Programs \u0301 of licensee run"], [[(0, 10), (14, 22)]], threshold=0.0))[0][0]
+    plain = found(model, work(["Programs of licensee run"], [[(0, 8), (12, 20)]], threshold=0.0))[
+        0
+    ][0]
+    ours = found(
+        model, work(["Programs \u0301 of licensee run"], [[(0, 10), (14, 22)]], threshold=0.0)
+    )[0][0]
     places = {(0, 10): (0, 8), (14, 22): (12, 20)}
-    assert_same({(places[head], places[tail], label): score for (head, tail, label), score in ours.items()}, plain)
+    assert_same(
+        {(places[head], places[tail], label): score for (head, tail, label), score in ours.items()},
+        plain,
+    )
 
 
-def test_only_the_best_relations_of_a_text_are_given(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_best_relations_of_a_text_are_given(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load(make({}).directory)
     every = answers(model, work(threshold=0.0))[0][0]
     monkeypatch.setattr(glirel, "MAX_RELATIONS", 7)
@@ -239,23 +313,36 @@ def test_only_the_best_relations_of_a_text_are_given(make: Make, monkeypatch: py
 
 
 @pytest.mark.parametrize("share", [0, 500, 2000])
-def test_an_item_has_the_best_relations_of_its_share_alone_and_in_a_batch(make: Make, share: int) -> None:
+def test_item_has_the_best_relations_of_its_share_alone_and_in_a_batch(
+    make: Make, share: int
+) -> None:
     model = load(make({}).directory)
     every = answers(model, work(threshold=0.0))[0][0]
-    own, other = (replace(model.prepare(one), answer_bytes=share) for one in (work(TEXTS[:1], SPANS[:1], threshold=0.0), work()))
+    own, other = (
+        replace(model.prepare(one), answer_bytes=share)
+        for one in (work(TEXTS[:1], SPANS[:1], threshold=0.0), work())
+    )
     outputs = model.forward("relations", [*other.sequences, *own.sequences])
-    alone, among = (model.finish(own, found) for found in (model.forward_all(own), outputs[len(other.sequences) :]))
+    alone, among = (
+        model.finish(own, found)
+        for found in (model.forward_all(own), outputs[len(other.sequences) :])
+    )
     assert isinstance(alone, ExtractResult)
     assert isinstance(among, ExtractResult)
     (cut,), (batched,) = alone.items, among.items
     assert cut.truncated
     assert len(cut.relations) == len(batched.relations) < len(every)
     assert bool(cut.relations) == (share > 0)
-    ends = [[(one.head.start, one.tail.start, one.label) for one in found] for found in (cut.relations, batched.relations, every)]
+    ends = [
+        [(one.head.start, one.tail.start, one.label) for one in found]
+        for found in (cut.relations, batched.relations, every)
+    ]
     assert ends[0] == ends[1] == ends[2][: len(cut.relations)]
 
 
-def test_of_very_many_relations_the_head_keeps_those_that_an_answer_may_have(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_relations_the_head_keeps_those_that_an_answer_may_have(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load(make({}).directory)
     every = answers(model, work(threshold=0.0))[0][0]
     for module in (glirel, pairs):
@@ -281,7 +368,9 @@ def test_wrong_requests(make: Make) -> None:
         with pytest.raises(InvalidInput) as caught:
             model.prepare(one)
         assert caught.value.field == field
-    with pytest.raises(InvalidInput, match=r"the labels take \d+ tokens; the model takes 256") as caught:
+    with pytest.raises(
+        InvalidInput, match=r"the labels take \d+ tokens; the model takes 256"
+    ) as caught:
         model.prepare(work(labels=tuple(f"label number {number}" for number in range(100))))
     assert caught.value.field == "relations.labels"
     with pytest.raises(TaskNotSupported):
@@ -297,7 +386,9 @@ def copy(make: Make, tmp_path: Path) -> Path:
 def edit(directory: Path, **values: object) -> None:
     path = directory / "glirel_config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in {**config, **values}.items() if value != "absent"}))
+    path.write_text(
+        json.dumps({key: value for key, value in {**config, **values}.items() if value != "absent"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,10 +408,16 @@ def test_what_is_not_served_is_refused_by_its_key(copy: Path, key: str, value: o
 
 def test_published_checkpoints_are_refused_with_advice(make: Make, copy: Path) -> None:
     published = make({}).directory.parent / "published"
-    with pytest.raises(ModelBroken, match=r"`encoder_config` is missing.*the weights.*tokenizer\.json.*Converting GLiREL"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"`encoder_config` is missing.*the weights.*tokenizer\.json.*Converting GLiREL",
+    ):
         load(published)
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: torch checkpoints are pickles.*shoal models convert DIR"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"pytorch_model\.bin: torch checkpoints are pickles.*shoal models convert DIR",
+    ):
         load(copy)
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelBroken, match=r"tokenizer\.json: missing.*Converting GLiREL"):
@@ -329,15 +426,28 @@ def test_published_checkpoints_are_refused_with_advice(make: Make, copy: Path) -
 
 def test_every_tensor_has_a_place(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
-    left_over = {f"{layer}.0.bias": torch.zeros(2) for layer in ("coref_classifier", "refine_relation", "_rel_filtering")}
+    left_over = {
+        f"{layer}.0.bias": torch.zeros(2)
+        for layer in ("coref_classifier", "refine_relation", "_rel_filtering")
+    }
     save_file({**tensors, **left_over}, copy / "model.safetensors")
     load(copy)
     save_file({**tensors, "other.0.bias": torch.zeros(2)}, copy / "model.safetensors")
-    with pytest.raises(ModelBroken, match=r"model\.safetensors: tensor 'other\.0\.bias' has no place.*glirel_config"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"model\.safetensors: tensor 'other\.0\.bias' has no place.*glirel_config",
+    ):
         load(copy)
     marker = "span_rep_layer.rel_rep_layer.span_marker"
-    for name in ("rnn.lstm.weight_ih_l0", f"{marker}.project_end.3.weight", "prompt_rep_layer.0.bias"):
-        save_file({key: value for key, value in tensors.items() if key != name}, copy / "model.safetensors")
+    for name in (
+        "rnn.lstm.weight_ih_l0",
+        f"{marker}.project_end.3.weight",
+        "prompt_rep_layer.0.bias",
+    ):
+        save_file(
+            {key: value for key, value in tensors.items() if key != name},
+            copy / "model.safetensors",
+        )
         with pytest.raises(ModelBroken, match=name.replace(".", r"\.")):
             load(copy)
         save_file({**tensors, name: tensors[name][:-1].clone()}, copy / "model.safetensors")
@@ -345,23 +455,30 @@ def test_every_tensor_has_a_place(copy: Path) -> None:
             load(copy)
 
 
-def test_the_markers_must_be_tokens(copy: Path) -> None:
+def test_markers_must_be_tokens(copy: Path) -> None:
     tokenizer = (copy / "tokenizer.json").read_text()
     (copy / "tokenizer.json").write_text(tokenizer.replace('"[REL]"', '"[OTHER]"'))
     with pytest.raises(ModelBroken, match=r"tokenizer\.json: has no token '\[REL\]'"):
         load(copy)
 
 
-def test_the_card(copy: Path) -> None:
+def test_card(copy: Path) -> None:
     card = read_card(copy, "test/model@main")
-    assert (card.kind, card.family, card.tasks, card.revision) == ("glirel", "bert", ("relations",), "main")
+    assert (card.kind, card.family, card.tasks, card.revision) == (
+        "glirel",
+        "bert",
+        ("relations",),
+        "main",
+    )
     assert card.given_entities
     before = read_card(copy, "test/model").revision
     edit(copy, max_len=30)
     assert read_card(copy, "test/model").revision != before
 
 
-def test_a_batch_of_pairs_may_be_preempted_between_pieces(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_of_pairs_may_be_preempted_between_pieces(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = make({}).directory
     model = load(directory)
     prepared = model.prepare(work(threshold=0.0))

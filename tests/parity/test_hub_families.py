@@ -1,4 +1,6 @@
-"""Families that only the hub has code for, against plain forwards: equal, the same alone as among others, as good in bfloat16."""
+"""Families that only the hub has code for, against plain forwards: equal, the same alone as among
+others, as good in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ SIZE = (64, 4, 2)
 
 
 def checkpoint(
-    name: str, directory: Path, size: tuple[int, int, int] = SIZE, dtype: torch.dtype = torch.float32, **changes: object
+    name: str,
+    directory: Path,
+    size: tuple[int, int, int] = SIZE,
+    dtype: torch.dtype = torch.float32,
+    **changes: object,
 ) -> tuple[PackedEncoder, State, Values]:
     """An encoder that computes in `dtype`, its float32 weights, and its config.json."""
     config = HUB[name].config(*size) | changes
@@ -32,15 +38,26 @@ def checkpoint(
 
 
 @torch.inference_mode()
-def reference(name: str, state: State, config: Values, ids: Ids, types: Ids | None = None) -> list[Tensor]:
+def reference(
+    name: str, state: State, config: Values, ids: Ids, types: Ids | None = None
+) -> list[Tensor]:
     rows = [torch.from_numpy(sequence).long() for sequence in ids]
-    kinds = [torch.zeros_like(row) for row in rows] if types is None else [torch.from_numpy(part).long() for part in types]
-    return [HUB[name].forward(state, config, row, kind).float() for row, kind in zip(rows, kinds, strict=True)]
+    kinds = (
+        [torch.zeros_like(row) for row in rows]
+        if types is None
+        else [torch.from_numpy(part).long() for part in types]
+    )
+    return [
+        HUB[name].forward(state, config, row, kind).float()
+        for row, kind in zip(rows, kinds, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("size", SHAPES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_float32_equals_the_reference(name: str, size: tuple[int, int, int], tmp_path: Path) -> None:
+def test_float32_equals_the_reference(
+    name: str, size: tuple[int, int, int], tmp_path: Path
+) -> None:
     encoder, state, config = checkpoint(name, tmp_path, size)
     ids = random_ids()
     assert worst(packed(encoder, ids), reference(name, state, config, ids)) <= 1e-5
@@ -58,7 +75,10 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(name: str, tmp_path: P
     encoder, state, config = checkpoint(name, tmp_path, dtype=torch.bfloat16)
     ids = random_ids()
     exact = reference(name, state, config, ids)
-    own = worst(reference(name, {key: tensor.bfloat16() for key, tensor in state.items()}, config, ids), exact)
+    own = worst(
+        reference(name, {key: tensor.bfloat16() for key, tensor in state.items()}, config, ids),
+        exact,
+    )
     assert worst(packed(encoder, ids), exact) < 3 * own
 
 
@@ -81,7 +101,7 @@ def test_segments_are_honoured(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_forward_reads_no_tensor_on_the_host(name: str) -> None:
+def test_forward_reads_no_tensor_on_the_host(name: str) -> None:
     encoder, _ = empty_encoder(Config(HUB[name].config(*SIZE)))
     prepare(encoder)
     assert encoder(Packed.of(random_ids(), device="meta"), rows="last").shape == (len(LENGTHS), 64)
@@ -91,7 +111,10 @@ def test_a_forward_reads_no_tensor_on_the_host(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_half_precision_checkpoints(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     config = HUB[name].config(*SIZE)
-    state = {key: tensor.float() for key, tensor in write_hub(HUB[name], tmp_path, config, dtype=dtype).items()}
+    state = {
+        key: tensor.float()
+        for key, tensor in write_hub(HUB[name], tmp_path, config, dtype=dtype).items()
+    }
     ids = random_ids((1, 9, 30))
     assert worst(packed(load(tmp_path), ids), reference(name, state, config, ids)) <= 1e-5
 
@@ -112,7 +135,15 @@ def test_reglu(tmp_path: Path) -> None:
 def test_all_experts_weighted_equal_the_chosen_ones(tmp_path: Path) -> None:
     """What devices other than the CPU compute, computed on the CPU."""
     spec = EncoderSpec(
-        hidden=16, heads=1, head_size=16, ffn=24, layers=(), norm="post", norm_eps=1e-5, activation="gelu", experts_used=2
+        hidden=16,
+        heads=1,
+        head_size=16,
+        ffn=24,
+        layers=(),
+        norm="post",
+        norm_eps=1e-5,
+        activation="gelu",
+        experts_used=2,
     )
     torch.manual_seed(0)
     block = Experts(spec, 5)

@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from libs.errors import InvalidInput, ModelBroken
-from libs.models import EncodeResult, EncodeWork, PackedModel, Representation, ScoreResult, ScoreWork, load_model
+from libs.models import (
+    EncodeResult,
+    EncodeWork,
+    PackedModel,
+    Representation,
+    ScoreResult,
+    ScoreWork,
+    load_model,
+)
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, dense, run, write_json
@@ -33,22 +41,33 @@ ALL: tuple[Representation, ...] = ("dense", "sparse", "multi_vector")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What FlagEmbedding's M3 model gives for a text: a unit vector, weights by token id, unit vectors of all tokens but [CLS]."""
+    """What FlagEmbedding's M3 model gives for a text: a unit vector, weights by token id, unit
+    vectors of all tokens but [CLS].
+    """
 
     dense: torch.Tensor
     lexical: Mapping[int, float]
     tokens: torch.Tensor
 
 
-def write_m3(directory: Path, *, layers: tuple[str, ...] = ("sparse_linear", "colbert_linear"), pickled: bool = False) -> Path:
+def write_m3(
+    directory: Path,
+    *,
+    layers: tuple[str, ...] = ("sparse_linear", "colbert_linear"),
+    pickled: bool = False,
+) -> Path:
     files = SentenceFiles(pooling="cls_token", normalize=True)
     write_checkpoint("xlm-roberta", directory, sentence=files)
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     write_json(directory / "tokenizer_config.json", settings | {"eos_token": "</s>"})
     for name, layer in linears().items():
         if name in layers:
-            tensors = {key: tensor.detach().contiguous() for key, tensor in layer.state_dict().items()}
-            torch.save(tensors, directory / f"{name}.pt") if pickled else save_file(tensors, directory / f"{name}.safetensors")
+            tensors = {
+                key: tensor.detach().contiguous() for key, tensor in layer.state_dict().items()
+            }
+            torch.save(tensors, directory / f"{name}.pt") if pickled else save_file(
+                tensors, directory / f"{name}.safetensors"
+            )
     return directory
 
 
@@ -62,30 +81,47 @@ def linears() -> dict[str, torch.nn.Linear]:
 
 
 @torch.inference_mode()
-def reference(directory: Path, texts: list[str], dtype: torch.dtype = torch.float32) -> list[Reference]:
-    """Each text alone: cls pooling; relu(linear) by token id, the largest; linear of the tokens from the second on."""
+def reference(
+    directory: Path, texts: list[str], dtype: torch.dtype = torch.float32
+) -> list[Reference]:
+    """Each text alone: cls pooling; relu(linear) by token id, the largest; linear of the tokens
+    from the second on.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModel.from_pretrained(directory, dtype=dtype).eval()
     layers = {name: layer.to(dtype) for name, layer in linears().items()}
-    unused = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    unused = {
+        tokenizer.cls_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        tokenizer.unk_token_id,
+    }
     found = []
     for text in texts:
         inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=64)
         hidden = model(**inputs).last_hidden_state[0]
         weights: dict[int, float] = {}
         for number, weight in zip(
-            inputs["input_ids"][0].tolist(), layers["sparse_linear"](hidden)[:, 0].relu().tolist(), strict=True
+            inputs["input_ids"][0].tolist(),
+            layers["sparse_linear"](hidden)[:, 0].relu().tolist(),
+            strict=True,
         ):
             if number not in unused and weight > weights.get(number, 0.0):
                 weights[number] = weight
         vectors = torch.nn.functional.normalize(layers["colbert_linear"](hidden[1:]), dim=-1)
-        found.append(Reference(torch.nn.functional.normalize(hidden[0], dim=-1).float(), weights, vectors.float()))
+        found.append(
+            Reference(
+                torch.nn.functional.normalize(hidden[0], dim=-1).float(), weights, vectors.float()
+            )
+        )
     return found
 
 
 def parts_of_score(query: Reference, document: Reference) -> tuple[float, float, float]:
     """FlagEmbedding's dense, sparse and colbert score."""
-    lexical = sum(weight * document.lexical.get(number, 0.0) for number, weight in query.lexical.items())
+    lexical = sum(
+        weight * document.lexical.get(number, 0.0) for number, weight in query.lexical.items()
+    )
     best = (query.tokens @ document.tokens.T).amax(1).sum() / len(query.tokens)
     return float(query.dense @ document.dense), lexical, float(best)
 
@@ -124,8 +160,16 @@ def token_rows(result: EncodeResult) -> Rows:
 def test_three_forms_from_one_forward(tmp_path: Path) -> None:
     model, expected = load(write_m3(tmp_path)), reference(tmp_path, TEXTS)
     card = model.card
-    assert (card.kind, card.representations, card.dimensions, card.multi_vector_dimensions) == ("hybrid", ALL, 64, 24)
-    assert model.prepare(EncodeWork(TEXTS, representations=("multi_vector", "dense", "sparse"))).head == "dense+sparse+multi_vector"
+    assert (card.kind, card.representations, card.dimensions, card.multi_vector_dimensions) == (
+        "hybrid",
+        ALL,
+        64,
+        24,
+    )
+    assert (
+        model.prepare(EncodeWork(TEXTS, representations=("multi_vector", "dense", "sparse"))).head
+        == "dense+sparse+multi_vector"
+    )
     result = encode(model, *ALL)
     assert result.dense is not None
     assert_close(restore(result.dense), torch.stack([item.dense for item in expected]).numpy())
@@ -148,7 +192,9 @@ def test_each_form_alone(tmp_path: Path) -> None:
     assert (alone.dense, alone.multi_vector) == (None, None)
     for one, other in zip(lexical(alone), lexical(together), strict=True):
         assert one == pytest.approx(other, rel=1e-5, abs=1e-6)
-    for rows, others in zip(token_rows(encode(model, "multi_vector")), token_rows(together), strict=True):
+    for rows, others in zip(
+        token_rows(encode(model, "multi_vector")), token_rows(together), strict=True
+    ):
         assert_close(rows, others)
 
 
@@ -166,7 +212,11 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(tmp_path: Path) -> Non
 def errors(found: list[Reference], exact: list[Reference]) -> tuple[float, float, float]:
     """The largest of each form, over all texts."""
     pairs = list(zip(found, exact, strict=True))
-    weights = [(one.lexical.get(key, 0.0), weight) for one, other in pairs for key, weight in other.lexical.items()]
+    weights = [
+        (one.lexical.get(key, 0.0), weight)
+        for one, other in pairs
+        for key, weight in other.lexical.items()
+    ]
     return (
         max(float((one.dense - other.dense).abs().max()) for one, other in pairs),
         max(abs(one - other) for one, other in weights),
@@ -174,7 +224,7 @@ def errors(found: list[Reference], exact: list[Reference]) -> tuple[float, float
     )
 
 
-def test_the_score_is_the_weighted_mean_of_all_three(tmp_path: Path) -> None:
+def test_score_is_the_weighted_mean_of_all_three(tmp_path: Path) -> None:
     model, found = load(write_m3(tmp_path)), reference(tmp_path, TEXTS)
     parts = np.array([parts_of_score(found[0], item) for item in found], dtype=np.float32)
     expected = parts @ np.array([0.4, 0.2, 0.4], dtype=np.float32)
@@ -184,7 +234,9 @@ def test_the_score_is_the_weighted_mean_of_all_three(tmp_path: Path) -> None:
     assert caught.value.field == "scale"
 
 
-@pytest.mark.parametrize(("layer", "place", "weight"), [("sparse_linear", 1, 0.2), ("colbert_linear", 2, 0.4)])
+@pytest.mark.parametrize(
+    ("layer", "place", "weight"), [("sparse_linear", 1, 0.2), ("colbert_linear", 2, 0.4)]
+)
 def test_one_of_the_layers(tmp_path: Path, layer: str, place: int, weight: float) -> None:
     model, found = load(write_m3(tmp_path, layers=(layer,))), reference(tmp_path, TEXTS)
     assert model.card.representations == ("dense", ALL[place])
@@ -205,7 +257,10 @@ def test_what_depends_on_the_forms_asked_for(tmp_path: Path) -> None:
         (EncodeWork(["a"], representations=("multi_vector",), dimensions=16), "dimensions"),
         (EncodeWork(["a"], representations=("dense",), dimensions=65), "dimensions"),
         (EncodeWork(["a"], representations=("dense", "sparse"), data_type="binary"), "data_type"),
-        (EncodeWork(["a"], representations=("multi_vector", "dense"), data_type="uint8"), "data_type"),
+        (
+            EncodeWork(["a"], representations=("multi_vector", "dense"), data_type="uint8"),
+            "data_type",
+        ),
     ):
         with pytest.raises(InvalidInput) as caught:
             model.prepare(work)
@@ -215,7 +270,10 @@ def test_what_depends_on_the_forms_asked_for(tmp_path: Path) -> None:
 def test_pickled_layers_are_left_alone(tmp_path: Path) -> None:
     card = load(write_m3(tmp_path, pickled=True)).card
     assert (card.kind, card.representations) == ("dense", ("dense",))
-    assert [note.partition(":")[0] for note in card.notes] == ["sparse_linear.pt", "colbert_linear.pt"]
+    assert [note.partition(":")[0] for note in card.notes] == [
+        "sparse_linear.pt",
+        "colbert_linear.pt",
+    ]
     assert "`shoal models convert DIR`" in card.notes[0]
 
 
@@ -223,13 +281,27 @@ def test_pickled_layers_are_left_alone(tmp_path: Path) -> None:
     ("name", "tensors", "message"),
     [
         ("sparse_linear", {"weight": torch.ones(1, 64)}, "`linear.bias`"),
-        ("sparse_linear", {"weight": torch.ones(2, 64), "bias": torch.ones(2)}, r"`linear.weight` has the shape \(2, 64\)"),
-        ("colbert_linear", {"weight": torch.ones(8, 32), "bias": torch.ones(8)}, r"`linear.weight` has the shape \(8, 32\)"),
-        ("colbert_linear", {"weight": torch.ones(8, 64), "bias": torch.ones(8), "more": torch.ones(1)}, "only `weight` and `bias`"),
+        (
+            "sparse_linear",
+            {"weight": torch.ones(2, 64), "bias": torch.ones(2)},
+            r"`linear.weight` has the shape \(2, 64\)",
+        ),
+        (
+            "colbert_linear",
+            {"weight": torch.ones(8, 32), "bias": torch.ones(8)},
+            r"`linear.weight` has the shape \(8, 32\)",
+        ),
+        (
+            "colbert_linear",
+            {"weight": torch.ones(8, 64), "bias": torch.ones(8), "more": torch.ones(1)},
+            "only `weight` and `bias`",
+        ),
         ("colbert_linear", {"bias": torch.ones(8)}, "no matrix `weight`"),
     ],
 )
-def test_layers_that_do_not_fit(tmp_path: Path, name: str, tensors: dict[str, torch.Tensor], message: str) -> None:
+def test_layers_that_do_not_fit(
+    tmp_path: Path, name: str, tensors: dict[str, torch.Tensor], message: str
+) -> None:
     write_m3(tmp_path)
     save_file(tensors, tmp_path / f"{name}.safetensors")
     with pytest.raises(ModelBroken, match=message) as caught:

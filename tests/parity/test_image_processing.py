@@ -1,4 +1,6 @@
-"""Resizing, cropping and normalising of images against transformers' `pil` image processors: the same pixels, bit for bit."""
+"""Resizing, cropping and normalising of images against transformers' `pil` image processors: the
+same pixels, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,30 @@ CLASSES = {
 }
 SETTINGS: tuple[Mapping[str, object], ...] = (
     {},
-    {"size": {"shortest_edge": 37}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True},
-    {"size": {"shortest_edge": 20}, "crop_size": {"height": 33, "width": 26}, "do_center_crop": True},
+    {
+        "size": {"shortest_edge": 37},
+        "crop_size": {"height": 32, "width": 32},
+        "do_center_crop": True,
+    },
+    {
+        "size": {"shortest_edge": 20},
+        "crop_size": {"height": 33, "width": 26},
+        "do_center_crop": True,
+    },
     {"size": {"height": 30, "width": 41}, "resample": 2},
     {"size": 24, "crop_size": 24, "do_center_crop": False},
-    {"size": {"shortest_edge": 31}, "resample": 1, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
-    {"do_resize": False, "crop_size": {"height": 40, "width": 40}, "do_center_crop": True, "rescale_factor": 1 / 127.5},
+    {
+        "size": {"shortest_edge": 31},
+        "resample": 1,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    },
+    {
+        "do_resize": False,
+        "crop_size": {"height": 40, "width": 40},
+        "do_center_crop": True,
+        "rescale_factor": 1 / 127.5,
+    },
     {"size": {"height": 16, "width": 16}, "do_normalize": False, "resample": 0},
     {"size": {"height": 16, "width": 16}, "do_rescale": False},
 )
@@ -44,14 +64,18 @@ MODES = ("RGB", "L", "RGBA", "LA", "P", "1", "CMYK")
 
 
 def images() -> list[tuple[bytes, Image.Image]]:
-    """Noise, whose every pixel counts, of all sizes and modes: files, and what Pillow opens of them."""
+    """Noise, whose every pixel counts, of all sizes and modes: files, and what Pillow opens of
+    them.
+    """
     numbers = np.random.default_rng(1)
     found: list[tuple[bytes, Image.Image]] = []
     for number, (height, width) in enumerate((*SIZES, *SIZES[3:])):
         noise = Image.fromarray(numbers.integers(0, 256, (height, width, 4), np.uint8))
         mode = MODES[number % len(MODES)]
         data = BytesIO()
-        noise.convert("RGB" if mode == "CMYK" else "RGBA").convert(mode).save(data, "TIFF" if mode == "CMYK" else "PNG")
+        noise.convert("RGB" if mode == "CMYK" else "RGBA").convert(mode).save(
+            data, "TIFF" if mode == "CMYK" else "PNG"
+        )
         found.append((data.getvalue(), Image.open(BytesIO(data.getvalue()))))
     return found
 
@@ -64,15 +88,20 @@ def images() -> list[tuple[bytes, Image.Image]]:
         Dinov3Processor({"shortest_edge": 37}, {"height": 32, "width": 26}),
     ],
 )
-def test_float_pixels_are_within_rounding_of_torch(processor: Dinov3Processor, tmp_path: Path) -> None:
+def test_float_pixels_are_within_rounding_of_torch(
+    processor: Dinov3Processor, tmp_path: Path
+) -> None:
     """DINOv3's are resized as float32. A difference of one colour in 255 would be 0.004."""
     processor.save_pretrained(tmp_path)
-    ours = ImageProcessing.of(Config(json.loads((tmp_path / "preprocessor_config.json").read_text())), "")
+    ours = ImageProcessing.of(
+        Config(json.loads((tmp_path / "preprocessor_config.json").read_text())), ""
+    )
     for data, image in images():
         pixels = ours.apply(decode(data, "items[0]"), "items[0]")
         assert pixels.dtype == np.float32
         got = normalised(ours, pixels)
-        # Pillow has a filter's centres and weights in float64, torch in float32, where those of long rows are a little off.
+        # Pillow has a filter's centres and weights in float64, torch in float32, where those of
+        # long rows are a little off.
         for dtype, most in ((torch.float64, 2e-6), (torch.float32, 2e-4)):
             wanted = processor(image, dtype=dtype)["pixel_values"][0].numpy()
             np.testing.assert_allclose(got, wanted, rtol=0, atol=most)
@@ -93,11 +122,14 @@ def test_pixels_equal_transformers(name: str, settings: Mapping[str, object]) ->
         pixels = decode(data, "items[0]")
         got = ours.apply(pixels, "items[0]")
         assert got.shape[:2] == ours.seen(pixels.shape[0], pixels.shape[1], "items[0]")
-        raw = theirs(image, do_rescale=False, do_normalize=False, do_convert_rgb=True)["pixel_values"][0]
+        raw = theirs(image, do_rescale=False, do_normalize=False, do_convert_rgb=True)[
+            "pixel_values"
+        ][0]
         assert raw.dtype == got.dtype == np.uint8
         np.testing.assert_array_equal(got, raw.transpose(1, 2, 0))
         np.testing.assert_array_equal(
-            normalised(ours, got.astype(np.uint8, copy=False)), theirs(image, do_convert_rgb=True)["pixel_values"][0]
+            normalised(ours, got.astype(np.uint8, copy=False)),
+            theirs(image, do_convert_rgb=True)["pixel_values"][0],
         )
 
 
@@ -111,11 +143,19 @@ def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
 
 
 def test_old_names_and_forms() -> None:
-    old = Config({"feature_extractor_type": "CLIPFeatureExtractor", "size": 24, "crop_size": 20, "resample": 3})
+    old = Config(
+        {
+            "feature_extractor_type": "CLIPFeatureExtractor",
+            "size": 24,
+            "crop_size": 20,
+            "resample": 3,
+        }
+    )
     processing = ImageProcessing.of(old, "")
     assert (processing.size, processing.crop) == (24, (20, 20))
     assert processing == ImageProcessing.of(
-        Config({"size": {"shortest_edge": 24}, "crop_size": {"height": 20, "width": 20}}), "CLIPImageProcessorFast"
+        Config({"size": {"shortest_edge": 24}, "crop_size": {"height": 20, "width": 20}}),
+        "CLIPImageProcessorFast",
     )
     assert ImageProcessing.of(Config({"size": 24}), "ViTImageProcessor").size == (24, 24)
 
@@ -123,15 +163,27 @@ def test_old_names_and_forms() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"image_processor_type": "Owlv2ImageProcessor"}, "image_processor_type is 'Owlv2ImageProcessor': supported are Bit"),
+        (
+            {"image_processor_type": "Owlv2ImageProcessor"},
+            "image_processor_type is 'Owlv2ImageProcessor': supported are Bit",
+        ),
         ({"size": {"longest_edge": 5}}, "size is .*: height and width are needed"),
-        ({"size": {"shortest_edge": 10, "longest_edge": 50}}, "size is .*: height and width are needed"),
+        (
+            {"size": {"shortest_edge": 10, "longest_edge": 50}},
+            "size is .*: height and width are needed",
+        ),
         ({"size": {"shortest_edge": 0}}, r"size\.shortest_edge is 0: a number of at least 1"),
         ({"size": {"shortest_edge": 100_000}}, r"size\.shortest_edge is 100000: at most 16,384"),
         ({"image_mean": [0.5]}, "image_mean is .*: a list of 3 numbers"),
         ({"image_std": [0.5, 0.0, 0.5]}, r"image_std\[1\] is 0\.0: a number from 1e-06 to 10000"),
-        ({"image_std": [0.5, 0.5, 1e308]}, r"image_std\[2\] is 1e\+308: a number from 1e-06 to 10000"),
-        ({"image_mean": [-1e308, 0.5, 0.5]}, r"image_mean\[0\] is -1e\+308: a number from -10000 to 10000"),
+        (
+            {"image_std": [0.5, 0.5, 1e308]},
+            r"image_std\[2\] is 1e\+308: a number from 1e-06 to 10000",
+        ),
+        (
+            {"image_mean": [-1e308, 0.5, 0.5]},
+            r"image_mean\[0\] is -1e\+308: a number from -10000 to 10000",
+        ),
         ({"image_mean": [math.nan, 0.5, 0.5]}, r"image_mean\[0\] is nan: a finite number"),
         ({"rescale_factor": 1e308}, r"rescale_factor is 1e\+308: a number from 1e-06 to 1000"),
         ({"rescale_factor": 0}, "rescale_factor is 0: a number from 1e-06 to 1000"),

@@ -1,4 +1,6 @@
-"""Every family in int8 against itself in float32, on random weights: near enough, the same alone as among others, with adapters."""
+"""Every family in int8 against itself in float32, on random weights: near enough, the same alone as
+among others, with adapters.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from libs.kernels.linear.packed import PackedLinear
 from libs.models import InputSequence, PackedModel, load_model
 from libs.models.layers.embeddings import Table, TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder, resident_bytes
-from libs.models.precision.agreement import LEAST_COSINE, cosine
+from libs.models.precision.agreement import MIN_COSINE, cosine
 from libs.models.precision.int8 import answered, compared
 from libs.models.precision.samples import TEXTS, works
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
@@ -30,15 +32,20 @@ from tests.parity.gliner_models import make_reference
 from tests.parity.test_families import CPU, FAMILIES, packed, random_ids, worst
 from tests.parity.test_sparse import write_splade
 
-# T5 multiplies queries by keys without a scale, so that random ones have sharp scores. Gemma 1 was measured at 0.9917 and 0.9943;
-# 0.99 is what a model must reach to be served. Of privacy-filter no layer is quantised, but bfloat16 alone sends tokens to other
-# experts, which random ones answer otherwise: 0.976 was measured.
+# T5 multiplies queries by keys without a scale, so that random ones have sharp scores. Gemma 1 was
+# measured at 0.9917 and 0.9943; 0.99 is what a model must reach to be served. Of privacy-filter no
+# layer is quantised, but bfloat16 alone sends tokens to other experts, which random ones answer
+# otherwise: 0.976 was measured.
 LEAST = {"t5": 0.985, "mt5": 0.985, "gemma": 0.99, "openai_privacy_filter": 0.96}
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32, *, int8: bool = False) -> PackedEncoder:
+def load(
+    directory: Path, dtype: torch.dtype = torch.float32, *, int8: bool = False
+) -> PackedEncoder:
     config = json.loads((directory / "config.json").read_text())
-    encoder, _ = build_encoder(config, TensorFile.open(directory), dtype=dtype, device=CPU, head_tables={}, int8=int8)
+    encoder, _ = build_encoder(
+        config, TensorFile.open(directory), dtype=dtype, device=CPU, head_tables={}, int8=int8
+    )
     for module in encoder.modules() if int8 else ():
         if isinstance(module, PackedLinear):
             module.prepare() if module.exact else module.quantise()
@@ -47,7 +54,10 @@ def load(directory: Path, dtype: torch.dtype = torch.float32, *, int8: bool = Fa
 
 def lowest(got: list[Tensor], wanted: list[Tensor]) -> float:
     """The lowest cosine of a sequence's hidden states."""
-    return min(F.cosine_similarity(a.flatten(), b.flatten(), dim=0).item() for a, b in zip(got, wanted, strict=True))
+    return min(
+        F.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
+        for a, b in zip(got, wanted, strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,7 +73,9 @@ def test_int8_is_near_float32(kind: Kind, dtype: torch.dtype, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_alone_equals_among_others(kind: Kind, tmp_path: Path) -> None:
-    """As near as codes are to each other: what differs in the last bit before may be rounded to the next one."""
+    """As near as codes are to each other: what differs in the last bit before may be rounded to the
+    next one.
+    """
     encoder = load(write_checkpoint(kind, tmp_path), int8=True)
     ids = random_ids()
     alone = [packed(encoder, [sequence])[0] for sequence in ids]
@@ -72,21 +84,32 @@ def test_alone_equals_among_others(kind: Kind, tmp_path: Path) -> None:
     assert lowest(packed(encoder, ids), alone) > 0.9999
 
 
-def test_an_item_is_the_same_in_every_batch(tmp_path: Path) -> None:
+def test_item_is_the_same_in_every_batch(tmp_path: Path) -> None:
     """Bit by bit, where attention and norms are too."""
     encoder = load(write_checkpoint("bert", tmp_path, hidden=64, heads=2), int8=True)
     ids = random_ids()
     first = packed(encoder, ids)
-    assert all(torch.equal(a, b) for a, b in zip(packed(encoder, [*ids, *ids]), [*first, *first], strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(packed(encoder, [*ids, *ids]), [*first, *first], strict=True)
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "head"),
-    [("bert", "base"), ("roberta", "sequence_classification"), ("xlm-roberta", "token_classification")],
+    [
+        ("bert", "base"),
+        ("roberta", "sequence_classification"),
+        ("xlm-roberta", "token_classification"),
+    ],
 )
 def test_whole_models_are_loaded_in_int8(kind: Kind, head: Any, tmp_path: Path) -> None:
-    directory = write_checkpoint(kind, tmp_path, head=head, labels=("O", "B-PER", "I-PER"), hidden=128, vocabulary=2000)
-    wide, small = (load_model(directory, "org/name", CPU, dtype) for dtype in (torch.float32, torch.int8))
+    directory = write_checkpoint(
+        kind, tmp_path, head=head, labels=("O", "B-PER", "I-PER"), hidden=128, vocabulary=2000
+    )
+    wide, small = (
+        load_model(directory, "org/name", CPU, dtype) for dtype in (torch.float32, torch.int8)
+    )
     done = [answered(wide, wide.prepare(work)) for work in works(wide.card, list(TEXTS))]
     assert all(found.is_good for _, found in compared(small, done))
     assert small.data_type == "int8"
@@ -96,7 +119,7 @@ def test_whole_models_are_loaded_in_int8(kind: Kind, head: Any, tmp_path: Path) 
     assert twin.data_type == "float32"
 
 
-def test_a_table_that_a_head_decodes_with_stays_as_it_is(tmp_path: Path) -> None:
+def test_table_that_a_head_decodes_with_stays_as_it_is(tmp_path: Path) -> None:
     model = load_model(write_splade(tmp_path), "org/name", CPU, torch.int8)
     table = token_table(model)
     assert (model.data_type, table.codes) == ("int8", None)
@@ -107,12 +130,23 @@ def test_labels_are_remembered_as_they_are_in_int8(tmp_path: Path) -> None:
     """A bi-encoder for labels is quantised as well, and forgets what it said of labels before."""
     directory = make_reference(tmp_path, {}, labels_encoder="bert").directory
     model = load_model(directory, "org/name", CPU, torch.int8)
-    (vectors,) = (module for root in model.modules() for module in root.modules() if isinstance(module, LabelVectors))
-    assert any(module.quantised is not None for module in vectors.modules() if isinstance(module, PackedLinear))
+    (vectors,) = (
+        module
+        for root in model.modules()
+        for module in root.modules()
+        if isinstance(module, LabelVectors)
+    )
+    assert any(
+        module.quantised is not None
+        for module in vectors.modules()
+        if isinstance(module, PackedLinear)
+    )
     for work in works(model.card, list(TEXTS)):
         known = answered(model, model.prepare(work))
         again = load_model(directory, "org/name", CPU, torch.int8)
-        assert min(map(cosine, answered(again, again.prepare(work)).outputs, known.outputs)) > 0.99999
+        assert (
+            min(map(cosine, answered(again, again.prepare(work)).outputs, known.outputs)) > 0.99999
+        )
 
 
 def token_table(model: PackedModel) -> Table:
@@ -121,7 +155,7 @@ def token_table(model: PackedModel) -> Table:
     return embed.token
 
 
-def test_a_card_and_a_worker_may_ask_for_it(tmp_path: Path) -> None:
+def test_card_and_a_worker_may_ask_for_it(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path)
     for dtype, card, wanted in (
         (torch.int8, None, "int8"),
@@ -147,23 +181,33 @@ def test_adapters_of_a_model_in_int8(kind: Kind, tmp_path: Path) -> None:
     }
     adapter = tmp_path / "adapter"
     write_random_adapter(kind, adapter, seed=1, r=4, target_modules=targets[kind])
-    models = [load_model(directory, "org/name", CPU, dtype) for dtype in (torch.float32, torch.int8)]
+    models = [
+        load_model(directory, "org/name", CPU, dtype) for dtype in (torch.float32, torch.int8)
+    ]
     plain = [InputSequence(ids) for ids in random_ids((6, 17, 40))]
     batch = [*plain, *(replace(one, adapter="mine") for one in plain)]
     for model in models:
         model.add_adapter("mine", adapter)
-    wide, small = (cast("list[np.ndarray[Any, Any]]", model.forward("dense", batch)) for model in models)
+    wide, small = (
+        cast("list[np.ndarray[Any, Any]]", model.forward("dense", batch)) for model in models
+    )
     lowest = min(map(cosine, small, wide))
-    assert lowest > LEAST_COSINE
+    assert lowest > MIN_COSINE
     # The adapter changes far more than int8 does.
-    assert all(1 - cosine(changed, base) > 3 * (1 - lowest) for changed, base in zip(small[3:], small[:3], strict=True))
+    assert all(
+        1 - cosine(changed, base) > 3 * (1 - lowest)
+        for changed, base in zip(small[3:], small[:3], strict=True)
+    )
 
 
 def test_memory_is_a_quarter(tmp_path: Path) -> None:
     """Of what linear layers take, beside 12 bytes for each output."""
     directory = write_checkpoint("bert", tmp_path, hidden=256, layers=4)
     plain, small = load(directory), load(directory, int8=True)
-    linears = [[module for module in encoder.modules() if isinstance(module, PackedLinear)] for encoder in (plain, small)]
+    linears = [
+        [module for module in encoder.modules() if isinstance(module, PackedLinear)]
+        for encoder in (plain, small)
+    ]
     wide, narrow = (sum(resident_bytes(module) for module in found) for found in linears)
     assert narrow < 0.3 * wide
 
@@ -173,7 +217,9 @@ def test_weights_that_wait_are_views_of_the_file(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path)
     config = json.loads((directory / "config.json").read_text())
     tensors = TensorFile.open(directory)
-    encoder, _ = build_encoder(config, tensors, dtype=torch.bfloat16, device=CPU, head_tables={}, int8=True)
+    encoder, _ = build_encoder(
+        config, tensors, dtype=torch.bfloat16, device=CPU, head_tables={}, int8=True
+    )
     stored = tensors.read("encoder.layer.0.intermediate.dense.weight")
     feed_forward = encoder.stack[0].ffn
     assert isinstance(feed_forward, FeedForward)

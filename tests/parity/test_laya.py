@@ -1,6 +1,8 @@
-"""laya against a reference written out here: transformers' ModernBERT, torch's own encoder layers and the package's sequences.
+"""laya against a reference written out here: transformers' ModernBERT, torch's own encoder layers
+and the package's sequences.
 
-The names of tensors, the prompt, its limits and the temperatures are those of the package laya 0.4.15 (common, agent).
+The names of tensors, the prompt, its limits and the temperatures are those of the package laya
+0.4.15 (common, agent).
 """
 
 from __future__ import annotations
@@ -40,15 +42,23 @@ class Decisions(nn.Module):
     def __init__(self, encoder: nn.Module, layers: int) -> None:
         super().__init__()
         self.encoder = encoder
-        layer = nn.TransformerEncoderLayer(SIZE, SIZE // 64, 4 * SIZE, batch_first=True, norm_first=True)
-        self.head = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False) if layers else None
+        layer = nn.TransformerEncoderLayer(
+            SIZE, SIZE // 64, 4 * SIZE, batch_first=True, norm_first=True
+        )
+        self.head = (
+            nn.TransformerEncoder(layer, layers, enable_nested_tensor=False) if layers else None
+        )
         self.type_emb = nn.Embedding(3, SIZE)
-        self.scorer = nn.Sequential(nn.LayerNorm(SIZE), nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, 1))
+        self.scorer = nn.Sequential(
+            nn.LayerNorm(SIZE), nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, 1)
+        )
         self.act_head = nn.Sequential(nn.Linear(SIZE + 4, 256), nn.GELU(), nn.Linear(256, 2))
         self.register_buffer("temperature", torch.ones(3))
 
     def logits(self, ids: Sequence[int], markers: Sequence[int]) -> Tensor:
-        states = self.encoder(input_ids=torch.tensor([ids])).last_hidden_state + self.type_emb.weight[0]
+        states = (
+            self.encoder(input_ids=torch.tensor([ids])).last_hidden_state + self.type_emb.weight[0]
+        )
         states = states if self.head is None else self.head(states)
         scores: Tensor = self.scorer(states[0, list(markers)]).squeeze(-1)
         return scores
@@ -61,7 +71,9 @@ class Reference:
     limit: int
     budget: int
 
-    def sequence(self, text: str, labels: Sequence[str], question: str, side: Truncation) -> tuple[list[int], list[int]]:
+    def sequence(
+        self, text: str, labels: Sequence[str], question: str, side: Truncation
+    ) -> tuple[list[int], list[int]]:
         """`build_sequence` of the package for a choice, of which all options keep a marker."""
         options = [[self.tokenizer.mask_token_id, *self._ids(" " + label)[:48]] for label in labels]
         room = self.budget - sum(map(len, options))
@@ -70,7 +82,11 @@ class Reference:
             options = [option[:most] for option in options]
             room = self.budget - sum(map(len, options))
         last = self.tokenizer.sep_token_id
-        ids = [self.tokenizer.cls_token_id, *self._ids(f"choice question: {question}")[: max(8, room)], last]
+        ids = [
+            self.tokenizer.cls_token_id,
+            *self._ids(f"choice question: {question}")[: max(8, room)],
+            last,
+        ]
         markers = []
         for option in options:
             markers.append(len(ids))
@@ -79,14 +95,21 @@ class Reference:
         return [*ids, last, *(state[:room] if side == "end" else state[-room:]), last], markers
 
     def scores(
-        self, text: str, labels: Sequence[str], temperature: float, question: str = QUESTION, side: Truncation = "end"
+        self,
+        text: str,
+        labels: Sequence[str],
+        temperature: float,
+        question: str = QUESTION,
+        side: Truncation = "end",
     ) -> dict[str, float]:
         with torch.inference_mode():
             logits = self.model.logits(*self.sequence(text, labels, question, side))
         return dict(zip(labels, (logits / temperature).softmax(-1).tolist(), strict=True))
 
     def _ids(self, text: str) -> list[int]:
-        found: list[int] = self.tokenizer(text.replace(self.tokenizer.mask_token, " "), add_special_tokens=False)["input_ids"]
+        found: list[int] = self.tokenizer(
+            text.replace(self.tokenizer.mask_token, " "), add_special_tokens=False
+        )["input_ids"]
         return found
 
 
@@ -94,16 +117,27 @@ def write(directory: Path, *, layers: int = 2, limit: int = 512, **more: object)
     """A random checkpoint in the package's form."""
     own = Tokenizer.from_str(tokenizer_of("bert", 400).to_str())
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=own, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]"
+        tokenizer_object=own,
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
     )
     values = RECIPES["modernbert"].config(Size(len(tokenizer), SIZE, 2, 4, 64))
-    config = transformers.AutoConfig.for_model("modernbert", **(dict(values) | {"max_position_embeddings": 512}))
+    config = transformers.AutoConfig.for_model(
+        "modernbert", **(dict(values) | {"max_position_embeddings": 512})
+    )
     model = Decisions(transformers.AutoModel.from_config(config), layers).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.1, generator=generator)
-            if parameter.dim() == 1 and ("norm" in name or name == "scorer.0.weight") and name.endswith("weight"):
+            if (
+                parameter.dim() == 1
+                and ("norm" in name or name == "scorer.0.weight")
+                and name.endswith("weight")
+            ):
                 parameter.add_(1.0)
     config.save_pretrained(directory / "encoder")
     tokenizer.save_pretrained(directory / "tokenizer")
@@ -128,12 +162,18 @@ def test_scores_equal_the_reference(layers: int, tmp_path: Path) -> None:
     reference = write(tmp_path, layers=layers)
     model = load(tmp_path)
     card = model.card
-    assert (card.kind, card.family, card.tasks, card.labels, model.max_tokens) == ("laya", "modernbert", ("classify",), (), 512)
+    assert (card.kind, card.family, card.tasks, card.labels, model.max_tokens) == (
+        "laya",
+        "modernbert",
+        ("classify",),
+        (),
+        512,
+    )
     for found, text in zip(scores(model, ClassifyWork(TEXTS, LABELS)), TEXTS, strict=True):
         assert found == pytest.approx(reference.scores(text, LABELS, 1.5), abs=1e-5)
 
 
-def test_a_text_has_the_same_answer_alone(tmp_path: Path) -> None:
+def test_text_has_the_same_answer_alone(tmp_path: Path) -> None:
     write(tmp_path)
     model = load(tmp_path)
     together = scores(model, ClassifyWork(TEXTS, LABELS))
@@ -146,16 +186,23 @@ def test_a_text_has_the_same_answer_alone(tmp_path: Path) -> None:
     [(LABELS[:2], 0.5), (LABELS, 1.5), ((*LABELS, "a", "b"), 1.0), (tuple("abcdefghijkl"), 0.8)],
     ids=["raised to the least", "as it is", "no number", "of all choices"],
 )
-def test_temperatures_go_by_the_number_of_options(labels: tuple[str, ...], temperature: float, tmp_path: Path) -> None:
+def test_temperatures_go_by_the_number_of_options(
+    labels: tuple[str, ...], temperature: float, tmp_path: Path
+) -> None:
     reference = write(tmp_path)
     [found] = scores(load(tmp_path), ClassifyWork(["a copy"], labels))
     assert found == pytest.approx(reference.scores("a copy", labels, temperature), abs=1e-5)
 
 
-def test_the_hypothesis_is_the_question(tmp_path: Path) -> None:
+def test_hypothesis_is_the_question(tmp_path: Path) -> None:
     reference = write(tmp_path)
-    [found] = scores(load(tmp_path), ClassifyWork(["a [MASK] copy"], LABELS, hypothesis="What is a [MASK] program?"))
-    assert found == pytest.approx(reference.scores("a [MASK] copy", LABELS, 1.5, "What is a [MASK] program?"), abs=1e-5)
+    [found] = scores(
+        load(tmp_path),
+        ClassifyWork(["a [MASK] copy"], LABELS, hypothesis="What is a [MASK] program?"),
+    )
+    assert found == pytest.approx(
+        reference.scores("a [MASK] copy", LABELS, 1.5, "What is a [MASK] program?"), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("side", ["end", "start"])
@@ -165,11 +212,15 @@ def test_only_texts_are_cut_at_a_side(side: Truncation, tmp_path: Path) -> None:
     work = ClassifyWork([text], LABELS, truncation=side)
     [sequence] = model.prepare(work).sequences
     assert sequence.ids.tolist() == reference.sequence(text, LABELS, QUESTION, side)[0]
-    assert scores(model, work)[0] == pytest.approx(reference.scores(text, LABELS, 1.5, side=side), abs=1e-5)
+    assert scores(model, work)[0] == pytest.approx(
+        reference.scores(text, LABELS, 1.5, side=side), abs=1e-5
+    )
 
 
 def test_many_options_share_the_room(tmp_path: Path) -> None:
-    """As in the package, options are cut to equal parts of the budget, and the question to what is left."""
+    """As in the package, options are cut to equal parts of the budget, and the question to what is
+    left.
+    """
     reference = write(tmp_path, head_max_len=48)
     labels = tuple(f"{first} {second} of the free programs" for first in "abc" for second in "xy")
     model, work = load(tmp_path), ClassifyWork(["a copy"], labels, hypothesis="which " * 30)
@@ -198,7 +249,9 @@ def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
         model.prepare(ClassifyWork(["a", "the law " * 100], LABELS, truncation="none"))
     assert long.value.field == "items[1].text"
     with pytest.raises(InputTooLong) as many:
-        model.prepare(ClassifyWork(["a"], tuple(f"{one} {two}" for one in "abcdefgh" for two in "abcdefgh")))
+        model.prepare(
+            ClassifyWork(["a"], tuple(f"{one} {two}" for one in "abcdefgh" for two in "abcdefgh"))
+        )
     assert many.value.field == "classify.labels"
     with pytest.raises(TaskNotSupported):
         model.prepare(ScoreWork("a", ["b"]))
@@ -215,7 +268,9 @@ def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
         ({"head_layers": 1}, r"tensor 'head\.layers\.1\..*' has no place"),
     ],
 )
-def test_what_is_not_served_is_refused_by_its_name(more: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_what_is_not_served_is_refused_by_its_name(
+    more: dict[str, object], message: str, tmp_path: Path
+) -> None:
     write(tmp_path)
     path = tmp_path / "rl_agent_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | more))
@@ -223,9 +278,15 @@ def test_what_is_not_served_is_refused_by_its_name(more: dict[str, object], mess
         load(tmp_path)
 
 
-def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+def test_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     write(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"type_emb.weight": torch.zeros(2, SIZE)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelBroken, match=r"`type_emb\.weight` has the shape \(2, 128\), not \(3, 128\)"):
+    save_file(
+        tensors | {"type_emb.weight": torch.zeros(2, SIZE)},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(
+        ModelBroken, match=r"`type_emb\.weight` has the shape \(2, 128\), not \(3, 128\)"
+    ):
         load(tmp_path)

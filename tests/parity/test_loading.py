@@ -27,11 +27,15 @@ def build(
     directory: Path, table: dict[str, HeadRule] | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[PackedEncoder, dict[str, Tensor]]:
     config = json.loads((directory / "config.json").read_text())
-    return build_encoder(config, TensorFile.open(directory), dtype=dtype, device=CPU, head_tables=table or {})
+    return build_encoder(
+        config, TensorFile.open(directory), dtype=dtype, device=CPU, head_tables=table or {}
+    )
 
 
 def rewrite(directory: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
-    tensors = {name: tensor.clone() for name, tensor in load_file(directory / "model.safetensors").items()}
+    tensors = {
+        name: tensor.clone() for name, tensor in load_file(directory / "model.safetensors").items()
+    }
     save_file(change(tensors), directory / "model.safetensors")
     return directory
 
@@ -52,7 +56,10 @@ def test_shards_equal_a_single_file(tmp_path: Path) -> None:
 def test_half_precision_checkpoints_are_converted(tmp_path: Path) -> None:
     half = write_checkpoint("bert", tmp_path / "half", dtype=torch.float16)
     rounded = random_model("bert").half().float().state_dict()
-    full = rewrite(write_checkpoint("bert", tmp_path / "full"), lambda _: {name: t.clone() for name, t in rounded.items()})
+    full = rewrite(
+        write_checkpoint("bert", tmp_path / "full"),
+        lambda _: {name: t.clone() for name, t in rounded.items()},
+    )
     assert torch.equal(build(half)[0](BATCH), build(full)[0](BATCH))
     assert build(half)[0](BATCH).dtype is torch.float32
 
@@ -61,15 +68,24 @@ def test_float32_tables_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     tensors = TensorFile.open(write_checkpoint("bert", tmp_path))
     config = json.loads((tmp_path / "config.json").read_text())
     encoder, _ = build_encoder(config, tensors, dtype=torch.float32, device=CPU, head_tables={})
-    assert encoder.token_weight.data_ptr() == tensors.read("embeddings.word_embeddings.weight").data_ptr()
+    assert (
+        encoder.token_weight.data_ptr()
+        == tensors.read("embeddings.word_embeddings.weight").data_ptr()
+    )
 
 
 def test_memory_is_that_of_the_weights_once(tmp_path: Path) -> None:
     directory = write_checkpoint("roberta", tmp_path, hidden=128, layers=3)
-    weights = sum(p.numel() for name, p in random_model("roberta", hidden=128, layers=3).named_parameters() if "pooler" not in name)
+    weights = sum(
+        p.numel()
+        for name, p in random_model("roberta", hidden=128, layers=3).named_parameters()
+        if "pooler" not in name
+    )
     places = 130 * 128  # positions with segment 0 added
     assert build(directory)[0].bytes == pytest.approx(4 * (weights + places), rel=0.01)
-    assert build(directory, dtype=torch.bfloat16)[0].bytes == pytest.approx(2 * (weights + places), rel=0.01)
+    assert build(directory, dtype=torch.bfloat16)[0].bytes == pytest.approx(
+        2 * (weights + places), rel=0.01
+    )
 
 
 def test_every_declared_prefix(tmp_path: Path) -> None:
@@ -80,7 +96,9 @@ def test_every_declared_prefix(tmp_path: Path) -> None:
 
 
 def test_old_names_and_buffers(tmp_path: Path) -> None:
-    """LayerNorm.gamma and .beta of checkpoints from TensorFlow, and the position_ids that older transformers stored."""
+    """LayerNorm.gamma and .beta of checkpoints from TensorFlow, and the position_ids that older
+    transformers stored.
+    """
     plain = build(write_checkpoint("bert", tmp_path / "plain"))[0](BATCH)
 
     def age(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -91,11 +109,15 @@ def test_old_names_and_buffers(tmp_path: Path) -> None:
             old[name] = tensor
         return old | {"embeddings.position_ids": torch.arange(128)[None]}
 
-    assert torch.equal(build(rewrite(write_checkpoint("bert", tmp_path / "old"), age))[0](BATCH), plain)
+    assert torch.equal(
+        build(rewrite(write_checkpoint("bert", tmp_path / "old"), age))[0](BATCH), plain
+    )
 
 
-def test_a_head_gets_its_tensors_in_float32_and_the_rest_is_dropped(tmp_path: Path) -> None:
-    directory = write_checkpoint("bert", tmp_path, head="sequence_classification", labels=("a", "b"), dtype=torch.float16)
+def test_head_gets_its_tensors_in_float32_and_the_rest_is_dropped(tmp_path: Path) -> None:
+    directory = write_checkpoint(
+        "bert", tmp_path, head="sequence_classification", labels=("a", "b"), dtype=torch.float16
+    )
     _, state = build(directory, {"pooler.dense": "first", "classifier": "second"}, torch.bfloat16)
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
         "first.weight": (64, 64), "first.bias": (64,), "second.weight": (2, 64), "second.bias": (2,),
@@ -104,7 +126,7 @@ def test_a_head_gets_its_tensors_in_float32_and_the_rest_is_dropped(tmp_path: Pa
     assert build(directory)[1] == {}
 
 
-def test_a_tied_decoder_may_be_left_out(tmp_path: Path) -> None:
+def test_tied_decoder_may_be_left_out(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path, head="masked_lm")
     table: dict[str, HeadRule] = {
         "cls.predictions.transform.dense": "dense",
@@ -117,20 +139,28 @@ def test_a_tied_decoder_may_be_left_out(tmp_path: Path) -> None:
     assert encoder.token_weight.shape == (len(state["bias"]), 64)
 
 
-def test_a_head_without_its_tensors_is_refused(tmp_path: Path) -> None:
+def test_head_without_its_tensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelBroken, match=r"model\.safetensors: tensor 'classifier' is missing"):
         build(write_checkpoint("bert", tmp_path), {"classifier": "classifier"})
 
 
 LAYER = "encoder.layer.1.attention.self.key.weight"
 CHANGES: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
-    r"model\.safetensors: tensor 'extra\.weight' is unknown": lambda t: t | {"extra.weight": torch.ones(2)},
-    r"model\.safetensors: tensor 'encoder\.layer\.1\.attention\.self\.key\.weight' is missing": lambda t: without(t, LAYER),
+    r"model\.safetensors: tensor 'extra\.weight' is unknown": lambda t: (
+        t | {"extra.weight": torch.ones(2)}
+    ),
+    r"model\.safetensors: tensor 'encoder\.layer\.1\.attention\.self\.key\.weight' is missing": lambda t: (
+        without(t, LAYER)
+    ),
     r"'encoder\.layer\.1\.attention\.self\.key\.weight' has shape \[64, 63\].* asks for \[64, 64\]": lambda t: (
         t | {LAYER: torch.ones(64, 63)}
     ),
-    r"'encoder\.layer\.2\.output\.dense\.bias' has no place": lambda t: t | {"encoder.layer.2.output.dense.bias": torch.ones(64)},
-    r"'embeddings\.word_embeddings\.weight' is missing": lambda t: without(t, "embeddings.word_embeddings.weight"),
+    r"'encoder\.layer\.2\.output\.dense\.bias' has no place": lambda t: (
+        t | {"encoder.layer.2.output.dense.bias": torch.ones(64)}
+    ),
+    r"'embeddings\.word_embeddings\.weight' is missing": lambda t: without(
+        t, "embeddings.word_embeddings.weight"
+    ),
     r"there twice": lambda t: t | {"embeddings.LayerNorm.gamma": torch.ones(64)},
 }
 
@@ -169,7 +199,10 @@ def test_configurations_that_cannot_be_served_are_refused(message: str, tmp_path
 
 def test_pickles_are_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: torch checkpoints are pickles.*shoal models convert"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"pytorch_model\.bin: torch checkpoints are pickles.*shoal models convert",
+    ):
         TensorFile.open(tmp_path)
 
 
@@ -199,13 +232,23 @@ def test_truncated_files_are_refused(kept: int, tmp_path: Path) -> None:
     ],
 )
 def test_damaged_headers_are_refused(header: bytes, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    (tmp_path / "model.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + bytes(16)
+    )
     with pytest.raises(ModelBroken, match=r"model\.safetensors: "):
         TensorFile.open(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": "../b"}}']
+    "index",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": 3}}',
+        '{"weight_map": {"a": "../b"}}',
+    ],
 )
 def test_damaged_indexes_are_refused(index: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
@@ -213,7 +256,7 @@ def test_damaged_indexes_are_refused(index: str, tmp_path: Path) -> None:
         TensorFile.open(tmp_path)
 
 
-def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
+def test_missing_shard_is_refused(tmp_path: Path) -> None:
     sharded = write_checkpoint("bert", tmp_path, max_shard_size="100KB")
     victim = sorted(sharded.glob("*.safetensors"))[1]
     victim.unlink()

@@ -1,4 +1,5 @@
-"""LoRA adapters against PEFT: a batch in which adapters are mixed gives what each merged model gives alone.
+"""LoRA adapters against PEFT: a batch in which adapters are mixed gives what each merged model
+gives alone.
 
 References are merged by PEFT (`merge_and_unload`) and run by transformers, one sequence at a time.
 """
@@ -32,7 +33,8 @@ CPU = torch.device("cpu")
 Vectors = list[npt.NDArray[np.float32]]
 
 QWEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# Eight of different ranks and layers: single slots of a fused projection, several, all; and what decides the scale.
+# Eight of different ranks and layers: single slots of a fused projection, several, all; and what
+# decides the scale.
 BERT_ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 8, "target_modules": ["query", "key", "value", "attention.output.dense"]},
     {"r": 4, "target_modules": ["query", "value"], "lora_alpha": 16},
@@ -54,7 +56,8 @@ QWEN_ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 6, "target_modules": list(QWEN), "rank_pattern": {r"layers\.\d+\.mlp\..*_proj": 2}},
     {"r": 8, "target_modules": ["k_proj"], "exclude_modules": ["layers.0.self_attn.k_proj"]},
 )  # fmt: skip
-# Where fused weights, names and layers are made otherwise: Wqkv and Wi whole, GeGLU's halves, four norms, scores by distance.
+# Where fused weights, names and layers are made otherwise: Wqkv and Wi whole, GeGLU's halves, four
+# norms, scores by distance.
 OTHERS: tuple[Kind, ...] = (
     "modernbert", "gemma3_text", "t5", "mt5", "gte", "nomic_bert", "jina_embeddings_v3", "electra", "mpnet", "distilbert",
     "deberta-v2",
@@ -63,7 +66,9 @@ OTHERS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model with adapters, and PEFT's merged models by adapter; the plain one has an empty name."""
+    """A model with adapters, and PEFT's merged models by adapter; the plain one has an empty
+    name.
+    """
 
     model: PackedModel
     merged: Mapping[str, transformers.PreTrainedModel]
@@ -71,7 +76,9 @@ class Adapted:
     def batch(self, lengths: Sequence[int] = LENGTHS) -> list[InputSequence]:
         """Every sequence once for each adapter and once for none, in an order that mixes them."""
         rng = np.random.default_rng(0)
-        sequences = [InputSequence(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths]
+        sequences = [
+            InputSequence(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths
+        ]
         both = [replace(sequence, adapter=name) for sequence in sequences for name in self.merged]
         return [both[place] for place in rng.permutation(len(both))]
 
@@ -89,10 +96,14 @@ def mean(model: transformers.PreTrainedModel, sequence: InputSequence) -> npt.ND
 
 
 def worst(got: Vectors, wanted: Vectors) -> float:
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(got, wanted, strict=True))
+    return max(
+        float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(got, wanted, strict=True)
+    )
 
 
-def adapted(root: Path, kind: Kind, adapters: Sequence[dict[str, Any]], dtype: torch.dtype = torch.float32) -> Adapted:
+def adapted(
+    root: Path, kind: Kind, adapters: Sequence[dict[str, Any]], dtype: torch.dtype = torch.float32
+) -> Adapted:
     if not (root / "base").exists():
         write_checkpoint(kind, root / "base")
     model = load_model(root / "base", "org/base", CPU, dtype)
@@ -113,7 +124,9 @@ def test_eight_adapters_in_one_batch_equal_the_merged_models(
     got, wanted = a.forward(batch), a.wanted(batch)
     assert worst(got, wanted) <= 1e-5
     # The adapters do something, each something else.
-    first = [vector for one, vector in zip(batch, wanted, strict=True) if len(one.ids) == LENGTHS[-1]]
+    first = [
+        vector for one, vector in zip(batch, wanted, strict=True) if len(one.ids) == LENGTHS[-1]
+    ]
     assert min(worst([x], [y]) for i, x in enumerate(first) for y in first[:i]) > 0.01
     # The same among others as alone, and those without adapters the same as in a batch without.
     alone = [a.forward([one])[0] for one in batch]
@@ -124,18 +137,30 @@ def test_eight_adapters_in_one_batch_equal_the_merged_models(
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_every_linear_layer_of_other_families(kind: Kind, tmp_path: Path) -> None:
-    a = adapted(tmp_path, kind, ({"r": 3, "target_modules": "all-linear"}, {"r": 2, "target_modules": "all-linear"}))
+    a = adapted(
+        tmp_path,
+        kind,
+        ({"r": 3, "target_modules": "all-linear"}, {"r": 2, "target_modules": "all-linear"}),
+    )
     batch = a.batch()
     assert worst(a.forward(batch), a.wanted(batch)) <= 1e-5
 
 
 def test_distances_with_projections_of_their_own(tmp_path: Path) -> None:
-    """DeBERTa's first form: without share_att_key, pos_key_proj and pos_query_proj are linear layers, too."""
+    """DeBERTa's first form: without share_att_key, pos_key_proj and pos_query_proj are linear
+    layers, too.
+    """
     config = {"share_att_key": False}
     base = write_checkpoint("deberta-v2", tmp_path / "base", config=config)
     model = load_model(base, "org/base", CPU, torch.float32)
     plain = random_model("deberta-v2", config=config)
-    merged = write_adapter(random_model("deberta-v2", config=config), tmp_path / "a", seed=1, r=4, target_modules="all-linear")
+    merged = write_adapter(
+        random_model("deberta-v2", config=config),
+        tmp_path / "a",
+        seed=1,
+        r=4,
+        target_modules="all-linear",
+    )
     assert any("pos_key_proj" in name for name in load_file(tmp_path / "a" / lora.WEIGHTS))
     model.add_adapter("a", tmp_path / "a")
     a = Adapted(model, {"": plain, "a": merged})
@@ -143,12 +168,20 @@ def test_distances_with_projections_of_their_own(tmp_path: Path) -> None:
     assert worst(a.forward(batch), a.wanted(batch)) <= 1e-5
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone"
+)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-def test_distances_of_adapters_on_the_kernel_of_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_of_adapters_on_the_kernel_of_accelerators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Interpreted: each sequence has its adapter's distances, as where it is computed by runs."""
     pytest.importorskip("triton")
-    a = adapted(tmp_path, "deberta-v2", ({"r": 3, "target_modules": "all-linear"}, {"r": 2, "target_modules": "all-linear"}))
+    a = adapted(
+        tmp_path,
+        "deberta-v2",
+        ({"r": 3, "target_modules": "all-linear"}, {"r": 2, "target_modules": "all-linear"}),
+    )
     batch = a.batch((1, 6, 35))
     wanted = a.forward(batch)
     monkeypatch.setattr(deberta, "has_triton", lambda x: True)
@@ -162,21 +195,36 @@ def test_bfloat16_is_as_good_as_the_merged_model_in_bfloat16(
     a = adapted(tmp_path, kind, adapters[:4], torch.bfloat16)
     batch = a.batch()
     exact = a.wanted(batch)
-    own = Adapted(a.model, {name: model.to(torch.bfloat16) for name, model in a.merged.items()}).wanted(batch)
+    own = Adapted(
+        a.model, {name: model.to(torch.bfloat16) for name, model in a.merged.items()}
+    ).wanted(batch)
     assert worst(a.forward(batch), exact) < 3 * worst(own, exact)
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3"])
 def test_one_row_a_sequence_is_adapted_like_all(kind: Kind, tmp_path: Path) -> None:
-    """Pooling the first or last token leaves most of the last layer out, whose linear layers then see one row a sequence."""
-    a = adapted(tmp_path, kind, ({"r": 4, "target_modules": "all-linear"}, {"r": 2, "target_modules": "all-linear"}))
+    """Pooling the first or last token leaves most of the last layer out, whose linear layers then
+    see one row a sequence.
+    """
+    a = adapted(
+        tmp_path,
+        kind,
+        ({"r": 4, "target_modules": "all-linear"}, {"r": 2, "target_modules": "all-linear"}),
+    )
     pooling = tmp_path / "base" / "1_Pooling"
     pooling.mkdir()
     mode = {"bert": "cls_token", "qwen3": "lasttoken"}[kind]
-    (pooling / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, f"pooling_mode_{mode}": True}))
+    (pooling / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 64, f"pooling_mode_{mode}": True})
+    )
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     listed = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+        {
+            "idx": number,
+            "name": str(number),
+            "path": path,
+            "type": f"sentence_transformers.models.{name}",
+        }
         for number, (path, name) in enumerate(modules)
     ]
     (tmp_path / "base" / "modules.json").write_text(json.dumps(listed))
@@ -187,13 +235,15 @@ def test_one_row_a_sequence_is_adapted_like_all(kind: Kind, tmp_path: Path) -> N
     batch = a.batch((1, 1, 9, 9, 30))
     with torch.inference_mode():
         wanted = [
-            a.merged[one.adapter](input_ids=torch.from_numpy(one.ids)[None].long()).last_hidden_state[0, place].numpy()
+            a.merged[one.adapter](input_ids=torch.from_numpy(one.ids)[None].long())
+            .last_hidden_state[0, place]
+            .numpy()
             for one in batch
         ]
     assert worst(cast("Vectors", model.forward("dense", batch)), wanted) <= 1e-5
 
 
-def test_a_batch_without_adapters_is_bit_for_bit_what_it_was(tmp_path: Path) -> None:
+def test_batch_without_adapters_is_bit_for_bit_what_it_was(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:2])
     batch = [one for one in a.batch() if not one.adapter]
     never = load_model(tmp_path / "base", "org/base", CPU, torch.float32)
@@ -202,7 +252,9 @@ def test_a_batch_without_adapters_is_bit_for_bit_what_it_was(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("has_adapters", [False, True])
-def test_a_forward_between_the_layers_of_another_has_its_own_adapters(has_adapters: bool, tmp_path: Path) -> None:
+def test_forward_between_the_layers_of_another_has_its_own_adapters(
+    has_adapters: bool, tmp_path: Path
+) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:3])
     batch = a.batch()
     other = [one for one in batch if bool(one.adapter) is has_adapters][::-2]
@@ -214,7 +266,7 @@ def test_a_forward_between_the_layers_of_another_has_its_own_adapters(has_adapte
         assert worst(vectors, a.wanted(other)) <= 1e-5
 
 
-def test_an_adapter_that_was_removed_is_gone(tmp_path: Path) -> None:
+def test_adapter_that_was_removed_is_gone(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:2])
     batch = a.batch()
     a.model.remove_adapter("org/adapter-0")
@@ -225,7 +277,9 @@ def test_an_adapter_that_was_removed_is_gone(tmp_path: Path) -> None:
 
 
 def test_prefixes_and_names_of_heads_and_of_adapters(tmp_path: Path) -> None:
-    """PEFT on a classifier writes `bert.`; on a bare encoder nothing; before a save an adapter's own name is part of each name."""
+    """PEFT on a classifier writes `bert.`; on a bare encoder nothing; before a save an adapter's
+    own name is part of each name.
+    """
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:1])
     tensors = load_file(tmp_path / "org/adapter-0" / lora.WEIGHTS)
     names: tuple[Callable[[str], str], ...] = (
@@ -236,28 +290,43 @@ def test_prefixes_and_names_of_heads_and_of_adapters(tmp_path: Path) -> None:
     for number, renamed in enumerate(names):
         directory = tmp_path / f"renamed-{number}"
         shutil.copytree(tmp_path / "org/adapter-0", directory)
-        save_file({renamed(name): tensor for name, tensor in tensors.items()}, directory / lora.WEIGHTS)
+        save_file(
+            {renamed(name): tensor for name, tensor in tensors.items()}, directory / lora.WEIGHTS
+        )
         a.model.add_adapter("renamed", directory)
         batch = [one for one in a.batch() if one.adapter]
         got = a.forward([replace(one, adapter="renamed") for one in batch])
         assert worst(got, a.wanted(batch)) <= 1e-5
 
 
-def test_a_reranker_shares_its_query_within_an_adapter_only(tmp_path: Path) -> None:
+def test_reranker_shares_its_query_within_an_adapter_only(tmp_path: Path) -> None:
     """What stands before several sequences is computed once for each adapter."""
     a = adapted(tmp_path, "qwen3", QWEN_ADAPTERS[:2])
     rng = np.random.default_rng(1)
     before = rng.integers(5, 300, 9, dtype=np.int32)
     tails = [rng.integers(5, 300, length, dtype=np.int32) for length in (4, 7)]
-    whole = [InputSequence(np.concatenate([before, tail]), skip=9, adapter=name) for tail in tails for name in a.merged]
-    shared = [InputSequence(tail, before=before, adapter=name) for tail in tails for name in a.merged]
+    whole = [
+        InputSequence(np.concatenate([before, tail]), skip=9, adapter=name)
+        for tail in tails
+        for name in a.merged
+    ]
+    shared = [
+        InputSequence(tail, before=before, adapter=name) for tail in tails for name in a.merged
+    ]
     with torch.inference_mode():
-        hidden = [a.merged[one.adapter](input_ids=torch.from_numpy(one.ids)[None].long()).last_hidden_state[0, 9:] for one in whole]
+        hidden = [
+            a.merged[one.adapter](
+                input_ids=torch.from_numpy(one.ids)[None].long()
+            ).last_hidden_state[0, 9:]
+            for one in whole
+        ]
     assert worst(a.forward(shared), [one.mean(0).numpy() for one in hidden]) <= 1e-5
 
 
-def test_the_float32_twin_has_the_adapters_too(tmp_path: Path) -> None:
-    """The one that computes again what was not finite: also adapters that came after it was made."""
+def test_float32_twin_has_the_adapters_too(tmp_path: Path) -> None:
+    """The one that computes again what was not finite: also adapters that came after it was
+    made.
+    """
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:1], torch.bfloat16)
     twin = a.model.widened()
     assert twin is not None
@@ -268,11 +337,15 @@ def test_the_float32_twin_has_the_adapters_too(tmp_path: Path) -> None:
     assert worst(wide.forward(batch), wide.wanted(batch)) <= 1e-5
 
 
-def test_a_loaded_adapter_is_as_large_as_it_says(tmp_path: Path) -> None:
+def test_loaded_adapter_is_as_large_as_it_says(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path / "base")
     model = load_model(tmp_path / "base", "org/base", CPU, torch.float32)
-    write_random_adapter("bert", tmp_path / "a", seed=0, r=4, target_modules=["attention.output.dense"])
-    assert model.add_adapter("a", tmp_path / "a") == 2 * 2 * 4 * 64 * 4  # layers, factors, rank, hidden, bytes
+    write_random_adapter(
+        "bert", tmp_path / "a", seed=0, r=4, target_modules=["attention.output.dense"]
+    )
+    assert (
+        model.add_adapter("a", tmp_path / "a") == 2 * 2 * 4 * 64 * 4
+    )  # layers, factors, rank, hidden, bytes
 
 
 # Refusals
@@ -280,7 +353,9 @@ def test_a_loaded_adapter_is_as_large_as_it_says(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
-    return load_model(write_checkpoint("bert", tmp_path_factory.mktemp("base")), "org/base", CPU, torch.float32)
+    return load_model(
+        write_checkpoint("bert", tmp_path_factory.mktemp("base")), "org/base", CPU, torch.float32
+    )
 
 
 @pytest.fixture
@@ -305,14 +380,18 @@ def change(directory: Path, **keys: object) -> None:
         ("alpha_pattern", {"(": 4}), ("some_new_idea", {"x": 1}),
     ],
 )  # fmt: skip
-def test_what_the_configuration_asks_for_and_is_not_served(base: PackedModel, sound: Path, key: str, value: object) -> None:
+def test_what_the_configuration_asks_for_and_is_not_served(
+    base: PackedModel, sound: Path, key: str, value: object
+) -> None:
     change(sound, **{key: value})
     with pytest.raises(ModelBroken, match=f"adapter_config.json.*`{key}`"):
         base.add_adapter("a", sound)
 
 
 def test_every_key_of_peft_is_known() -> None:
-    """A key that the installed PEFT writes and that is in none of the lists could change what is computed."""
+    """A key that the installed PEFT writes and that is in none of the lists could change what is
+    computed.
+    """
     written = set(LoraConfig().to_dict())
     assert written - lora.REFUSED.keys() - lora.IGNORED - lora.READ == set()
 
@@ -345,11 +424,15 @@ QUERY = "base_model.model.encoder.layer.0.attention.self.query"
         (f"{QUERY}s.lora_A.weight", (4, 64), "has no partner lora_B"),
         (f"{QUERY}.lora_B.bias", (64,), "is not known"),
         (f"{QUERY}.lora_magnitude_vector", (64,), "has a magnitude beside it"),
-        ("base_model.model.embeddings.word_embeddings.lora_embedding_A", (4, 400), "adapts an embedding"),
+        (
+            "base_model.model.embeddings.word_embeddings.lora_embedding_A",
+            (4, 400),
+            "adapts an embedding",
+        ),
         ("base_model.model.classifier.weight", (2, 64), "is of what was trained as a whole"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(
+def test_tensor_that_does_not_fit_is_named(
     base: PackedModel, sound: Path, name: str, shape: tuple[int, ...], problem: str
 ) -> None:
     tensors = load_file(sound / lora.WEIGHTS)
@@ -358,48 +441,75 @@ def test_a_tensor_that_does_not_fit_is_named(
         base.add_adapter("a", sound)
 
 
-def test_a_tensor_that_is_there_twice(base: PackedModel, sound: Path) -> None:
+def test_tensor_that_is_there_twice(base: PackedModel, sound: Path) -> None:
     tensors = load_file(sound / lora.WEIGHTS)
     save_file(tensors | {f"{QUERY}.lora_A.other.weight": torch.zeros(4, 64)}, sound / lora.WEIGHTS)
-    with pytest.raises(ModelBroken, match=r"adapter_model.safetensors: tensor '.*query.lora_A.*' is there twice"):
+    with pytest.raises(
+        ModelBroken, match=r"adapter_model.safetensors: tensor '.*query.lora_A.*' is there twice"
+    ):
         base.add_adapter("a", sound)
 
 
 @pytest.mark.parametrize(
     ("module", "sizes", "problem"),
     [
-        ("encoder.layer.7.attention.self.query", (64, 64), "adapts a layer that is not a linear layer of this model"),
+        (
+            "encoder.layer.7.attention.self.query",
+            (64, 64),
+            "adapts a layer that is not a linear layer of this model",
+        ),
         ("encoder.layer.0.attention.self.quarry", (64, 64), "is unknown to this family of models"),
-        ("encoder.layer.0.output.LayerNorm", (64, 64), "adapts a layer that is not a linear layer of this model"),
+        (
+            "encoder.layer.0.output.LayerNorm",
+            (64, 64),
+            "adapts a layer that is not a linear layer of this model",
+        ),
     ],
 )
-def test_a_module_that_is_not_there_is_named(
+def test_module_that_is_not_there_is_named(
     base: PackedModel, sound: Path, module: str, sizes: tuple[int, int], problem: str
 ) -> None:
     name = f"base_model.model.{module}"
-    tensors = {f"{name}.lora_A.weight": torch.zeros(4, sizes[0]), f"{name}.lora_B.weight": torch.zeros(sizes[1], 4)}
+    tensors = {
+        f"{name}.lora_A.weight": torch.zeros(4, sizes[0]),
+        f"{name}.lora_B.weight": torch.zeros(sizes[1], 4),
+    }
     save_file(load_file(sound / lora.WEIGHTS) | tensors, sound / lora.WEIGHTS)
     change(sound, target_modules=["query", "value", "quarry", "LayerNorm"])
     with pytest.raises(ModelBroken, match=f"tensor '{name}.lora_A.weight' {problem}"):
         base.add_adapter("a", sound)
 
 
-def test_a_module_that_the_configuration_does_not_name(base: PackedModel, sound: Path) -> None:
+def test_module_that_the_configuration_does_not_name(base: PackedModel, sound: Path) -> None:
     change(sound, target_modules=["query"])
-    with pytest.raises(ModelBroken, match=r"`target_modules` does not name the module of tensor .*value"):
+    with pytest.raises(
+        ModelBroken, match=r"`target_modules` does not name the module of tensor .*value"
+    ):
         base.add_adapter("a", sound)
 
 
-@pytest.mark.parametrize(("head", "refused"), [("sequence_classification", "classifier"), ("token_classification", "classifier")])
-def test_a_heads_layer_is_refused_where_the_head_is_served(head: Head, refused: str, sound: Path, base: PackedModel) -> None:
-    """The same tensors are left out, as the base model's own are, where the model is served without that head."""
+@pytest.mark.parametrize(
+    ("head", "refused"),
+    [("sequence_classification", "classifier"), ("token_classification", "classifier")],
+)
+def test_heads_layer_is_refused_where_the_head_is_served(
+    head: Head, refused: str, sound: Path, base: PackedModel
+) -> None:
+    """The same tensors are left out, as the base model's own are, where the model is served without
+    that head.
+    """
     directory = write_checkpoint("bert", sound / "ranker", head=head, labels=("a", "b"))
     model = load_model(directory, "org/ranker", CPU, torch.float32)
     name = f"base_model.model.{refused}"
-    tensors = {f"{name}.lora_A.weight": torch.zeros(4, 64), f"{name}.lora_B.weight": torch.zeros(2, 4)}
+    tensors = {
+        f"{name}.lora_A.weight": torch.zeros(4, 64),
+        f"{name}.lora_B.weight": torch.zeros(2, 4),
+    }
     save_file(load_file(sound / lora.WEIGHTS) | tensors, sound / lora.WEIGHTS)
     change(sound, target_modules=["query", "value", refused])
-    with pytest.raises(ModelBroken, match=f"tensor '{name}.lora_A.weight' belongs to the model's head"):
+    with pytest.raises(
+        ModelBroken, match=f"tensor '{name}.lora_A.weight' belongs to the model's head"
+    ):
         model.add_adapter("a", sound)
     assert base.add_adapter("a", sound) > 0
     base.remove_adapter("a")

@@ -1,4 +1,6 @@
-"""Labels by hypotheses against transformers' zero-shot-classification pipeline, on random checkpoints."""
+"""Labels by hypotheses against transformers' zero-shot-classification pipeline, on random
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from tests.parity.test_heads import TEXTS, load, run
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-LABELS = ("law", "the weather of tomorrow", "copying of free programs and what comes with them", "law")
+LABELS = (
+    "law",
+    "the weather of tomorrow",
+    "copying of free programs and what comes with them",
+    "law",
+)
 ORDERS = {
     "contradiction first": ("contradiction", "entailment", "neutral"),
     "entailment first": ("ENTAILMENT", "NEUTRAL", "CONTRADICTION"),
@@ -25,8 +32,16 @@ ORDERS = {
 }
 
 
-def nli(directory: Path, kind: Kind = "deberta-v2", classes: tuple[str, ...] = ORDERS["contradiction first"]) -> PackedModel:
-    return load(write_checkpoint(kind, directory, head="sequence_classification", labels=classes, positions=64))
+def nli(
+    directory: Path,
+    kind: Kind = "deberta-v2",
+    classes: tuple[str, ...] = ORDERS["contradiction first"],
+) -> PackedModel:
+    return load(
+        write_checkpoint(
+            kind, directory, head="sequence_classification", labels=classes, positions=64
+        )
+    )
 
 
 def labels(model: PackedModel, work: ClassifyWork) -> list[list[tuple[str, float]]]:
@@ -38,7 +53,9 @@ def labels(model: PackedModel, work: ClassifyWork) -> list[list[tuple[str, float
 def check_equal(directory: Path, model: PackedModel, work: ClassifyWork, **wishes: object) -> None:
     pipeline = transformers.pipeline("zero-shot-classification", str(directory), device="cpu")
     # Labels once more than once are told apart by nothing, so they are compared by their scores.
-    theirs = cast("list[dict[str, Any]]", pipeline(work.texts, candidate_labels=list(work.labels), **wishes))
+    theirs = cast(
+        "list[dict[str, Any]]", pipeline(work.texts, candidate_labels=list(work.labels), **wishes)
+    )
     for ours, expected in zip(labels(model, work), theirs, strict=True):
         assert [name for name, _ in ours] == expected["labels"]
         assert [score for _, score in ours] == pytest.approx(expected["scores"], rel=1e-5, abs=1e-7)
@@ -46,11 +63,22 @@ def check_equal(directory: Path, model: PackedModel, work: ClassifyWork, **wishe
 
 @pytest.mark.parametrize("multi_label", [False, True])
 @pytest.mark.parametrize("classes", ORDERS.values(), ids=ORDERS.keys())
-def test_labels_equal_the_pipeline(classes: tuple[str, ...], multi_label: bool, tmp_path: Path) -> None:
+def test_labels_equal_the_pipeline(
+    classes: tuple[str, ...], multi_label: bool, tmp_path: Path
+) -> None:
     """One of the texts is cut, and further for some hypotheses than for others."""
     model = nli(tmp_path, classes=classes)
-    assert max(item.tokens for item in model.prepare(ClassifyWork(TEXTS, LABELS)).sequences) == model.max_tokens == 64
-    check_equal(tmp_path, model, ClassifyWork(TEXTS, LABELS, multi_label=multi_label), multi_label=multi_label)
+    assert (
+        max(item.tokens for item in model.prepare(ClassifyWork(TEXTS, LABELS)).sequences)
+        == model.max_tokens
+        == 64
+    )
+    check_equal(
+        tmp_path,
+        model,
+        ClassifyWork(TEXTS, LABELS, multi_label=multi_label),
+        multi_label=multi_label,
+    )
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "bart"])
@@ -60,7 +88,7 @@ def test_other_families_and_hypotheses(kind: Kind, tmp_path: Path) -> None:
     check_equal(tmp_path, model, work, hypothesis_template="It speaks of {}!")
 
 
-def test_a_label_without_rivals_is_weighed_against_contradiction(tmp_path: Path) -> None:
+def test_label_without_rivals_is_weighed_against_contradiction(tmp_path: Path) -> None:
     model = nli(tmp_path)
     check_equal(tmp_path, model, ClassifyWork(TEXTS, ("law",)))
     assert all(0 < score < 1 for [(_, score)] in labels(model, ClassifyWork(TEXTS, ("law",))))
@@ -93,10 +121,14 @@ def test_tokens_count_the_text_once_for_each_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize("truncation", ["end", "start"])
 def test_only_texts_are_cut(truncation: Truncation, tmp_path: Path) -> None:
     model = nli(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, truncation_side="right" if truncation == "end" else "left")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        tmp_path, truncation_side="right" if truncation == "end" else "left"
+    )
     prepared = model.prepare(ClassifyWork(TEXTS, LABELS, truncation=truncation))
     pairs = [(text, f"This example is {label}.") for text in TEXTS for label in LABELS]
-    theirs = tokenizer(*map(list, zip(*pairs, strict=True)), truncation="only_first", max_length=64)["input_ids"]
+    theirs = tokenizer(
+        *map(list, zip(*pairs, strict=True)), truncation="only_first", max_length=64
+    )["input_ids"]
     assert [item.ids.tolist() for item in prepared.sequences] == theirs
 
 
@@ -113,14 +145,20 @@ def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
     assert long_label.value.field == "classify.labels[1]"
 
 
-def test_a_score_of_one_number_takes_no_labels(tmp_path: Path) -> None:
+def test_score_of_one_number_takes_no_labels(tmp_path: Path) -> None:
     write_checkpoint("deberta-v2", tmp_path, head="sequence_classification", labels=("entailment",))
     model = load(tmp_path)
     assert model.card.contradiction is None
     regression = {"problem_type": "regression"}
     write_checkpoint(
-        "bert", tmp_path / "regression", head="sequence_classification", labels=ORDERS["two classes"], config=regression
+        "bert",
+        tmp_path / "regression",
+        head="sequence_classification",
+        labels=ORDERS["two classes"],
+        config=regression,
     )
     with pytest.raises(TaskNotSupported):
         load(tmp_path / "regression").prepare(ClassifyWork(TEXTS, LABELS))
-    assert len(load(tmp_path / "regression").prepare(ScoreWork("law", TEXTS)).sequences) == len(TEXTS)
+    assert len(load(tmp_path / "regression").prepare(ScoreWork("law", TEXTS)).sequences) == len(
+        TEXTS
+    )

@@ -1,7 +1,8 @@
-"""Embedders that their own code turns into such, against transformers' Mistral and Llama without a mask, and what is written out.
+"""Embedders that their own code turns into such, against transformers' Mistral and Llama without a
+mask, and what is written out.
 
-GritLM pools without its instruction. NV-Embed has a latent attention layer (arXiv 2405.17428, section 3.2), of which the
-projections are computed here as the checkpoint stores them.
+GritLM pools without its instruction. NV-Embed has a latent attention layer (arXiv 2405.17428,
+section 3.2), of which the projections are computed here as the checkpoint stores them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 CODE = {
     name: f"modeling_gritlm7b.{kind}"
-    for name, kind in (("AutoModel", "MistralModel"), ("AutoModelForCausalLM", "MistralForCausalLM"))
+    for name, kind in (
+        ("AutoModel", "MistralModel"),
+        ("AutoModelForCausalLM", "MistralForCausalLM"),
+    )
 }
 SHIPPED = "<|user|>\nGiven a web search query, retrieve relevant passages that answer the query\n<|embed|>\n"
 
 
-def vectors(model: PackedModel, texts: Sequence[str], role: Role = "", instruction: str = "") -> NDArray[np.float32]:
+def vectors(
+    model: PackedModel, texts: Sequence[str], role: Role = "", instruction: str = ""
+) -> NDArray[np.float32]:
     """As a request gets them."""
     result = run(model, EncodeWork(list(texts), role=role, instruction=instruction))[0]
     assert isinstance(result, EncodeResult)
@@ -60,14 +66,20 @@ def write_gritlm(directory: Path) -> Path:
 
 
 @torch.inference_mode()
-def gritlm(directory: Path, texts: Sequence[str], prompt: str, limit: int = 256) -> NDArray[np.float32]:
-    """The package's `encode`: every token sees every other one, and those of the prompt are not pooled."""
+def gritlm(
+    directory: Path, texts: Sequence[str], prompt: str, limit: int = 256
+) -> NDArray[np.float32]:
+    """The package's `encode`: every token sees every other one, and those of the prompt are not
+    pooled.
+    """
     model = transformers.MistralModel.from_pretrained(directory).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     before = len(tokenizer(prompt)["input_ids"])
     rows = []
     for text in texts:
-        ids = tokenizer(prompt + text, return_tensors="pt", truncation=True, max_length=limit)["input_ids"]
+        ids = tokenizer(prompt + text, return_tensors="pt", truncation=True, max_length=limit)[
+            "input_ids"
+        ]
         seen = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
         rows.append(model(input_ids=ids, attention_mask=seen).last_hidden_state[0, before:].mean(0))
     return torch.nn.functional.normalize(torch.stack(rows), dim=-1).numpy()
@@ -75,7 +87,12 @@ def gritlm(directory: Path, texts: Sequence[str], prompt: str, limit: int = 256)
 
 def test_gritlm_from_its_directory_alone(tmp_path: Path) -> None:
     model = load_model(write_gritlm(tmp_path), "test/model", torch.device("cpu"), torch.float32)
-    assert (model.card.family, model.card.kind, model.card.pooling, model.card.normalize) == ("mistral", "dense", ("mean",), True)
+    assert (model.card.family, model.card.kind, model.card.pooling, model.card.normalize) == (
+        "mistral",
+        "dense",
+        ("mean",),
+        True,
+    )
     together = vectors(model, TEXTS)
     close(together, gritlm(tmp_path, TEXTS, "<|embed|>\n"))
     close(np.concatenate([vectors(model, [text]) for text in TEXTS]), together)
@@ -86,7 +103,9 @@ def test_gritlm_from_its_directory_alone(tmp_path: Path) -> None:
 def test_gritlm_with_its_card(tmp_path: Path) -> None:
     """Queries have an instruction, documents only what ends it."""
     card = read_catalog().of("GritLM/GritLM-7B")
-    model = load_model(write_gritlm(tmp_path), "GritLM/GritLM-7B", torch.device("cpu"), torch.float32, card)
+    model = load_model(
+        write_gritlm(tmp_path), "GritLM/GritLM-7B", torch.device("cpu"), torch.float32, card
+    )
     close(vectors(model, TEXTS, "query"), gritlm(tmp_path, TEXTS, SHIPPED))
     close(vectors(model, TEXTS, "document"), gritlm(tmp_path, TEXTS, "<|embed|>\n"))
 
@@ -115,22 +134,42 @@ def write_nvembed(directory: Path) -> Path:
     }  # fmt: skip
     for norm in ("0.norm", "0.norm_context", "1.norm"):
         shapes |= {f"cross_attend_blocks.{norm}.{end}": (64,) for end in ("weight", "bias")}
-    layer = {f"latent_attention_model.{name}": torch.randn(*shape, generator=generator) * 0.2 for name, shape in shapes.items()}
-    save_file({f"embedding_model.{name}": tensor for name, tensor in encoder.items()} | layer, directory / "model.safetensors")
+    layer = {
+        f"latent_attention_model.{name}": torch.randn(*shape, generator=generator) * 0.2
+        for name, shape in shapes.items()
+    }
+    save_file(
+        {f"embedding_model.{name}": tensor for name, tensor in encoder.items()} | layer,
+        directory / "model.safetensors",
+    )
     texts = json.loads((directory / "config.json").read_text())
-    config = {"model_type": "nvembed", "architectures": ["NVEmbedModel"], "add_eos": True, "is_mask_instruction": True}
-    (directory / "config.json").write_text(json.dumps(config | {"text_config": texts, "latent_attention_config": LATENT}))
+    config = {
+        "model_type": "nvembed",
+        "architectures": ["NVEmbedModel"],
+        "add_eos": True,
+        "is_mask_instruction": True,
+    }
+    (directory / "config.json").write_text(
+        json.dumps(config | {"text_config": texts, "latent_attention_config": LATENT})
+    )
     return directory
 
 
 def latent(state: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Cross attention of states [tokens, hidden] to the latents, and the feed-forward with a GELU gate, each with its residual."""
+    """Cross attention of states [tokens, hidden] to the latents, and the feed-forward with a GELU
+    gate, each with its residual.
+    """
 
     def part(name: str) -> Tensor:
         return state[f"latent_attention_model.{name}"]
 
     def norm(y: Tensor, name: str) -> Tensor:
-        return F.layer_norm(y, (64,), part(f"cross_attend_blocks.{name}.weight"), part(f"cross_attend_blocks.{name}.bias"))
+        return F.layer_norm(
+            y,
+            (64,),
+            part(f"cross_attend_blocks.{name}.weight"),
+            part(f"cross_attend_blocks.{name}.bias"),
+        )
 
     seen = norm(part("latents"), "0.norm_context")
     k, v = F.linear(seen, part("cross_attend_blocks.0.fn.to_kv.weight")).chunk(2, dim=-1)
@@ -139,26 +178,43 @@ def latent(state: dict[str, Tensor], x: Tensor) -> Tensor:
     mixed = ((q @ k.transpose(1, 2) / 7**0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)
     x = x + F.linear(mixed, part("cross_attend_blocks.0.fn.to_out.weight"))
     stem = "cross_attend_blocks.1.fn.net"
-    up, gate = F.linear(norm(x, "1.norm"), part(f"{stem}.0.weight"), part(f"{stem}.0.bias")).chunk(2, dim=-1)
+    up, gate = F.linear(norm(x, "1.norm"), part(f"{stem}.0.weight"), part(f"{stem}.0.bias")).chunk(
+        2, dim=-1
+    )
     return x + F.linear(up * F.gelu(gate), part(f"{stem}.2.weight"), part(f"{stem}.2.bias"))
 
 
 @torch.inference_mode()
 def nvembed(directory: Path, texts: Sequence[str], prompt: str = "") -> NDArray[np.float32]:
-    """The reference's `encode`: as many tokens as the instruction has are not pooled, <s> among them."""
-    model, state = random_model("bidir_mistral", positions=256), load_file(directory / "model.safetensors")
+    """The reference's `encode`: as many tokens as the instruction has are not pooled, <s> among
+    them.
+    """
+    model, state = (
+        random_model("bidir_mistral", positions=256),
+        load_file(directory / "model.safetensors"),
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     before = len(tokenizer.tokenize(prompt)) if prompt else 0
     rows = []
     for text in texts:
-        ids = tokenizer(prompt + text + tokenizer.eos_token, return_tensors="pt", truncation=True, max_length=256)["input_ids"]
+        ids = tokenizer(
+            prompt + text + tokenizer.eos_token,
+            return_tensors="pt",
+            truncation=True,
+            max_length=256,
+        )["input_ids"]
         rows.append(latent(state, model(input_ids=ids).last_hidden_state[0])[before:].mean(0))
     return F.normalize(torch.stack(rows), dim=-1).numpy()
 
 
 def test_nvembed_from_its_directory_alone(tmp_path: Path) -> None:
     model = load_model(write_nvembed(tmp_path), "test/model", torch.device("cpu"), torch.float32)
-    assert (model.card.family, model.card.kind, model.card.dimensions, model.max_tokens) == ("bidir_mistral", "dense", 64, 256)
+    assert (model.card.family, model.card.kind, model.card.dimensions, model.max_tokens) == (
+        "bidir_mistral",
+        "dense",
+        64,
+        256,
+    )
     together = vectors(model, TEXTS)
     close(together, nvembed(tmp_path, TEXTS))
     close(np.concatenate([vectors(model, [text]) for text in TEXTS]), together)
@@ -166,7 +222,9 @@ def test_nvembed_from_its_directory_alone(tmp_path: Path) -> None:
 
 def test_nvembed_with_its_card(tmp_path: Path) -> None:
     card = read_catalog().of("nvidia/NV-Embed-v2")
-    model = load_model(write_nvembed(tmp_path), "nvidia/NV-Embed-v2", torch.device("cpu"), torch.float32, card)
+    model = load_model(
+        write_nvembed(tmp_path), "nvidia/NV-Embed-v2", torch.device("cpu"), torch.float32, card
+    )
     close(vectors(model, TEXTS, "query"), nvembed(tmp_path, TEXTS, NV_QUERY))
     close(vectors(model, TEXTS, "document"), nvembed(tmp_path, TEXTS))
 
@@ -174,7 +232,9 @@ def test_nvembed_with_its_card(tmp_path: Path) -> None:
 def test_nvembed_accounts_for_its_tensors(tmp_path: Path) -> None:
     write_nvembed(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"latent_attention_model.more": torch.zeros(1)}, tmp_path / "model.safetensors")
+    save_file(
+        tensors | {"latent_attention_model.more": torch.zeros(1)}, tmp_path / "model.safetensors"
+    )
     with pytest.raises(ModelBroken, match=r"tensor 'latent_attention_model\.more' has no place"):
         load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32)
     del tensors["latent_attention_model.latents"]

@@ -1,4 +1,6 @@
-"""openai/privacy-filter against transformers, on random weights: entities, BIOES classes, and both ways to compute experts."""
+"""openai/privacy-filter against transformers, on random weights: entities, BIOES classes, and both
+ways to compute experts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CLASSES = ("O", *(f"{part}-{kind}" for kind in ("person", "email") for part in "
 
 
 def test_classes_of_tokens_equal_the_pipeline(tmp_path: Path) -> None:
-    write_checkpoint("openai_privacy_filter", tmp_path, head="token_classification", labels=CLASSES, seed=5)
+    write_checkpoint(
+        "openai_privacy_filter", tmp_path, head="token_classification", labels=CLASSES, seed=5
+    )
     model = load(tmp_path)
     assert (model.card.kind, model.card.labels) == ("token_labels", ("person", "email"))
     pipeline = transformers.pipeline("token-classification", str(tmp_path), device="cpu")
@@ -38,16 +42,32 @@ def test_classes_of_tokens_equal_the_pipeline(tmp_path: Path) -> None:
 
 def merged(*names: str) -> list[tuple[str, int, int]]:
     """Entities of a text of one character a token."""
-    logits = np.array([[5.0 if name == label else 0.0 for label in CLASSES] for name in names], dtype=np.float32)
+    logits = np.array(
+        [[5.0 if name == label else 0.0 for label in CLASSES] for name in names], dtype=np.float32
+    )
     rows = np.arange(len(names), dtype=np.int32)
     spans = Spans(rows, rows, rows + 1, np.zeros(len(names), dtype=bool))
-    return [(found.label, found.start, found.end) for found in find_entities("x" * len(names), logits, spans, CLASSES, "simple")]
+    return [
+        (found.label, found.start, found.end)
+        for found in find_entities("x" * len(names), logits, spans, CLASSES, "simple")
+    ]
 
 
 def test_tokens_of_one_entity_are_merged_by_bioes() -> None:
-    assert merged("B-person", "I-person", "E-person", "O", "S-email") == [("person", 0, 3), ("email", 4, 5)]
-    assert merged("S-person", "S-person", "B-person", "E-person") == [("person", 0, 1), ("person", 1, 2), ("person", 2, 4)]
-    assert merged("B-person", "E-person", "I-person", "E-email") == [("person", 0, 2), ("person", 2, 3), ("email", 3, 4)]
+    assert merged("B-person", "I-person", "E-person", "O", "S-email") == [
+        ("person", 0, 3),
+        ("email", 4, 5),
+    ]
+    assert merged("S-person", "S-person", "B-person", "E-person") == [
+        ("person", 0, 1),
+        ("person", 1, 2),
+        ("person", 2, 4),
+    ]
+    assert merged("B-person", "E-person", "I-person", "E-email") == [
+        ("person", 0, 2),
+        ("person", 2, 3),
+        ("email", 3, 4),
+    ]
     assert merged("O", "O") == []
 
 
@@ -64,9 +84,13 @@ def test_all_experts_at_once_equal_the_chosen_ones(tmp_path: Path) -> None:
     assert (one - other).abs().max() <= 1e-5 * one.abs().max()
 
 
-@pytest.mark.parametrize(("lengths", "window"), [((1, 40, 7, 300), 5), ((1500,), 40), ((31, 33, 1, 1, 64), 64)])
+@pytest.mark.parametrize(
+    ("lengths", "window"), [((1, 40, 7, 300), 5), ((1500,), 40), ((31, 33, 1, 1, 64), 64)]
+)
 def test_blocks_equal_a_full_mask(lengths: Sequence[int], window: int) -> None:
-    """More blocks than are computed at a time, and sequences that begin and end anywhere in them."""
+    """More blocks than are computed at a time, and sequences that begin and end anywhere in
+    them.
+    """
     generator, tokens = torch.Generator().manual_seed(0), sum(lengths)
     q, k, v = (torch.randn(tokens, heads, 8, generator=generator) for heads in (4, 2, 2))
     sinks = torch.randn(4, generator=generator)
@@ -74,8 +98,13 @@ def test_blocks_equal_a_full_mask(lengths: Sequence[int], window: int) -> None:
     number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     places = torch.arange(tokens)
     seen = (number[:, None] == number) & ((places[:, None] - places).abs() <= window)
-    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)).masked_fill(~seen, float("-inf")) * 0.3
-    shares = torch.cat((scores, sinks[:, None, None].expand(-1, tokens, 1)), -1).softmax(-1)[..., :-1]
+    scores = (
+        torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)).masked_fill(~seen, float("-inf"))
+        * 0.3
+    )
+    shares = torch.cat((scores, sinks[:, None, None].expand(-1, tokens, 1)), -1).softmax(-1)[
+        ..., :-1
+    ]
     wanted = torch.einsum("hqk,khd->qhd", shares, v.repeat_interleave(2, 1))
     got = attend(q, k, v, positions, sinks, scale=0.3, window=window)
     assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()

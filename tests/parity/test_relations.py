@@ -1,4 +1,6 @@
-"""Relations between entities against the gliner package's relation models: the same pairs and scores from the same directory."""
+"""Relations between entities against the gliner package's relation models: the same pairs and
+scores from the same directory.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from libs.errors import InvalidInput, ModelBroken
-from libs.models import EntitiesWork, Entity, ExtractResult, PackedModel, Relation, RelationsWork, load_model
+from libs.models import (
+    EntitiesWork,
+    Entity,
+    ExtractResult,
+    PackedModel,
+    Relation,
+    RelationsWork,
+    load_model,
+)
 from libs.models.text.processing.extraction import gliner
 from tests.parity import gliner_models
 from tests.parity.gliner_models import LABELS, Found, Reference, make_reference, slug
@@ -89,9 +99,14 @@ def test_relations_are_the_packages(make: Make, config: dict[str, object]) -> No
     scores = sorted(score for theirs in everything for score in theirs.values())
     # none of the scores is at a threshold, where a rounding error would decide
     for threshold in [0.0, *(sum(scores[len(scores) * part // 4 :][:2]) / 2 for part in (1, 3))]:
-        work = RelationsWork(TEXTS, labels=tuple(RELATIONS), entity_labels=tuple(LABELS), threshold=threshold)
+        work = RelationsWork(
+            TEXTS, labels=tuple(RELATIONS), entity_labels=tuple(LABELS), threshold=threshold
+        )
         for text, found, every in zip(TEXTS, relations(model, work), everything, strict=True):
-            ours, theirs = keyed(found), {key: score for key, score in every.items() if score > threshold}
+            ours, theirs = (
+                keyed(found),
+                {key: score for key, score in every.items() if score > threshold},
+            )
             assert ours.keys() == theirs.keys()
             assert all(abs(ours[key] - theirs[key]) <= 1e-5 for key in ours)
             assert [one.score for one in found] == sorted(ours.values(), reverse=True)
@@ -113,16 +128,23 @@ def test_such_a_model_finds_entities_alone_too(make: Make, config: dict[str, obj
         assert all(abs(ours[key] - other[key]) <= 1e-5 for key in ours)
 
 
-def test_the_threshold_is_that_of_relations_alone(make: Make) -> None:
-    """Entities go by the model's own, so that a low threshold brings more relations between the same entities."""
+def test_threshold_is_that_of_relations_alone(make: Make) -> None:
+    """Entities go by the model's own, so that a low threshold brings more relations between the
+    same entities.
+    """
     model = load(make(KINDS[0]).directory)
-    few, many = (relations(model, RelationsWork(TEXTS, tuple(RELATIONS), tuple(LABELS), threshold))[2] for threshold in (None, 0.0))
+    few, many = (
+        relations(model, RelationsWork(TEXTS, tuple(RELATIONS), tuple(LABELS), threshold))[2]
+        for threshold in (None, 0.0)
+    )
     entities = {place(one.head) for one in many}
     assert len(many) == len(entities) * (len(entities) - 1) * len(RELATIONS)
     assert few == tuple(one for one in many if one.score >= 0.5)
 
 
-def test_only_the_best_relations_of_a_text_are_answered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_best_relations_of_a_text_are_answered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load(make(KINDS[0]).directory)
     work = RelationsWork(TEXTS[2:3], tuple(RELATIONS), tuple(LABELS), threshold=0.0)
     every = relations(model, work)[0]
@@ -137,7 +159,10 @@ def test_packed_is_alone(make: Make, config: dict[str, object]) -> None:
     texts = [*TEXTS, " ", "!"]
     together = relations(model, RelationsWork(texts, tuple(RELATIONS), tuple(LABELS), 0.1))
     for text, found in zip(texts, together, strict=True):
-        ours, alone = keyed(found), keyed(relations(model, RelationsWork([text], tuple(RELATIONS), tuple(LABELS), 0.1))[0])
+        ours, alone = (
+            keyed(found),
+            keyed(relations(model, RelationsWork([text], tuple(RELATIONS), tuple(LABELS), 0.1))[0]),
+        )
         assert ours.keys() == alone.keys()
         assert all(abs(ours[key] - alone[key]) <= 1e-5 for key in ours)
 
@@ -159,10 +184,15 @@ def test_refusals(make: Make, tmp_path: Path) -> None:
         (tmp_path / file.name).write_bytes(file.read_bytes())
     tensors = load_file(tmp_path / "model.safetensors")
     name = "relations_rep_layer.relation_rep_layer.gcn.linear.bias"
-    save_file({key: value for key, value in tensors.items() if key != name}, tmp_path / "model.safetensors")
+    save_file(
+        {key: value for key, value in tensors.items() if key != name},
+        tmp_path / "model.safetensors",
+    )
     with pytest.raises(ModelBroken, match=rf"model\.safetensors: has no tensor `{name}`"):
         load(tmp_path)
     config = json.loads((tmp_path / "gliner_config.json").read_text())
-    (tmp_path / "gliner_config.json").write_text(json.dumps({**config, "triples_layer": "distmult"}))
+    (tmp_path / "gliner_config.json").write_text(
+        json.dumps({**config, "triples_layer": "distmult"})
+    )
     with pytest.raises(ModelBroken, match=r"gliner_config\.json: `triples_layer`"):
         load(tmp_path)

@@ -1,4 +1,6 @@
-"""Rotary positions as config.json tells them, against transformers: the same frequencies to the last bit, in both its spellings."""
+"""Rotary positions as config.json tells them, against transformers: the same frequencies to the
+last bit, in both its spellings.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ SCALINGS: dict[str, Mapping[str, object]] = {
 @pytest.mark.parametrize("base", [10_000.0, 1_000_000.0])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_equal_transformers(name: str, base: float) -> None:
-    size = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 2048, "rope_theta": base}
+    size = {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 2048,
+        "rope_theta": base,
+    }
     settings = transformers.AutoConfig.for_model("llama", **size, rope_scaling=dict(SCALINGS[name]))
     frequencies, factor = ROPE_INIT_FUNCTIONS[str(SCALINGS[name]["rope_type"])](settings)
     old = rope_of(Config(size | {"rope_scaling": SCALINGS[name]}), 64, partial=True)
@@ -59,43 +66,68 @@ def test_kinds_of_layers_have_their_own() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     }
     config = Config({"rope_parameters": parameters, "rope_theta": 7.0})
-    assert rope_of(config, 4, kind="full_attention").frequencies == pytest.approx((0.5, 0.5 / 500**0.5))
-    assert rope_of(config, 4, kind="sliding_attention", theta=3.0).frequencies == pytest.approx((1.0, 0.1))
+    assert rope_of(config, 4, kind="full_attention").frequencies == pytest.approx(
+        (0.5, 0.5 / 500**0.5)
+    )
+    assert rope_of(config, 4, kind="sliding_attention", theta=3.0).frequencies == pytest.approx(
+        (1.0, 0.1)
+    )
 
 
-def test_a_scaling_that_is_not_for_these_layers_is_left_out() -> None:
+def test_scaling_that_is_not_for_these_layers_is_left_out() -> None:
     config = Config({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 100.0})
     assert rope_of(config, 4).frequencies == pytest.approx((0.5, 0.05))
     assert rope_of(config, 4, scaled=False).frequencies == pytest.approx((1.0, 0.1))
-    assert rope_of(config, 4, scaled=False, theta=10_000.0).frequencies == pytest.approx((1.0, 0.01))
+    assert rope_of(config, 4, scaled=False, theta=10_000.0).frequencies == pytest.approx(
+        (1.0, 0.01)
+    )
 
 
 def test_ntk_equals_the_published_formulas() -> None:
-    """Of kexue.fm/archives/9706: pair i, from 1, is slowed by factor^(2i / d); mixed, by factor^((2i / d)^b)."""
+    """Of kexue.fm/archives/9706: pair i, from 1, is slowed by factor^(2i / d); mixed, by
+    factor^((2i / d)^b).
+    """
     config = Config({"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 8.0}})
     plain = [100.0 ** (-2 * i / 16) for i in range(8)]
     wanted = [value * 8.0 ** (-2 * (i + 1) / 16) for i, value in enumerate(plain)]
     assert rope_of(config, 16).frequencies == pytest.approx(wanted, rel=1e-6)
-    mixed = Config({"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.7}})
+    mixed = Config(
+        {"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.7}}
+    )
     wanted = [value * 8.0 ** -(((i + 1) / 8) ** 0.7) for i, value in enumerate(plain)]
     assert rope_of(mixed, 16).frequencies == pytest.approx(wanted, rel=1e-6)
-    assert rope_of(Config({"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 1.0}}), 16).frequencies == pytest.approx(
-        plain
-    )
+    assert rope_of(
+        Config({"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 1.0}}), 16
+    ).frequencies == pytest.approx(plain)
 
 
 @pytest.mark.parametrize(
     ("values", "size", "named"),
     [
-        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, 64, "rope_scaling.rope_type is 'spiral'"),
-        ({"max_position_embeddings": 9, "rope_scaling": {"rope_type": "longrope"}}, 64, "rope_scaling.short_factor is missing"),
         (
-            {"max_position_embeddings": 9, "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+            {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}},
+            64,
+            "rope_scaling.rope_type is 'spiral'",
+        ),
+        (
+            {"max_position_embeddings": 9, "rope_scaling": {"rope_type": "longrope"}},
+            64,
+            "rope_scaling.short_factor is missing",
+        ),
+        (
+            {
+                "max_position_embeddings": 9,
+                "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]},
+            },
             64,
             "rope_scaling.short_factor is [1.0]: a list of 32 numbers is needed",
         ),
         ({"rope_scaling": {"type": "linear"}}, 64, "rope_scaling.factor is missing"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, 64, "rope_parameters.factor is '2'"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": "2"}},
+            64,
+            "rope_parameters.factor is '2'",
+        ),
         ({"rope_parameters": [1]}, 64, "rope_parameters is [1]"),
         ({}, 11, "even"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, 6, "even"),
@@ -107,14 +139,18 @@ def test_refusals_name_the_key(values: Mapping[str, object], size: int, named: s
     assert named in str(caught.value)
 
 
-def test_a_scaled_family_of_whole_heads_refuses_a_partial_rotation() -> None:
-    config = Config({"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5})
+def test_scaled_family_of_whole_heads_refuses_a_partial_rotation() -> None:
+    config = Config(
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5}
+    )
     with pytest.raises(ModelBroken, match=r"partial_rotary_factor is 0\.5"):
         rope_of(config, 64)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma", "eurobert"])
-def test_families_of_whole_heads_ignore_a_partial_rotation_as_transformers_does(kind: str, tmp_path: Path) -> None:
+def test_families_of_whole_heads_ignore_a_partial_rotation_as_transformers_does(
+    kind: str, tmp_path: Path
+) -> None:
     config = {"partial_rotary_factor": 0.5}
     ids = random_ids((1, 20, 128))
     encoder = load(write_checkpoint(kind, tmp_path, config=config))

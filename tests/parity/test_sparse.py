@@ -1,4 +1,6 @@
-"""Sparse vectors against sentence-transformers' SparseEncoder: SPLADE of every architecture, and queries without a forward."""
+"""Sparse vectors against sentence-transformers' SparseEncoder: SPLADE of every architecture, and
+queries without a forward.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,18 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, 
 
 from libs.catalog.overrides import Hints, Overrides
 from libs.errors import InvalidInput, ModelBroken, TaskNotSupported
-from libs.models import DataType, EncodeResult, EncodeWork, PackedModel, Result, Role, ScoreResult, ScoreWork, Work, load_model
+from libs.models import (
+    DataType,
+    EncodeResult,
+    EncodeWork,
+    PackedModel,
+    Result,
+    Role,
+    ScoreResult,
+    ScoreWork,
+    Work,
+    load_model,
+)
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, write_json
@@ -35,11 +48,21 @@ Values = NDArray[np.float32]
 IDF = {"rights": 2.5, "the": 0.25, ".": 0.0, "no token of any vocabulary": 3.0}
 
 
-def write_splade(directory: Path, kind: Kind = "bert", *, config: dict[str, object] | None = None, **settings: object) -> Path:
-    """A masked language model with SpladePooling, as sentence-transformers 6 saves it; `settings` are SpladePooling's."""
+def write_splade(
+    directory: Path,
+    kind: Kind = "bert",
+    *,
+    config: dict[str, object] | None = None,
+    **settings: object,
+) -> Path:
+    """A masked language model with SpladePooling, as sentence-transformers 6 saves it; `settings`
+    are SpladePooling's.
+    """
     write_checkpoint(kind, directory / "base", head="masked_lm", config=config)
     pooling = SpladePooling(**settings)
-    SparseEncoder(modules=[masked(directory / "base"), pooling], device="cpu").save(str(directory / "saved"))
+    SparseEncoder(modules=[masked(directory / "base"), pooling], device="cpu").save(
+        str(directory / "saved")
+    )
     return directory / "saved"
 
 
@@ -47,17 +70,23 @@ def masked(directory: Path) -> Transformer:
     return Transformer(str(directory), transformer_task="fill-mask")
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32, overrides: Overrides | None = None) -> PackedModel:
+def load(
+    directory: Path, dtype: torch.dtype = torch.float32, overrides: Overrides | None = None
+) -> PackedModel:
     return load_model(directory, "test/model", torch.device("cpu"), dtype, overrides)
 
 
 def answer(model: PackedModel, work: Work) -> Result:
     """As a worker does it: nothing goes to the device for a job without sequences."""
     prepared = model.prepare(work)
-    return model.finish(prepared, model.forward(prepared.head, prepared.sequences) if prepared.sequences else [])
+    return model.finish(
+        prepared, model.forward(prepared.head, prepared.sequences) if prepared.sequences else []
+    )
 
 
-def sparse(model: PackedModel, texts: Sequence[str], role: Role = "", data_type: DataType = "float32") -> Values:
+def sparse(
+    model: PackedModel, texts: Sequence[str], role: Role = "", data_type: DataType = "float32"
+) -> Values:
     """As a whole matrix; the rows' columns must rise."""
     result = answer(model, EncodeWork(list(texts), role=role, data_type=data_type))
     assert isinstance(result, EncodeResult)
@@ -108,11 +137,16 @@ def test_splade_of_every_architecture(tmp_path: Path, kind: Kind) -> None:
 
 
 def test_alibabas_own_name_of_gte(tmp_path: Path) -> None:
-    """transformers has no "new", the model_type of opensearch's doc-v3-gte: the same weights under it must give the same."""
+    """transformers has no "new", the model_type of opensearch's doc-v3-gte: the same weights under
+    it must give the same.
+    """
     directory = write_splade(tmp_path, "gte")
     expected = SparseEncoder(str(directory), device="cpu").encode(TEXTS)
     config = json.loads((directory / "config.json").read_text())
-    write_json(directory / "config.json", config | {"model_type": "new", "architectures": ["NewForMaskedLM"]})
+    write_json(
+        directory / "config.json",
+        config | {"model_type": "new", "architectures": ["NewForMaskedLM"]},
+    )
     assert_same(sparse(load(directory), TEXTS), expected)
 
 
@@ -123,31 +157,43 @@ def test_poolings_and_activations(tmp_path: Path, pooling: str, activation: str)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "electra", "mpnet"])
-def test_a_decoder_of_its_own(tmp_path: Path, kind: Kind) -> None:
+def test_decoder_of_its_own(tmp_path: Path, kind: Kind) -> None:
     check(write_splade(tmp_path, kind, config={"tie_word_embeddings": False}))
 
 
-def test_a_shared_decoder_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+def test_shared_decoder_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     shared = load(write_splade(tmp_path / "shared"))
     own = load(write_splade(tmp_path / "own", config={"tie_word_embeddings": False}))
     assert shared.card.sparse is not None
     assert own.bytes - shared.bytes == shared.card.sparse.columns * 64 * 4
 
 
-def test_a_padded_vocabulary_and_another_function(tmp_path: Path) -> None:
-    config: dict[str, object] = {"vocab_size": 448, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5}
+def test_padded_vocabulary_and_another_function(tmp_path: Path) -> None:
+    config: dict[str, object] = {
+        "vocab_size": 448,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+    }
     directory = write_splade(tmp_path, config=config)
     check(directory)
     card = load(directory).card
     assert card.sparse is not None
-    assert (card.kind, card.sparse.columns, card.representations, card.tasks) == ("sparse", 448, ("sparse",), ("encode", "score"))
+    assert (card.kind, card.sparse.columns, card.representations, card.tasks) == (
+        "sparse",
+        448,
+        ("sparse",),
+        ("encode", "score"),
+    )
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_only_the_strongest_weights(tmp_path: Path, similarity: str) -> None:
     directory = write_splade(tmp_path)
     settings = json.loads((directory / "config_sentence_transformers.json").read_text())
-    write_json(directory / "config_sentence_transformers.json", settings | {"max_active_dims": 7, "similarity_fn_name": similarity})
+    write_json(
+        directory / "config_sentence_transformers.json",
+        settings | {"max_active_dims": 7, "similarity_fn_name": similarity},
+    )
     check(directory)
     assert ((sparse(load(directory), TEXTS) != 0).sum(1) == 7).all()
 
@@ -162,11 +208,13 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(tmp_path: Path, kind: 
     assert np.abs(sparse(load(directory, torch.bfloat16), TEXTS) - exact).max() < 3 * own
 
 
-def test_the_module_names_of_version_5(tmp_path: Path) -> None:
+def test_module_names_of_version_5(tmp_path: Path) -> None:
     directory = write_splade(tmp_path)
     text = (directory / "modules.json").read_text()
     module = json.loads(text)[0]["type"]
-    (directory / "modules.json").write_text(text.replace(module, "sentence_transformers.sparse_encoder.models.MLMTransformer"))
+    (directory / "modules.json").write_text(
+        text.replace(module, "sentence_transformers.sparse_encoder.models.MLMTransformer")
+    )
     check(directory)
 
 
@@ -178,14 +226,21 @@ def test_prompts_follow_the_role(tmp_path: Path) -> None:
     check(directory)
 
 
-def test_a_masked_language_model_without_modules(tmp_path: Path) -> None:
-    """Files cannot tell what it is for: dense vectors, unless a card or its model_type says SPLADE."""
+def test_masked_language_model_without_modules(tmp_path: Path) -> None:
+    """Files cannot tell what it is for: dense vectors, unless a card or its model_type says
+    SPLADE.
+    """
     write_checkpoint("bert", tmp_path, head="masked_lm")
     plain = load(tmp_path).card
     assert (plain.kind, plain.representations) == ("dense", ("dense",))
     assert "kind: sparse" in plain.notes[0]
     expected = SparseEncoder(str(tmp_path), device="cpu").encode(TEXTS)
-    assert_same(sparse(load(tmp_path, overrides=Overrides("cards.yaml:1", detect=Hints(kind="sparse"))), TEXTS), expected)
+    assert_same(
+        sparse(
+            load(tmp_path, overrides=Overrides("cards.yaml:1", detect=Hints(kind="sparse"))), TEXTS
+        ),
+        expected,
+    )
     write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
     assert_same(sparse(load(tmp_path), TEXTS), expected)
 
@@ -197,8 +252,12 @@ def write_router(directory: Path, default_route: str = "document") -> Path:
     weight = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(3)) * 5
     weight[10:20] = 0
     static = SparseStaticEmbedding(tokenizer, weight)
-    router = Router.for_query_document([static], [masked(directory / "base"), SpladePooling("max", "log1p_relu")], default_route)
-    SparseEncoder(modules=[router], device="cpu", similarity_fn_name="dot").save(str(directory / "saved"))
+    router = Router.for_query_document(
+        [static], [masked(directory / "base"), SpladePooling("max", "log1p_relu")], default_route
+    )
+    SparseEncoder(modules=[router], device="cpu", similarity_fn_name="dot").save(
+        str(directory / "saved")
+    )
     return directory / "saved"
 
 
@@ -213,7 +272,7 @@ def test_queries_without_a_forward(tmp_path: Path, default: str) -> None:
     assert query.tokens == pair.tokens - sum(item.tokens for item in pair.sequences) > 0
 
 
-def test_a_router_whose_encoder_lies_at_the_root(tmp_path: Path) -> None:
+def test_router_whose_encoder_lies_at_the_root(tmp_path: Path) -> None:
     """As opensearch's repositories have it: the encoder's folder has no name."""
     directory = write_router(tmp_path)
     routes = json.loads((directory / "router_config.json").read_text())
@@ -227,20 +286,25 @@ def test_a_router_whose_encoder_lies_at_the_root(tmp_path: Path) -> None:
 
 
 def test_query_weights_in_json(tmp_path: Path) -> None:
-    """opensearch's layout of before sentence-transformers: a masked language model, and idf.json beside it."""
+    """opensearch's layout of before sentence-transformers: a masked language model, and idf.json
+    beside it.
+    """
     write_checkpoint("distilbert", tmp_path, head="masked_lm")
     write_json(tmp_path / "idf.json", IDF)
     model = load(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     static = SparseStaticEmbedding.from_json(str(tmp_path / "idf.json"), tokenizer)
-    # A token outside the vocabulary would overwrite the unknown token's weight; here it is left out.
+    # A token outside the vocabulary would overwrite the unknown token's weight; here it is left
+    # out.
     static.weight.data[tokenizer.unk_token_id] = 0
     router = Router.for_query_document([static], [masked(tmp_path), SpladePooling("max")])
     reference = SparseEncoder(modules=[router], device="cpu")
     texts = ["The rights. rights!", "the zebra"]
     assert_same(sparse(model, texts, "query"), reference.encode_query(texts))
     assert_same(sparse(model, TEXTS, "document"), reference.encode_document(TEXTS))
-    expected = reference.similarity(reference.encode_query(texts[:1]), reference.encode_document(TEXTS))[0]
+    expected = reference.similarity(
+        reference.encode_query(texts[:1]), reference.encode_document(TEXTS)
+    )[0]
     assert_close(scores(model, ScoreWork(texts[0], TEXTS)), expected.numpy())
 
 
@@ -280,7 +344,11 @@ def test_checkpoints_that_are_refused(tmp_path: Path) -> None:
 
     head = "cls.predictions"
     transform = f"{head}.transform.dense"
-    assert f"'{transform}' is missing" in broken(**{f"{transform}.weight": None, f"{transform}.bias": None})
+    assert f"'{transform}' is missing" in broken(
+        **{f"{transform}.weight": None, f"{transform}.bias": None}
+    )
     assert "decoder's weight" in broken(**{f"{head}.decoder.weight": None})
     assert "`decoder.bias`" in broken(**{f"{head}.bias": None, f"{head}.decoder.bias": None})
-    assert "`norm.weight` has the shape" in broken(**{f"{head}.transform.LayerNorm.weight": torch.ones(3)})
+    assert "`norm.weight` has the shape" in broken(
+        **{f"{head}.transform.LayerNorm.weight": torch.ones(3)}
+    )

@@ -1,4 +1,6 @@
-"""Tokenize and Detokenize against transformers' tokenizers: ids, places in the text, names, truncation and texts again."""
+"""Tokenize and Detokenize against transformers' tokenizers: ids, places in the text, names,
+truncation and texts again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ from tests.parity.test_heads import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-KINDS: tuple[Kind, ...] = ("bert", "mpnet", "roberta", "xlm-roberta", "deberta-v2", "qwen3", "llama", "gemma2", "t5")
+KINDS: tuple[Kind, ...] = (
+    "bert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+    "deberta-v2",
+    "qwen3",
+    "llama",
+    "gemma2",
+    "t5",
+)
 TEXTS = [
     "A Warranty covers the battery for 24 months.",
     "東京で新しい電池を買いました。中国、한국어",
@@ -39,7 +51,9 @@ TEXTS = [
 
 @pytest.fixture(scope="module", params=KINDS)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(request.param, tmp_path_factory.mktemp("model"), sentence=SentenceFiles(max_seq_length=16))
+    return write_checkpoint(
+        request.param, tmp_path_factory.mktemp("model"), sentence=SentenceFiles(max_seq_length=16)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +78,32 @@ def detokenize(model: PackedModel, work: DetokenizeWork) -> list[str]:
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_ids_places_and_names_equal_transformers(model: PackedModel, directory: Path, special: bool) -> None:
+def test_ids_places_and_names_equal_transformers(
+    model: PackedModel, directory: Path, special: bool
+) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(directory)
     found = tokenize(model, TokenizeWork(TEXTS, add_special_tokens=special, return_tokens=True))
     for text, item in zip(TEXTS, found, strict=True):
         wanted = theirs(
-            text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=True, truncation=False
+            text,
+            add_special_tokens=special,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            truncation=False,
         )
         assert item.ids.tolist() == wanted["input_ids"], text
-        assert list(zip(item.starts.tolist(), item.ends.tolist(), strict=True)) == wanted["offset_mapping"], text
+        assert (
+            list(zip(item.starts.tolist(), item.ends.tolist(), strict=True))
+            == wanted["offset_mapping"]
+        ), text
         assert list(item.names) == theirs.convert_ids_to_tokens(wanted["input_ids"]), text
         mask = np.zeros(item.count, int)
         mask[: item.special_before] = 1
         mask[item.count - item.special_after :] = 1
-        assert mask.tolist() == theirs._tokenizer.encode(text, add_special_tokens=special).special_tokens_mask, text
+        assert (
+            mask.tolist()
+            == theirs._tokenizer.encode(text, add_special_tokens=special).special_tokens_mask
+        ), text
         assert item.count == len(item.ids)
 
 
@@ -90,10 +116,14 @@ def test_counts_alone_are_those_of_whole_texts(model: PackedModel) -> None:
 
 
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_truncation_returns_what_encode_keeps(model: PackedModel, directory: Path, side: Truncation) -> None:
+def test_truncation_returns_what_encode_keeps(
+    model: PackedModel, directory: Path, side: Truncation
+) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(directory)
     theirs.truncation_side = "right" if side == "end" else "left"
-    for text, item in zip(TEXTS, tokenize(model, TokenizeWork(TEXTS, truncation=side)), strict=True):
+    for text, item in zip(
+        TEXTS, tokenize(model, TokenizeWork(TEXTS, truncation=side)), strict=True
+    ):
         wanted = theirs(text, truncation=True, max_length=16)["input_ids"]
         assert item.ids.tolist() == wanted, text
         assert item.kept_tokens == len(wanted)
@@ -105,14 +135,18 @@ def test_truncation_returns_what_encode_keeps(model: PackedModel, directory: Pat
         assert item.kept_end == (item.ends[own][-1] if side == "end" else len(text))
 
 
-def test_a_preview_does_not_cut(model: PackedModel) -> None:
+def test_preview_does_not_cut(model: PackedModel) -> None:
     cut = tokenize(model, TokenizeWork(TEXTS, truncation=model.card.truncation))
     for whole, kept in zip(tokenize(model, TokenizeWork(TEXTS)), cut, strict=True):
         assert len(whole.ids) == whole.count
-        assert (whole.kept_tokens, whole.kept_start, whole.kept_end) == (kept.kept_tokens, kept.kept_start, kept.kept_end)
+        assert (whole.kept_tokens, whole.kept_start, whole.kept_end) == (
+            kept.kept_tokens,
+            kept.kept_start,
+            kept.kept_end,
+        )
 
 
-def test_a_text_that_must_not_be_cut_is_refused_with_its_path(model: PackedModel) -> None:
+def test_text_that_must_not_be_cut_is_refused_with_its_path(model: PackedModel) -> None:
     with pytest.raises(InputTooLong) as caught:
         model.prepare(TokenizeWork(["short", "word " * 40], truncation="none"))
     assert caught.value.field == "texts[1]"
@@ -122,11 +156,14 @@ def test_a_text_that_must_not_be_cut_is_refused_with_its_path(model: PackedModel
 def test_texts_of_ids_equal_transformers(model: PackedModel, directory: Path, skip: bool) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(directory)
     ids = [item.ids for item in tokenize(model, TokenizeWork(TEXTS))]
-    wanted = [theirs.decode(one.tolist(), skip_special_tokens=skip, clean_up_tokenization_spaces=False) for one in ids]
+    wanted = [
+        theirs.decode(one.tolist(), skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        for one in ids
+    ]
     assert detokenize(model, DetokenizeWork(ids, skip_special_tokens=skip)) == wanted
 
 
-def test_an_id_beyond_the_vocabulary_is_refused_with_its_path(model: PackedModel) -> None:
+def test_id_beyond_the_vocabulary_is_refused_with_its_path(model: PackedModel) -> None:
     good, bad = np.array([1, 2], np.uint32), np.array([1, 2, 123_456_789], np.uint32)
     with pytest.raises(InvalidInput, match="not in the vocabulary") as caught:
         model.prepare(DetokenizeWork([good, bad]))
@@ -145,10 +182,15 @@ def test_long_names_make_no_answer_beyond_what_a_router_allows(tmp_path: Path) -
     assert caught.value.field == "sequences[0]"
 
 
-def test_models_of_images_and_texts_tokenize_and_those_of_images_alone_do_not(tmp_path: Path) -> None:
+def test_models_of_images_and_texts_tokenize_and_those_of_images_alone_do_not(
+    tmp_path: Path,
+) -> None:
     write_repository("clip", tmp_path / "clip")
     (item,) = tokenize(load(tmp_path / "clip"), TokenizeWork(["a red boat"]))
-    assert item.ids.tolist() == transformers.AutoTokenizer.from_pretrained(tmp_path / "clip")("a red boat")["input_ids"]
+    assert (
+        item.ids.tolist()
+        == transformers.AutoTokenizer.from_pretrained(tmp_path / "clip")("a red boat")["input_ids"]
+    )
     image_models.write_checkpoint("vit", tmp_path / "vit")
     with pytest.raises(TaskNotSupported, match="has no tokenizer"):
         load(tmp_path / "vit").prepare(TokenizeWork(["a red boat"]))
@@ -160,7 +202,10 @@ def test_models_that_write_tokenize_without_a_forward_pass(tmp_path: Path) -> No
     prepared = writer.prepare(TokenizeWork(["a text"]), go_on_anyway)
     result = writer.finish(prepared, [])
     assert isinstance(result, TokenizeResult)
-    assert result.items[0].ids.tolist() == transformers.AutoTokenizer.from_pretrained(tmp_path)("a text")["input_ids"]
+    assert (
+        result.items[0].ids.tolist()
+        == transformers.AutoTokenizer.from_pretrained(tmp_path)("a text")["input_ids"]
+    )
     assert not prepared.sequences
 
 

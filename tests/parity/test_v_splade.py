@@ -1,4 +1,6 @@
-"""V-SPLADE against its formulas over transformers' ModernVBERT on random weights: pages, queries, scores, and refusals."""
+"""V-SPLADE against its formulas over transformers' ModernVBERT on random weights: pages, queries,
+scores, and refusals.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 CPU = torch.device("cpu")
 FLOAT_BOUND = 1e-5
 QUERY_BOUND = 1e-6
-TEXTS = [*QUERIES, "free software is free as in freedom: free, free", "[CLS] a [MASK] <end_of_utterance> b"]
+TEXTS = [
+    *QUERIES,
+    "free software is free as in freedom: free, free",
+    "[CLS] a [MASK] <end_of_utterance> b",
+]
 FILES = pages()
 
 
@@ -66,7 +72,10 @@ def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
 
 def images(*numbers: int, name: str = "items") -> dict[int, tuple[Part, ...]]:
     """The files, as the only parts of the items with these indices."""
-    return {place: (Part(FILES[number], f"{name}[{place}].image"),) for place, number in enumerate(numbers)}
+    return {
+        place: (Part(FILES[number], f"{name}[{place}].image"),)
+        for place, number in enumerate(numbers)
+    }
 
 
 def encoded(model: PackedModel, work: EncodeWork) -> Tensor:
@@ -82,7 +91,9 @@ def dense(rows: SparseRows) -> Tensor:
     found = torch.zeros(len(rows.offsets) - 1, rows.columns)
     for number, row in enumerate(found):
         begin, end = rows.offsets[number : number + 2]
-        row[torch.from_numpy(rows.indices[begin:end].astype(np.int64))] = torch.from_numpy(rows.values.values[begin:end])
+        row[torch.from_numpy(rows.indices[begin:end].astype(np.int64))] = torch.from_numpy(
+            rows.values.values[begin:end]
+        )
     return found
 
 
@@ -103,23 +114,32 @@ def test_pages_equal_the_formulas(theirs: VSplade, model: PackedModel) -> None:
     together = of_pages(model, *everything)
     assert 0.2 < (wanted > 0).float().mean() < 0.8
     assert worst(together, wanted) <= FLOAT_BOUND
-    assert worst(torch.cat([of_pages(model, number) for number in everything]), wanted) <= FLOAT_BOUND
+    assert (
+        worst(torch.cat([of_pages(model, number) for number in everything]), wanted) <= FLOAT_BOUND
+    )
 
 
 def test_bfloat16_is_as_good_as_the_reference(theirs: VSplade, directory: Path) -> None:
     shown = [opened(data) for data in FILES]
     exact = theirs.pages(shown)
-    halved = replace(theirs, model=copy.deepcopy(theirs.model).to(torch.bfloat16)).pages(shown, torch.bfloat16)
+    halved = replace(theirs, model=copy.deepcopy(theirs.model).to(torch.bfloat16)).pages(
+        shown, torch.bfloat16
+    )
     own = of_pages(loaded(directory, torch.bfloat16), *range(len(FILES)))
     assert (own - exact).norm() <= 3 * (halved - exact).norm()
 
 
-def test_queries_equal_the_formulas_and_need_no_forward(theirs: VSplade, model: PackedModel) -> None:
+def test_queries_equal_the_formulas_and_need_no_forward(
+    theirs: VSplade, model: PackedModel
+) -> None:
     wanted = theirs.queries(TEXTS)
     for role in ("query", ""):
         prepared = model.prepare(EncodeWork(TEXTS, role=role))
         assert not prepared.sequences
-        assert prepared.tokens == sum(len(ids) for ids in theirs.processor.tokenizer(TEXTS, add_special_tokens=False)["input_ids"])
+        assert prepared.tokens == sum(
+            len(ids)
+            for ids in theirs.processor.tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+        )
         result = model.finish(prepared, [])
         assert isinstance(result, EncodeResult)
         assert result.sparse is not None
@@ -133,8 +153,14 @@ def test_texts_and_pages_in_one_job(theirs: VSplade, model: PackedModel) -> None
     prepared = model.prepare(work)
     assert prepared.fields == ("items[1].image", "items[3].image")
     assert 0 < prepared.image_tokens < prepared.tokens - prepared.looked_up
-    queries, shown = theirs.queries([TEXTS[0], TEXTS[3]]), theirs.pages([opened(FILES[1]), opened(FILES[0])])
-    assert worst(encoded(model, work), torch.stack([queries[0], shown[0], queries[1], shown[1]])) <= FLOAT_BOUND
+    queries, shown = (
+        theirs.queries([TEXTS[0], TEXTS[3]]),
+        theirs.pages([opened(FILES[1]), opened(FILES[0])]),
+    )
+    assert (
+        worst(encoded(model, work), torch.stack([queries[0], shown[0], queries[1], shown[1]]))
+        <= FLOAT_BOUND
+    )
 
 
 def test_scores_are_products(theirs: VSplade, model: PackedModel) -> None:
@@ -142,7 +168,10 @@ def test_scores_are_products(theirs: VSplade, model: PackedModel) -> None:
     shown = theirs.pages([opened(data) for data in FILES[:4]])
     documents = images(0, 1, 2, 3, name="documents")
     page = (Part(FILES[1], "query.image"),)
-    by_text, by_page = ScoreWork(TEXTS[3], [""] * 4, parts=documents), ScoreWork("", [""] * 4, query_parts=page, parts=documents)
+    by_text, by_page = (
+        ScoreWork(TEXTS[3], [""] * 4, parts=documents),
+        ScoreWork("", [""] * 4, query_parts=page, parts=documents),
+    )
     for work, query in ((by_text, theirs.queries([TEXTS[3]])[0]), (by_page, shown[1])):
         prepared = model.prepare(work)
         result = model.finish(prepared, model.forward_all(prepared))
@@ -150,54 +179,99 @@ def test_scores_are_products(theirs: VSplade, model: PackedModel) -> None:
         np.testing.assert_allclose(result.scores, (shown @ query).numpy(), rtol=2e-5)
 
 
-def test_a_page_beside_words(theirs: VSplade, model: PackedModel) -> None:
+def test_page_beside_words(theirs: VSplade, model: PackedModel) -> None:
     """Two pages and a text within the template's frame: one item."""
-    parts = (Part(FILES[0], "items[0].parts[0]"), Part("of a licence", "items[0].parts[1]"), Part(FILES[1], "items[0].parts[2]"))
+    parts = (
+        Part(FILES[0], "items[0].parts[0]"),
+        Part("of a licence", "items[0].parts[1]"),
+        Part(FILES[1], "items[0].parts[2]"),
+    )
     found = encoded(model, EncodeWork([""], parts={0: parts}))
     text = "<|begin_of_text|>User:<image>of a licence<image><end_of_utterance>\nAssistant:"
-    batch = theirs.processor(text=text, images=[opened(FILES[0]), opened(FILES[1])], return_tensors="pt")
+    batch = theirs.processor(
+        text=text, images=[opened(FILES[0]), opened(FILES[1])], return_tensors="pt"
+    )
     with torch.inference_mode():
         logits = theirs.model.head(theirs.model.backbone(**batch).last_hidden_state[0])
     wanted = torch.log1p(torch.relu(logits)).max(0).values[None] * theirs.mask()
     assert worst(found, wanted) <= FLOAT_BOUND
 
 
-def test_the_card_and_the_price_of_a_page(model: PackedModel, theirs: VSplade) -> None:
+def test_card_and_the_price_of_a_page(model: PackedModel, theirs: VSplade) -> None:
     card = model.card
-    assert (card.kind, card.tasks, card.representations, card.scoring) == ("images", ("encode", "score"), ("sparse",), "dot")
+    assert (card.kind, card.tasks, card.representations, card.scoring) == (
+        "images",
+        ("encode", "score"),
+        ("sparse",),
+        "dot",
+    )
     assert card.inputs == ("text", "image")
     assert card.sparse is not None
     assert card.sparse.columns == theirs.columns
     sizes = to_card(card).images
     for data in FILES:
-        (sequence,) = model.prepare(EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})).sequences
+        (sequence,) = model.prepare(
+            EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})
+        ).sequences
         price = pictures.tokens_of(size_of(data), sizes)
         assert sequence.tokens / 2 <= price <= 3 * sequence.tokens + 16
 
 
 REFUSED: list[tuple[Work, type[Exception], str, str]] = [
-    (EncodeWork(["a"], representations=("dense",)), TaskNotSupported, "representations[0]", "has no dense vectors; it has sparse"),
-    (EncodeWork(["", "a"], role="document", parts=images(0)), TaskNotSupported, "items[1].text", "are queries"),
-    (ScoreWork("a", ["", "b"], parts=images(0, name="documents")), TaskNotSupported, "documents[1].text", "are queries"),
-    (ScoreWork("a", [""], scale="probability", parts=images(0, name="documents")), InvalidInput, "scale", "of sparse vectors"),
+    (
+        EncodeWork(["a"], representations=("dense",)),
+        TaskNotSupported,
+        "representations[0]",
+        "has no dense vectors; it has sparse",
+    ),
+    (
+        EncodeWork(["", "a"], role="document", parts=images(0)),
+        TaskNotSupported,
+        "items[1].text",
+        "are queries",
+    ),
+    (
+        ScoreWork("a", ["", "b"], parts=images(0, name="documents")),
+        TaskNotSupported,
+        "documents[1].text",
+        "are queries",
+    ),
+    (
+        ScoreWork("a", [""], scale="probability", parts=images(0, name="documents")),
+        InvalidInput,
+        "scale",
+        "of sparse vectors",
+    ),
     (EncodeWork(["a <image>"]), InvalidInput, "items[0].text", "image token"),
-    (EncodeWork(["a"], instruction="Find it."), InvalidInput, "instruction", "takes no instruction"),
+    (
+        EncodeWork(["a"], instruction="Find it."),
+        InvalidInput,
+        "instruction",
+        "takes no instruction",
+    ),
     (EncodeWork(["a"], dimensions=8), InvalidInput, "dimensions", "only dense vectors"),
     (EncodeWork(["a"], data_type="int8"), InvalidInput, "data_type", "int8 is for dense"),
-    (EncodeWork([""], pooling_factor=2, parts=images(0)), InvalidInput, "pooling_factor", "only multi-vectors"),
+    (
+        EncodeWork([""], pooling_factor=2, parts=images(0)),
+        InvalidInput,
+        "pooling_factor",
+        "only multi-vectors",
+    ),
     (EncodeWork(["word " * 5_000], truncation="none"), InputTooLong, "items[0].text", "tokens"),
     (ClassifyWork(["a"], labels=("b",)), TaskNotSupported, "classify", "cannot classify"),
 ]
 
 
 @pytest.mark.parametrize(("work", "error", "field", "message"), REFUSED)
-def test_what_it_cannot_do(model: PackedModel, work: Work, error: type[Exception], field: str, message: str) -> None:
+def test_what_it_cannot_do(
+    model: PackedModel, work: Work, error: type[Exception], field: str, message: str
+) -> None:
     with pytest.raises(error, match=message) as caught:
         model.prepare(work)
     assert getattr(caught.value, "field") == field  # noqa: B009
 
 
-def test_the_strongest_weights_alone(export: Path) -> None:
+def test_strongest_weights_alone(export: Path) -> None:
     file = export / "config_sentence_transformers.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"max_active_dims": 3}))
     wanted = v_splade().queries(TEXTS[:1])
@@ -211,17 +285,27 @@ def test_int8_is_not_for_images(export: Path, caplog: pytest.LogCaptureFixture) 
     assert "is to be int8, which is for encoders of texts" in caplog.text
 
 
-def test_an_adapter_of_the_text_encoder(export: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As PEFT saves it, of NAVER's names: pages change as with the merged weight, and queries do not."""
+def test_adapter_of_the_text_encoder(
+    export: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As PEFT saves it, of NAVER's names: pages change as with the merged weight, and queries do
+    not.
+    """
     theirs = v_splade()
     stem, folder = "text_model.layers.1.mlp.Wo", tmp_path_factory.mktemp("adapter")
     generator = torch.Generator().manual_seed(2)
     changed = copy.deepcopy(theirs.model)
     weight = changed.backbone.get_submodule(stem).weight
-    a, b = (torch.randn(*size, generator=generator) * 0.2 for size in ((3, weight.shape[1]), (len(weight), 3)))
+    a, b = (
+        torch.randn(*size, generator=generator) * 0.2
+        for size in ((3, weight.shape[1]), (len(weight), 3))
+    )
     weight.data += 12 / 3 * (b @ a)
     begin = f"base_model.model.encoder.encoder.model.{stem}"
-    save_file({f"{begin}.lora_A.weight": a, f"{begin}.lora_B.weight": b}, folder / "adapter_model.safetensors")
+    save_file(
+        {f"{begin}.lora_A.weight": a, f"{begin}.lora_B.weight": b},
+        folder / "adapter_model.safetensors",
+    )
     (folder / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 12, "target_modules": ["Wo"]})
     )
@@ -232,7 +316,9 @@ def test_an_adapter_of_the_text_encoder(export: Path, tmp_path_factory: pytest.T
     result = model.finish(prepared, model.forward(prepared.head, adapted))
     assert isinstance(result, EncodeResult)
     assert result.sparse is not None
-    wanted = torch.cat([replace(theirs, model=changed).pages([opened(FILES[1])]), theirs.queries(TEXTS[:1])])
+    wanted = torch.cat(
+        [replace(theirs, model=changed).pages([opened(FILES[1])]), theirs.queries(TEXTS[:1])]
+    )
     assert worst(dense(result.sparse), wanted) <= FLOAT_BOUND
 
 
@@ -241,8 +327,14 @@ def test_broken_checkpoints_are_refused_by_the_name_of_what_is_wrong(export: Pat
     whole = load_file(file)
     table = "encoder.encoder.model.text_model.embeddings.tok_embeddings.additional_embedding.weight"
     cases = [
-        ({"query_encoder.projection.weight": torch.zeros(2, 48)}, "query.projection.weight. has the shape"),
-        ({"query_encoder.embeddings.weight": torch.zeros(7, 48)}, "query.embeddings.weight. has the shape"),
+        (
+            {"query_encoder.projection.weight": torch.zeros(2, 48)},
+            "query.projection.weight. has the shape",
+        ),
+        (
+            {"query_encoder.embeddings.weight": torch.zeros(7, 48)},
+            "query.embeddings.weight. has the shape",
+        ),
         ({"encoder.mlm_head.decoder.bias": torch.zeros(7)}, "decoder.bias. has the shape"),
         ({"encoder.mlm_head.norm.bias": torch.zeros(7)}, "norm.bias. has the shape"),
         ({"query_encoder.lora_A": torch.zeros(400, 3)}, "query.lora_A. is unknown"),
@@ -252,13 +344,19 @@ def test_broken_checkpoints_are_refused_by_the_name_of_what_is_wrong(export: Pat
         save_file(whole | changed, file)
         with pytest.raises(ModelBroken, match=message):
             loaded(export)
-    for name in ("query_encoder.projection.bias", "query_encoder.embeddings.weight", "encoder.mlm_head.dense.weight"):
+    for name in (
+        "query_encoder.projection.bias",
+        "query_encoder.embeddings.weight",
+        "encoder.mlm_head.dense.weight",
+    ):
         save_file({key: value for key, value in whole.items() if key != name}, file)
-        with pytest.raises(ModelBroken, match=name.partition("_")[2].partition(".")[2].rpartition(".")[0]):
+        with pytest.raises(
+            ModelBroken, match=name.partition("_")[2].partition(".")[2].rpartition(".")[0]
+        ):
             loaded(export)
 
 
-def test_a_template_that_cannot_be_used(export: Path) -> None:
+def test_template_that_cannot_be_used(export: Path) -> None:
     file = export / "chat_template.jinja"
     assert file.is_file()
     file.write_text("{% for turn in messages %}{{ turn.role }}{% endfor %}")
@@ -270,13 +368,13 @@ def test_a_template_that_cannot_be_used(export: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "multi_vector", "yes_no"])
-def test_a_card_of_another_kind(export: Path, kind: str) -> None:
+def test_card_of_another_kind(export: Path, kind: str) -> None:
     hints = Hints(kind=kind)  # type: ignore[arg-type]
     with pytest.raises(ModelBroken, match="sparse vectors alone"):
         load_model(export, "some/model", CPU, torch.float32, Overrides("a card", detect=hints))
 
 
-def test_a_configuration_of_another_name(export: Path) -> None:
+def test_configuration_of_another_name(export: Path) -> None:
     """The tensors tell what it is, whatever its code calls itself."""
     file = export / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "v_splade"}))

@@ -1,4 +1,6 @@
-"""Every family of vision-language models against transformers on random weights: equal, and the same alone as among others."""
+"""Every family of vision-language models against transformers on random weights: equal, and the
+same alone as among others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language, model_types
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.work import InputSequence, Part
-from tests.parity.vlm_models import MODELS, QUERIES, Small, conversation, opened, pages, small, write_vlm_adapter
+from tests.parity.vlm_models import (
+    MODELS,
+    QUERIES,
+    Small,
+    conversation,
+    opened,
+    pages,
+    small,
+    write_vlm_adapter,
+)
 
 # transformers and its dependencies warn of their own future.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -46,20 +57,27 @@ def model(directory: Path) -> VisionLanguageModel:
 
 
 @torch.inference_mode()
-def vectors(model: VisionLanguageModel, sequences: Sequence[InputSequence], head: str = "multi_vector") -> list[Tensor]:
+def vectors(
+    model: VisionLanguageModel, sequences: Sequence[InputSequence], head: str = "multi_vector"
+) -> list[Tensor]:
     """The head's outputs for sequences in one packed batch, of length 1."""
     (trunk,) = model.trunks
     batch = trunk.pack(sequences, [None] * len(sequences))
     hidden = trunk.encoder.forward(batch)
     arrays = tuple(one.numpy() for one in trunk.heads[head].forward(hidden, batch, sequences))
     outputs = trunk.heads[head].split(arrays, sequences)
-    return [torch.nn.functional.normalize(torch.from_numpy(np.asarray(one)), dim=-1) for one in outputs]
+    return [
+        torch.nn.functional.normalize(torch.from_numpy(np.asarray(one)), dim=-1) for one in outputs
+    ]
 
 
 def worst(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """The largest error of a vector, relative to its largest value."""
     assert [one.shape for one in got] == [one.shape for one in wanted]
-    return max(((one - other).abs().amax(-1) / other.abs().amax(-1)).max().item() for one, other in zip(got, wanted, strict=True))
+    return max(
+        ((one - other).abs().amax(-1) / other.abs().amax(-1)).max().item()
+        for one, other in zip(got, wanted, strict=True)
+    )
 
 
 def pages_of(model: VisionLanguageModel) -> list[InputSequence]:
@@ -76,7 +94,9 @@ def test_every_family_is_in_the_table() -> None:
 
 
 def test_pages_and_queries_equal_transformers(kind: str, model: VisionLanguageModel) -> None:
-    """One batch of all, and each alone, in float32 as near to the values of float64 as transformers in float32."""
+    """One batch of all, and each alone, in float32 as near to the values of float64 as transformers
+    in float32.
+    """
     theirs = small(kind)
     images = [opened(data) for data in pages()]
     wanted = theirs.pages(images) + theirs.queries(QUERIES)
@@ -94,13 +114,17 @@ def test_bfloat16_is_as_good_as_the_reference(kind: str, directory: Path) -> Non
     images = [opened(data) for data in pages()]
     exact = torch.cat(theirs.pages(images) + theirs.queries(QUERIES))
     halved = Small(copy.deepcopy(theirs.model).to(torch.bfloat16), theirs.processor)
-    reference = torch.cat(halved.pages(images, torch.bfloat16) + halved.queries(QUERIES, torch.bfloat16))
+    reference = torch.cat(
+        halved.pages(images, torch.bfloat16) + halved.queries(QUERIES, torch.bfloat16)
+    )
     model = load_vision_language(directory, dtype=torch.bfloat16, device=CPU)
     own = torch.cat(vectors(model, pages_of(model) + queries_of(model)))
     assert (own - exact).norm() <= 3 * (reference - exact).norm()
 
 
-def test_prices_are_known_from_the_header(model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prices_are_known_from_the_header(
+    model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sequences = pages_of(model)
     monkeypatch.setattr("libs.models.images.vlm.parts.decoding", None)
     for data, one in zip(pages(), sequences, strict=True):
@@ -108,13 +132,19 @@ def test_prices_are_known_from_the_header(model: VisionLanguageModel, monkeypatc
         tower = model.trunks[0].tower
         assert isinstance(tower, ImageTower)
         assert one.rows is not None
-        assert model.input.patches(data, "items[0]") == sum(tower.tokens_of(picture) for picture in one.rows.inputs)
+        assert model.input.patches(data, "items[0]") == sum(
+            tower.tokens_of(picture) for picture in one.rows.inputs
+        )
 
 
 def test_parts_in_their_order(model: VisionLanguageModel) -> None:
     """Two images and a text between them, in both orders."""
     first, second = pages()[0], pages()[4]
-    parts: list[Part] = [Part(first, "parts[0]"), Part("and then", "parts[1]"), Part(second, "parts[2]")]
+    parts: list[Part] = [
+        Part(first, "parts[0]"),
+        Part("and then", "parts[1]"),
+        Part(second, "parts[2]"),
+    ]
     one = model.input.of_parts(parts, "items[0]")
     swapped = model.input.of_parts(parts[::-1], "items[0]")
     assert one.rows is not None
@@ -131,7 +161,11 @@ def test_errors_name_the_part(model: VisionLanguageModel) -> None:
         with pytest.raises(InvalidInput) as caught:
             model.input.of_parts([good, Part(broken, "items[2].parts[1]")], "items[2]")
         assert caught.value.field == "items[2].parts[1]"
-    mark = next(one for one in ("<image>", "<|image_pad|>") if model.input.text.token_id(one) == model.input.mark)
+    mark = next(
+        one
+        for one in ("<image>", "<|image_pad|>")
+        if model.input.text.token_id(one) == model.input.mark
+    )
     with pytest.raises(InvalidInput, match="image token") as caught:
         model.input.of_parts([good, Part(f"a {mark}", "items[2].parts[1]")], "items[2]")
     assert caught.value.field == "items[2].parts[1]"
@@ -146,7 +180,9 @@ def test_long_texts_are_cut_within_their_frame(model: VisionLanguageModel) -> No
     long, short = "what must a licensee do? " * 3_000, "what must a licensee do? "
     frame, limit = model.input.prompts.queries, model.input.text.limit
     for truncation in ("end", "start"):
-        cut, whole = model.input.of_texts([long, short], "query", truncation, lambda number: f"items[{number}].text")
+        cut, whole = model.input.of_texts(
+            [long, short], "query", truncation, lambda number: f"items[{number}].text"
+        )
         assert cut.tokens == limit > whole.tokens
         assert (cut.ids[-10:] == whole.ids[-10:]).all()
         assert not frame.before or cut.ids[0] == whole.ids[0]
@@ -156,13 +192,18 @@ def test_long_texts_are_cut_within_their_frame(model: VisionLanguageModel) -> No
 
 
 def test_tokens_in_a_table_of_their_own(tmp_path: Path) -> None:
-    """ModernVBERT as colpali-engine's releases have it: added tokens come after the others, and config.json counts these alone."""
+    """ModernVBERT as colpali-engine's releases have it: added tokens come after the others, and
+    config.json counts these alone.
+    """
     theirs = small("modernvbert")
     theirs.save(tmp_path)
     file, place = tmp_path / "model.safetensors", "model.text_model.embeddings.tok_embeddings."
     tensors, config = load_file(file), json.loads((tmp_path / "config.json").read_text())
     table = tensors[f"{place}weight"]
-    apart = {f"{place}weight": table[:400].clone(), f"{place}additional_embedding.weight": table[400:].clone()}
+    apart = {
+        f"{place}weight": table[:400].clone(),
+        f"{place}additional_embedding.weight": table[400:].clone(),
+    }
     save_file(tensors | apart, file)
     config["text_config"]["vocab_size"] = 400
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -185,7 +226,9 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
     model = load_vision_language(adapter, dtype=torch.float32, device=CPU, base=base)
     wanted = adapted.pages(images) + adapted.queries(QUERIES)
     assert worst(vectors(model, pages_of(model)[:2] + queries_of(model)), wanted) <= FLOAT_BOUND
-    odd = {f"base_model.model.model.extra.lora_{factor}.weight": torch.zeros(3, 3) for factor in "AB"}
+    odd = {
+        f"base_model.model.model.extra.lora_{factor}.weight": torch.zeros(3, 3) for factor in "AB"
+    }
     save_file(tensors | odd, adapter / "adapter_model.safetensors")
     with pytest.raises(ModelBroken, match="an adapter is for the tensor"):
         load_vision_language(adapter, dtype=torch.float32, device=CPU, base=base)
@@ -193,7 +236,9 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_language_models_embed_and_judge(tmp_path: Path) -> None:
-    """Qwen3-VL-Embedding: the last token's state; Qwen3-VL-Reranker: yes or no, with images on either side."""
+    """Qwen3-VL-Embedding: the last token's state; Qwen3-VL-Reranker: yes or no, with images on
+    either side.
+    """
     theirs = conversation()
     theirs.save(tmp_path)
     with pytest.raises(ModelBroken, match="a card must say what the language model is used for"):
@@ -205,21 +250,29 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
     begin = "<|im_start|>system\nFind it.<|im_end|>\n<|im_start|>user\n"
     end = "<|im_end|>\n<|im_start|>assistant\n"
     hidden, _ = theirs.last(f"{begin}{mark}a page{end}", [opened(page)])
-    one = dense.input.of_parts([Part(page, "items[0].parts[0]"), told], "items[0]", instruction="Find it.")
+    one = dense.input.of_parts(
+        [Part(page, "items[0].parts[0]"), told], "items[0]", instruction="Find it."
+    )
     other = dense.input.of_texts(["a page"], "document", "end", lambda _: "items[0].text")
     got = vectors(dense, [one, *other], "dense")
     assert worst(got[:1], [torch.nn.functional.normalize(hidden, dim=-1)]) <= FLOAT_BOUND
-    words, _ = theirs.last(f"{begin}a page{end}".replace("Find it.", "Represent the user's input."), [])
+    words, _ = theirs.last(
+        f"{begin}a page{end}".replace("Find it.", "Represent the user's input."), []
+    )
     assert worst(got[1:], [torch.nn.functional.normalize(words, dim=-1)]) <= FLOAT_BOUND
 
     score = load_vision_language(tmp_path, dtype=torch.float32, device=CPU, use="score")
-    pair = score.input.of_pair([Part("what?", "query.text")], [Part(page, "documents[0].image")], "documents[0]")
+    pair = score.input.of_pair(
+        [Part("what?", "query.text")], [Part(page, "documents[0].image")], "documents[0]"
+    )
     text = f"<Instruct>: Retrieve relevant documents for the query.<Query>:what?\n<Document>:{mark}"
     judged = (
         "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
         'Note that the answer can only be "yes" or "no".'
     )
-    _, logits = theirs.last(f"<|im_start|>system\n{judged}<|im_end|>\n<|im_start|>user\n{text}{end}", [opened(page)])
+    _, logits = theirs.last(
+        f"<|im_start|>system\n{judged}<|im_end|>\n<|im_start|>user\n{text}{end}", [opened(page)]
+    )
     yes, no = (score.input.text.token_id(word) for word in ("yes", "no"))
     trunk = score.trunks[0]
     batch = trunk.pack([pair], [None])
@@ -230,9 +283,11 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
         wordless.of_texts(["a"], "query", "end", lambda _: "items[0].text", instruction="Find it.")
 
 
-def test_a_pooling_of_sentence_transformers_is_a_use(tmp_path: Path) -> None:
+def test_pooling_of_sentence_transformers_is_a_use(tmp_path: Path) -> None:
     conversation().save(tmp_path)
     kinds = ("sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling")
-    (tmp_path / "modules.json").write_text(json.dumps([{"path": "", "type": kind} for kind in kinds]))
+    (tmp_path / "modules.json").write_text(
+        json.dumps([{"path": "", "type": kind} for kind in kinds])
+    )
     model = load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
     assert list(model.trunks[0].heads) == ["dense"]

@@ -1,4 +1,6 @@
-"""The pictures that vision-language models see against transformers' `pil` image processors: the same pixels, bit for bit."""
+"""The pictures that vision-language models see against transformers' `pil` image processors: the
+same pixels, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,20 @@ SIZES = ((1, 300), (300, 1), (60, 30), (61, 133), (7, 5), (364, 364), (365, 364)
 TILES: tuple[Mapping[str, object], ...] = (
     {},
     {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}},
-    {"size": {"longest_edge": 90}, "max_image_size": {"longest_edge": 40}, "do_image_splitting": False},
+    {
+        "size": {"longest_edge": 90},
+        "max_image_size": {"longest_edge": 40},
+        "do_image_splitting": False,
+    },
     {"max_image_size": {"longest_edge": 33}, "do_resize": False},
     {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 128}, "resample": 3},
 )
 
 
 def noise(height: int, width: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(height * 7 + width).integers(0, 256, (height, width, 3), np.uint8))
+    return Image.fromarray(
+        np.random.default_rng(height * 7 + width).integers(0, 256, (height, width, 3), np.uint8)
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -37,7 +45,13 @@ def test_tiles_equal_transformers(settings: Mapping[str, object]) -> None:
     sizes = (*SIZES, (300, 200)) if settings else ((3000, 2000), (1, 300))
     for size in sizes:
         image = noise(*size)
-        found = theirs(image, do_rescale=False, do_normalize=False, return_row_col_info=True, input_data_format=None)
+        found = theirs(
+            image,
+            do_rescale=False,
+            do_normalize=False,
+            return_row_col_info=True,
+            input_data_format=None,
+        )
         raw = found["pixel_values"][0]
         got = ours.apply(np.asarray(image), "items[0]")
         laid = ours.lay(*size, "items[0]")
@@ -53,7 +67,13 @@ def test_tiles_equal_transformers(settings: Mapping[str, object]) -> None:
 SMART: tuple[Mapping[str, object], ...] = (
     {},
     {"size": {"shortest_edge": 16 * 64, "longest_edge": 200 * 64}, "patch_size": 4},
-    {"min_pixels": 3000, "max_pixels": 40_000, "patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    {
+        "min_pixels": 3000,
+        "max_pixels": 40_000,
+        "patch_size": 16,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    },
 )
 
 
@@ -65,7 +85,13 @@ def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
     side = int(str(settings.get("patch_size", 14)))
     spec = PatchSpec(8, side, (0, 0), class_token=False, resampled=True)
     ours = SmartResize.of(Config(settings), spec, 2, plain=False)
-    for size in ((60, 30), (61, 133), (7, 5), (150, 1), (3000, 2000) if not settings else (300, 200)):
+    for size in (
+        (60, 30),
+        (61, 133),
+        (7, 5),
+        (150, 1),
+        (3000, 2000) if not settings else (300, 200),
+    ):
         image = noise(*size)
         found = theirs(image, do_rescale=False, do_normalize=False)
         (got,) = ours.apply(np.asarray(image), "items[0]")
@@ -74,7 +100,9 @@ def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
         assert [1, rows, columns] == found["image_grid_thw"][0].tolist()
         assert laid.patches == rows * columns == 4 * laid.rows[0]
         assert laid.grid == (rows // 2, columns // 2)
-        squares = got.reshape(rows // 2, 2, side, columns // 2, 2, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+        squares = got.reshape(rows // 2, 2, side, columns // 2, 2, side, 3).transpose(
+            0, 3, 1, 4, 6, 2, 5
+        )
         wanted = found["pixel_values"].reshape(-1, 3, 2, side, side)
         np.testing.assert_array_equal(squares.reshape(-1, 3, side, side), wanted[:, :, 0])
     with pytest.raises(InvalidInput, match="too thin") as caught:

@@ -1,7 +1,9 @@
-"""Small real tokenizers, made from a text that every Debian has, one for each style that families of models use.
+"""Small real tokenizers, made from a text that every Debian has, one for each style that families
+of models use.
 
-The same in every process, as tests compare what random models answer: the trainers of WordPiece and Unigram are not (they go
-through hash maps in an order that differs), so those vocabularies are counted here. That of byte pairs is.
+The same in every process, as tests compare what random models answer: the trainers of WordPiece and
+Unigram are not (they go through hash maps in an order that differs), so those vocabularies are
+counted here. That of byte pairs is.
 """
 
 from __future__ import annotations
@@ -13,15 +15,31 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
-Style = Literal["bert", "mpnet", "roberta", "xlm-roberta", "deberta-v2", "qwen", "llama", "gemma", "t5"]
+Style = Literal[
+    "bert", "mpnet", "roberta", "xlm-roberta", "deberta-v2", "qwen", "llama", "gemma", "t5"
+]
 
 # Tokens of language models by their roles; the other styles name theirs alike.
 ROLES: dict[Style, dict[str, str]] = {
     "qwen": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
     "llama": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"},
-    "gemma": {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+    "gemma": {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    },
     "t5": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
 }
 
@@ -35,33 +53,69 @@ def tokenizer_of(style: Style, vocabulary: int) -> Tokenizer:
     text = _CORPUS.read_text() if _CORPUS.exists() else _FALLBACK_TEXT * 50
     lines = text.splitlines()[:300]
     if style == "bert":
-        return _wordpiece(lines, vocabulary, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "[CLS]", "[SEP]", "$B:1 [SEP]:1")
+        return _wordpiece(
+            lines,
+            vocabulary,
+            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+            "[CLS]",
+            "[SEP]",
+            "$B:1 [SEP]:1",
+        )
     if style == "mpnet":
-        return _wordpiece(lines, vocabulary, ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"], "<s>", "</s>", "</s> $B </s>")
+        return _wordpiece(
+            lines,
+            vocabulary,
+            ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"],
+            "<s>",
+            "</s>",
+            "</s> $B </s>",
+        )
     if style == "roberta":
         return _byte_pairs(lines, vocabulary)
     if style == "qwen":
         return _chat_byte_pairs(lines, vocabulary)
     if style == "llama":
-        return _piece_pairs(lines, vocabulary, ["<unk>", "<s>", "</s>"], "<s> $A", "<s> $A <s> $B", first=True)
+        return _piece_pairs(
+            lines, vocabulary, ["<unk>", "<s>", "</s>"], "<s> $A", "<s> $A <s> $B", first=True
+        )
     if style == "gemma":
         special = ["<pad>", "<eos>", "<bos>", "<unk>"]
-        return _piece_pairs(lines, vocabulary, special, "<bos> $A <eos>", "<bos> $A <eos> $B <eos>", first=False)
+        return _piece_pairs(
+            lines, vocabulary, special, "<bos> $A <eos>", "<bos> $A <eos> $B <eos>", first=False
+        )
     if style == "t5":
         return _t5_unigram(lines, vocabulary)
     if style == "deberta-v2":
-        return _unigram(lines, vocabulary, ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"], "[CLS]", "[SEP]", "$B:1 [SEP]:1")
-    return _unigram(lines, vocabulary, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], "<s>", "</s>", "</s> $B </s>")
+        return _unigram(
+            lines,
+            vocabulary,
+            ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"],
+            "[CLS]",
+            "[SEP]",
+            "$B:1 [SEP]:1",
+        )
+    return _unigram(
+        lines,
+        vocabulary,
+        ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        "<s>",
+        "</s>",
+        "</s> $B </s>",
+    )
 
 
 def _words(tokenizer: Tokenizer, lines: list[str]) -> Counter[str]:
-    """How often each word of the text occurs, as the tokenizer cuts it before it looks for pieces."""
+    """How often each word of the text occurs, as the tokenizer cuts it before it looks for
+    pieces.
+    """
     normal, cut = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
     return Counter(word for line in lines for word, _ in cut(normal(line)))
 
 
 def _pieces(words: Counter[str], room: int, mark: str = "") -> Counter[str]:
-    """All characters and, as far as there is room, the pieces that spare most tokens. `mark` stands before those within a word."""
+    """All characters and, as far as there is room, the pieces that spare most tokens. `mark` stands
+    before those within a word.
+    """
     counts: Counter[str] = Counter()
     for word, times in words.items():
         for begin, end in _spans(len(word)):
@@ -69,21 +123,31 @@ def _pieces(words: Counter[str], room: int, mark: str = "") -> Counter[str]:
         # Any word can then be cut into pieces.
         counts.update({piece: 0 for character in word for piece in (character, mark + character)})
     length = {piece: len(piece.removeprefix(mark)) for piece in counts}
-    chosen = sorted(counts, key=lambda piece: (length[piece] > 1, -counts[piece] * (length[piece] - 1), piece))
+    chosen = sorted(
+        counts, key=lambda piece: (length[piece] > 1, -counts[piece] * (length[piece] - 1), piece)
+    )
     return Counter({piece: counts[piece] for piece in chosen[:room]})
 
 
 def _spans(length: int) -> Iterator[tuple[int, int]]:
-    return ((begin, end) for begin in range(length) for end in range(begin + 1, min(length, begin + 8) + 1))
+    return (
+        (begin, end)
+        for begin in range(length)
+        for end in range(begin + 1, min(length, begin + 8) + 1)
+    )
 
 
-def _wordpiece(lines: list[str], vocabulary: int, special: list[str], start: str, end: str, second: str) -> Tokenizer:
+def _wordpiece(
+    lines: list[str], vocabulary: int, special: list[str], start: str, end: str, second: str
+) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokens = [*special, *_pieces(_words(tokenizer, lines), vocabulary - len(special), "##")]
-    tokenizer.model = models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]")
+    tokenizer.model = models.WordPiece(
+        {token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"
+    )
     tokenizer.add_special_tokens(special)
     _frame(tokenizer, start, end, second)
     return tokenizer
@@ -95,13 +159,20 @@ def _byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(lines, trainer)
     _frame(tokenizer, "<s>", "</s>", "</s> $B </s>")
     return tokenizer
 
 
-def _unigram(lines: list[str], vocabulary: int, special: list[str], start: str, end: str, second: str) -> Tokenizer:
+def _unigram(
+    lines: list[str], vocabulary: int, special: list[str], start: str, end: str, second: str
+) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -111,25 +182,34 @@ def _unigram(lines: list[str], vocabulary: int, special: list[str], start: str, 
     return tokenizer
 
 
-def _count_pieces(tokenizer: Tokenizer, lines: list[str], vocabulary: int, special: list[str], unknown: str) -> None:
+def _count_pieces(
+    tokenizer: Tokenizer, lines: list[str], vocabulary: int, special: list[str], unknown: str
+) -> None:
     pieces = _pieces(_words(tokenizer, lines), vocabulary - len(special))
     scored = [(piece, math.log(times / pieces.total())) for piece, times in pieces.items()]
-    tokenizer.model = models.Unigram([*((token, 0.0) for token in special), *scored], special.index(unknown))
+    tokenizer.model = models.Unigram(
+        [*((token, 0.0) for token in special), *scored], special.index(unknown)
+    )
     tokenizer.add_special_tokens(special)
 
 
 def _frame(tokenizer: Tokenizer, start: str, end: str, second: str) -> None:
     tokens = [(token, tokenizer.token_to_id(token)) for token in (start, end)]
     single = f"{start} $A {end}"
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=f"{single} {second}", special_tokens=tokens)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=f"{single} {second}", special_tokens=tokens
+    )
 
 
-# How GPT-4 and Qwen cut texts: contractions, words with what stands before them, single digits, punctuation, breaks, spaces.
+# How GPT-4 and Qwen cut texts: contractions, words with what stands before them, single digits,
+# punctuation, breaks, spaces.
 _QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _chat_byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:
-    """Qwen's: every byte has a token, nothing is put around a text, and a chat's marks are tokens."""
+    """Qwen's: every byte has a token, nothing is put around a text, and a chat's marks are
+    tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(_QWEN_WORDS), behavior="isolated")
@@ -139,22 +219,37 @@ def _chat_byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
     # The words that rerankers answer with must be tokens.
     tokenizer.train_from_iterator([*lines, *["yes", "no", "Yes"] * 100], trainer)
     return tokenizer
 
 
-def _piece_pairs(lines: list[str], vocabulary: int, special: list[str], single: str, pair: str, *, first: bool) -> Tokenizer:
-    """Llama's and Gemma's: pairs of pieces, spaces being "▁"; with `first` one is put before the text."""
+def _piece_pairs(
+    lines: list[str], vocabulary: int, special: list[str], single: str, pair: str, *, first: bool
+) -> Tokenizer:
+    """Llama's and Gemma's: pairs of pieces, spaces being "▁"; with `first` one is put before the
+    text.
+    """
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     spaces = normalizers.Replace(" ", "▁")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if first else spaces
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if first else spaces
+    )
     tokenizer.decoder = decoders.Replace("▁", " ")
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=special, show_progress=False
+    )
     tokenizer.train_from_iterator(lines, trainer)
     tokens = [(token, tokenizer.token_to_id(token)) for token in special]
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=tokens
+    )
     return tokenizer
 
 
@@ -166,5 +261,7 @@ def _t5_unigram(lines: list[str], vocabulary: int) -> Tokenizer:
     special = ["<pad>", "</s>", "<unk>"]
     _count_pieces(tokenizer, lines, vocabulary, special, "<unk>")
     end = [("</s>", tokenizer.token_to_id("</s>"))]
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=end)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=end
+    )
     return tokenizer

@@ -1,6 +1,8 @@
-"""A small V-SPLADE with random weights in the layout of NAVER's export, and its vectors, written out after the release.
+"""A small V-SPLADE with random weights in the layout of NAVER's export, and its vectors, written
+out after the release.
 
-No library has a class for it: transformers' ModernVBERT gives the states; head and queries are here.
+No library has a class for it: transformers' ModernVBERT gives the states; head and queries are
+here.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from torch import Tensor, nn
 from tests.parity.vlm_models import colmodernvbert, draw
 
 Layout = Literal["export", "whole"]
-"""NAVER's export; and one table of tokens, a head without biases, and upstream's names of the tower and the connector."""
+"""NAVER's export; and one table of tokens, a head without biases, and upstream's names of the tower
+and the connector.
+"""
 
 SILENT: Final = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
 
@@ -53,7 +57,9 @@ class _Queries(nn.Module):
 
 
 class _Whole(nn.Module):
-    def __init__(self, backbone: transformers.PreTrainedModel, hidden: int, columns: int, *, biased: bool) -> None:
+    def __init__(
+        self, backbone: transformers.PreTrainedModel, hidden: int, columns: int, *, biased: bool
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head, self.queries = _Head(hidden, columns, biased=biased), _Queries(hidden, columns)
@@ -61,7 +67,9 @@ class _Whole(nn.Module):
 
 @dataclass(frozen=True)
 class VSplade:
-    """`columns`: tokens of the vocabulary without those of images and turns, which come after them."""
+    """`columns`: tokens of the vocabulary without those of images and turns, which come after
+    them.
+    """
 
     model: _Whole
     processor: transformers.ProcessorMixin
@@ -79,14 +87,18 @@ class VSplade:
         found = torch.zeros(len(texts), self.columns)
         own = self.model.queries
         for row, text in zip(found, texts, strict=True):
-            ids = self.processor.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+            ids = self.processor.tokenizer(text, add_special_tokens=False, return_tensors="pt")[
+                "input_ids"
+            ][0]
             ids = ids[ids < self.columns]
             row.scatter_add_(0, ids, F.softplus(own.projection(own.embeddings(ids))).squeeze(-1))
         return found * self.mask()
 
     def _page(self, image: Image.Image, dtype: torch.dtype) -> Tensor:
         content = [{"type": "image"}, {"type": "text", "text": ""}]
-        text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        text = self.processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True
+        )
         batch = self.processor(text=text, images=[image], return_tensors="pt")
         batch["pixel_values"] = batch["pixel_values"].to(dtype)
         logits = self.model.head(self.model.backbone(**batch).last_hidden_state[0])
@@ -107,20 +119,38 @@ class VSplade:
             own["additional_vocab_size"] = len(self.processor.tokenizer) - self.columns
             _write_sentence_files(directory, self._weights())
         file.write_text(json.dumps(json.loads(file.read_text()) | own))
-        save_file({name: tensor.contiguous() for name, tensor in self._tensors().items()}, directory / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self._tensors().items()},
+            directory / "model.safetensors",
+        )
 
     def _weights(self) -> Tensor:
         own = self.model.queries
         return F.softplus(own.projection(own.embeddings.weight)).squeeze(-1).detach() * self.mask()
 
     def _tensors(self) -> dict[str, Tensor]:
-        begin, naming = "encoder.encoder.model.", _as_exported if self.layout == "export" else _as_upstream
-        found = {f"{begin}{naming(name)}": tensor for name, tensor in self.model.backbone.state_dict().items()}
-        found |= {f"encoder.mlm_head.{name}": tensor for name, tensor in self.model.head.state_dict().items()}
-        found |= {f"query_encoder.{name}": tensor for name, tensor in self.model.queries.state_dict().items()}
+        begin, naming = (
+            "encoder.encoder.model.",
+            _as_exported if self.layout == "export" else _as_upstream,
+        )
+        found = {
+            f"{begin}{naming(name)}": tensor
+            for name, tensor in self.model.backbone.state_dict().items()
+        }
+        found |= {
+            f"encoder.mlm_head.{name}": tensor
+            for name, tensor in self.model.head.state_dict().items()
+        }
+        found |= {
+            f"query_encoder.{name}": tensor
+            for name, tensor in self.model.queries.state_dict().items()
+        }
         if self.layout == "export":  # with SigLIP's pooling, which is not used
             found |= _apart(found, f"{begin}text_model.", self.columns)
-            found |= {f"{begin}vision_model.head.{name}": torch.ones(3) for name in ("probe", "layernorm.weight", "mlp.fc1.bias")}
+            found |= {
+                f"{begin}vision_model.head.{name}": torch.ones(3)
+                for name in ("probe", "layernorm.weight", "mlp.fc1.bias")
+            }
         return found
 
 
@@ -146,11 +176,23 @@ def _apart(tensors: Mapping[str, Tensor], begin: str, columns: int) -> dict[str,
 def _write_sentence_files(directory: Path, weights: Tensor) -> None:
     """sentence-transformers' layout, whose modules are code of the checkpoint."""
     static = "query_0_VSPLADEStaticEmbedding"
-    types = {static: f"modeling_st_vsplade.{static[8:]}", "": "modeling_st_vsplade.VSPLADETransformer"}
+    types = {
+        static: f"modeling_st_vsplade.{static[8:]}",
+        "": "modeling_st_vsplade.VSPLADETransformer",
+    }
     files: dict[str, object] = {
-        "modules.json": [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}],
-        "router_config.json": {"types": types, "structure": {"query": [static], "document": [""]}, "parameters": {}},
-        "config_sentence_transformers.json": {"model_type": "SparseEncoder", "similarity_fn_name": "dot"},
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
+        ],
+        "router_config.json": {
+            "types": types,
+            "structure": {"query": [static], "document": [""]},
+            "parameters": {},
+        },
+        "config_sentence_transformers.json": {
+            "model_type": "SparseEncoder",
+            "similarity_fn_name": "dot",
+        },
     }
     for name, values in files.items():
         (directory / name).write_text(json.dumps(values))
@@ -163,8 +205,15 @@ def v_splade(layout: Layout = "export") -> VSplade:
     theirs = colmodernvbert()
     tokenizer, images = theirs.processor.tokenizer, theirs.processor.image_processor
     columns = len(tokenizer) - len(tokenizer.get_added_vocab()) + len(SILENT)
-    processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=TEMPLATE)
-    model = _Whole(theirs.model.vlm, theirs.model.config.vlm_config.text_config.hidden_size, columns, biased=layout == "export")
+    processor = transformers.Idefics3Processor(
+        images, tokenizer, image_seq_len=4, chat_template=TEMPLATE
+    )
+    model = _Whole(
+        theirs.model.vlm,
+        theirs.model.config.vlm_config.text_config.hidden_size,
+        columns,
+        biased=layout == "export",
+    )
     draw(model)
     model.head.decoder.bias.data -= 2.5  # about half of a page's weights are 0
     return VSplade(model, processor, columns, layout)

@@ -1,4 +1,6 @@
-"""Small checkpoints of vision-language models with random weights, as transformers writes them, and their vectors there."""
+"""Small checkpoints of vision-language models with random weights, as transformers writes them, and
+their vectors there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 from tests.parity.tokenizers import ROLES, Style, tokenizer_of
 
-_IMAGES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_IMAGES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 _TEXTS = {
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -41,9 +48,18 @@ QUERIES = ["what must a licensee do", "a", "naïve café, 東京 and so on"]
 
 
 def _tokenizer(style: Style, special: Sequence[str]) -> transformers.PreTrainedTokenizerFast:
-    copy = type(tokenizer_of(style, _VOCABULARY)).from_str(tokenizer_of(style, _VOCABULARY).to_str())
-    copy.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    roles = ROLES.get(style) or {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    copy = type(tokenizer_of(style, _VOCABULARY)).from_str(
+        tokenizer_of(style, _VOCABULARY).to_str()
+    )
+    copy.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in special]
+    )
+    roles = ROLES.get(style) or {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+    }
     return transformers.PreTrainedTokenizerFast(tokenizer_object=copy, **roles)
 
 
@@ -68,16 +84,28 @@ class Small:
         return Small(copy.deepcopy(self.model).double(), self.processor)
 
     @torch.inference_mode()
-    def pages(self, images: Sequence[Image.Image], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    def pages(
+        self, images: Sequence[Image.Image], dtype: torch.dtype = torch.float32
+    ) -> list[Tensor]:
         """The vectors of each page alone."""
-        return [self._vectors(self.processor.process_images(images=[image], return_tensors="pt"), dtype) for image in images]
+        return [
+            self._vectors(self.processor.process_images(images=[image], return_tensors="pt"), dtype)
+            for image in images
+        ]
 
     @torch.inference_mode()
     def queries(self, texts: Sequence[str], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        return [self._vectors(self.processor.process_queries(text=[text], return_tensors="pt"), dtype) for text in texts]
+        return [
+            self._vectors(self.processor.process_queries(text=[text], return_tensors="pt"), dtype)
+            for text in texts
+        ]
 
     def _vectors(self, batch: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items() if name != "labels"}
+        batch = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in batch.items()
+            if name != "labels"
+        }
         return self.model(**batch).embeddings[0].float()
 
 
@@ -86,25 +114,52 @@ def _colpali() -> Small:
     images = transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32})
     images.image_seq_length = 16
     config = transformers.PaliGemmaConfig(
-        vision_config={"model_type": "siglip_vision_model", **_IMAGES, "image_size": 32, "patch_size": 8, "vision_use_head": False},
+        vision_config={
+            "model_type": "siglip_vision_model",
+            **_IMAGES,
+            "image_size": 32,
+            "patch_size": 8,
+            "vision_use_head": False,
+        },
         text_config={"model_type": "gemma", **_TEXTS, "head_dim": 16, "vocab_size": len(tokenizer)},
         projection_dim=48,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
-    model = transformers.ColPaliForRetrieval(transformers.ColPaliConfig(vlm_config=config, embedding_dim=16))
+    model = transformers.ColPaliForRetrieval(
+        transformers.ColPaliConfig(vlm_config=config, embedding_dim=16)
+    )
     return Small(model, transformers.ColPaliProcessor(images, tokenizer))
 
 
-_TILE_TOKENS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>", "<|begin_of_text|>"]
+_TILE_TOKENS = [
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<end_of_utterance>",
+    "<|im_start|>",
+    "<|begin_of_text|>",
+]
 _TILE_TOKENS += [f"<row_{row + 1}_col_{column + 1}>" for row in range(4) for column in range(4)]
 _TILES = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}}
 
 
 def colmodernvbert() -> Small:
     tokenizer = _tokenizer("bert", _TILE_TOKENS)
-    special = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+    special = {
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "cls_token_id": 2,
+        "eos_token_id": 3,
+        "sep_token_id": 3,
+    }
     config = transformers.ModernVBertConfig(
-        vision_config={"model_type": "siglip_vision_model", **_IMAGES, "image_size": 32, "patch_size": 4, "vision_use_head": False},
+        vision_config={
+            "model_type": "siglip_vision_model",
+            **_IMAGES,
+            "image_size": 32,
+            "patch_size": 4,
+            "vision_use_head": False,
+        },
         text_config={
             "model_type": "modernbert",
             **_TEXTS,
@@ -116,13 +171,17 @@ def colmodernvbert() -> Small:
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         pixel_shuffle_factor=4,
     )
-    model = transformers.ColModernVBertForRetrieval(transformers.ColModernVBertConfig(vlm_config=config, embedding_dim=16))
+    model = transformers.ColModernVBertForRetrieval(
+        transformers.ColModernVBertConfig(vlm_config=config, embedding_dim=16)
+    )
     images = transformers.Idefics3ImageProcessorPil(**_TILES)
     return Small(model, transformers.ColModernVBertProcessor(images, tokenizer, image_seq_len=4))
 
 
 class _Engine(torch.nn.Module):
-    """colpali-engine's models: transformers' without a head, and a projection of a name of their own."""
+    """colpali-engine's models: transformers' without a head, and a projection of a name of their
+    own.
+    """
 
     def __init__(self, model: transformers.PreTrainedModel, width: int, name: str) -> None:
         super().__init__()
@@ -134,8 +193,14 @@ class _Engine(torch.nn.Module):
 
     def save_pretrained(self, directory: Path) -> None:
         self.model.save_pretrained(directory)
-        tensors = {f"model.{name}": tensor for name, tensor in load_file(directory / "model.safetensors").items()}
-        head = {f"{self._name}.{name}": tensor.contiguous() for name, tensor in self.projection.state_dict().items()}
+        tensors = {
+            f"model.{name}": tensor
+            for name, tensor in load_file(directory / "model.safetensors").items()
+        }
+        head = {
+            f"{self._name}.{name}": tensor.contiguous()
+            for name, tensor in self.projection.state_dict().items()
+        }
         save_file(tensors | head, directory / "model.safetensors")
 
 
@@ -165,7 +230,10 @@ def _colidefics3(name: str) -> Small:
 def _engine_modernvbert() -> Small:
     theirs = colmodernvbert()
     tokenizer, images = theirs.processor.tokenizer, theirs.processor.image_processor
-    return Small(_Engine(theirs.model.vlm, 48, "custom_text_proj"), _EngineProcessor(images, tokenizer, image_seq_len=4))
+    return Small(
+        _Engine(theirs.model.vlm, 48, "custom_text_proj"),
+        _EngineProcessor(images, tokenizer, image_seq_len=4),
+    )
 
 
 _QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
@@ -173,9 +241,19 @@ _QWEN_TOWER = {"depth": 3, "num_heads": 2, "spatial_merge_size": 2}
 
 
 def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
-    """Windows of 2 x 2 squares in two of three layers; two layers of the text encoder that are added to."""
-    second: dict[str, object] = {"window_size": 16, "fullatt_block_indexes": [1], "intermediate_size": 40}
-    third: dict[str, object] = {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 1], "intermediate_size": 40}
+    """Windows of 2 x 2 squares in two of three layers; two layers of the text encoder that are
+    added to.
+    """
+    second: dict[str, object] = {
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+        "intermediate_size": 40,
+    }
+    third: dict[str, object] = {
+        "num_position_embeddings": 25,
+        "deepstack_visual_indexes": [0, 1],
+        "intermediate_size": 40,
+    }
     towers: dict[str, dict[str, object]] = {
         "qwen2_vl": {"embed_dim": 32, "hidden_size": 48, "patch_size": 4, "mlp_ratio": 2},
         "qwen2_5_vl": {"hidden_size": 32, "out_hidden_size": 48, "patch_size": 4, **second},
@@ -184,7 +262,13 @@ def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
     rope = {"rope_theta": 10_000.0, "rope_type": "default", "mrope_section": [2, 3, 3]}
     return {
         "vision_config": _QWEN_TOWER | towers[kind],
-        "text_config": {**_TEXTS, "num_hidden_layers": 3, "head_dim": 16, "vocab_size": tokens, "rope_parameters": rope}
+        "text_config": {
+            **_TEXTS,
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "vocab_size": tokens,
+            "rope_parameters": rope,
+        }
         | {"bos_token_id": 1, "num_attention_heads": 3, "num_key_value_heads": 1},
         "image_token_id": mark,
         "vision_start_token_id": mark - 2,
@@ -195,27 +279,39 @@ def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
 
 def _qwen_images(patch: int = 4, squares: int = 80) -> transformers.BaseImageProcessor:
     area = (2 * patch) ** 2
-    return transformers.Qwen2VLImageProcessorPil(patch_size=patch, size={"shortest_edge": 4 * area, "longest_edge": squares * area})
+    return transformers.Qwen2VLImageProcessorPil(
+        patch_size=patch, size={"shortest_edge": 4 * area, "longest_edge": squares * area}
+    )
 
 
-def _colqwen2(tower: Mapping[str, object] = MappingProxyType({}), patch: int = 4, squares: int = 80) -> Small:
+def _colqwen2(
+    tower: Mapping[str, object] = MappingProxyType({}), patch: int = 4, squares: int = 80
+) -> Small:
     tokenizer = _tokenizer("qwen", _QWEN_TOKENS)
-    settings = _qwen_settings("qwen2_vl", len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+    settings = _qwen_settings(
+        "qwen2_vl", len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    )
     settings["vision_config"] = {**settings["vision_config"], **tower}  # type: ignore[dict-item]
     model = transformers.ColQwen2ForRetrieval(
-        transformers.ColQwen2Config(vlm_config=transformers.Qwen2VLConfig(**settings), embedding_dim=16)
+        transformers.ColQwen2Config(
+            vlm_config=transformers.Qwen2VLConfig(**settings), embedding_dim=16
+        )
     )
     return Small(model, transformers.ColQwen2Processor(_qwen_images(patch, squares), tokenizer))
 
 
 def slow_reader() -> Small:
-    """Its tower has 1,600 patches of a page and 42 million parameters: seconds on one core. What comes after it is small."""
+    """Its tower has 1,600 patches of a page and 42 million parameters: seconds on one core. What
+    comes after it is small.
+    """
     tower = {"embed_dim": 768, "depth": 6, "num_heads": 12, "patch_size": 14, "mlp_ratio": 4}
     return _colqwen2(tower, patch=14, squares=400)
 
 
 class _QwenEngineProcessor(transformers.ColQwen2Processor):  # type: ignore[misc]
-    """colpali-engine's, which gives the model the image tokens for M-RoPE, and puts nothing before a query."""
+    """colpali-engine's, which gives the model the image tokens for M-RoPE, and puts nothing before
+    a query.
+    """
 
     def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
         found = dict(super().process_images(images, **kwargs))
@@ -229,7 +325,9 @@ class _QwenEngineProcessor(transformers.ColQwen2Processor):  # type: ignore[misc
 
 def _engine_qwen(kind: str) -> Small:
     tokenizer = _tokenizer("qwen", _QWEN_TOKENS)
-    settings = _qwen_settings(kind, len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+    settings = _qwen_settings(
+        kind, len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    )
     model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **settings))
     processor = _QwenEngineProcessor(_qwen_images(), tokenizer)
     processor.query_prefix = ""
@@ -237,7 +335,9 @@ def _engine_qwen(kind: str) -> Small:
 
 
 class _Tomoro(_Engine):
-    """TomoroAI's wrapper, of which transformers has no class: another configuration, and its own names around Qwen3-VL's."""
+    """TomoroAI's wrapper, of which transformers has no class: another configuration, and its own
+    names around Qwen3-VL's.
+    """
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__(model, 48, "embedding_proj_layer")
@@ -245,7 +345,10 @@ class _Tomoro(_Engine):
     def save_pretrained(self, directory: Path) -> None:
         super().save_pretrained(directory)
         tensors = load_file(directory / "model.safetensors")
-        save_file({_within_vlm(name): tensor for name, tensor in tensors.items()}, directory / "model.safetensors")
+        save_file(
+            {_within_vlm(name): tensor for name, tensor in tensors.items()},
+            directory / "model.safetensors",
+        )
         _configure(directory, {"model_type": "colqwen3", "embed_dim": 16})
 
 
@@ -267,14 +370,18 @@ def _tomoro() -> Small:
 
 
 class _Nemotron(torch.nn.Module):
-    """NVIDIA's wrapper, of which transformers has no class: Qwen3-VL whose tokens see both sides; vectors are its last states."""
+    """NVIDIA's wrapper, of which transformers has no class: Qwen3-VL whose tokens see both sides;
+    vectors are its last states.
+    """
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, **batch: Tensor) -> Output:
-        nothing_hidden = torch.zeros(1, 1, *batch["input_ids"].shape[-1:] * 2, dtype=self.model.dtype)
+        nothing_hidden = torch.zeros(
+            1, 1, *batch["input_ids"].shape[-1:] * 2, dtype=self.model.dtype
+        )
         with patch.object(modeling_qwen3_vl, "create_causal_mask", lambda **_: nothing_hidden):
             hidden = self.model(**batch).last_hidden_state
         return Output(torch.nn.functional.normalize(hidden, dim=-1))
@@ -282,7 +389,10 @@ class _Nemotron(torch.nn.Module):
     def save_pretrained(self, directory: Path) -> None:
         self.model.save_pretrained(directory)
         tensors = load_file(directory / "model.safetensors")
-        save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, directory / "model.safetensors")
+        save_file(
+            {f"model.{name}": tensor for name, tensor in tensors.items()},
+            directory / "model.safetensors",
+        )
         _configure(directory, {"model_type": "qwen3_vl_nemotron_embed", "pooling": "colbert"})
 
 
@@ -290,9 +400,7 @@ class _NemotronProcessor(_QwenEngineProcessor):
     """One turn of the chat template, written out."""
 
     def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
-        self.visual_prompt_prefix = (
-            "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>passage: <|im_end|>\n<|im_start|>assistant\n"
-        )
+        self.visual_prompt_prefix = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>passage: <|im_end|>\n<|im_start|>assistant\n"
         return super().process_images(images, **kwargs)
 
     def process_queries(self, text: list[str], **kwargs: str) -> dict[str, Tensor]:
@@ -330,7 +438,9 @@ def small(kind: str) -> Small:
 
 
 def draw(model: torch.nn.Module) -> None:
-    """In evaluation mode, float32, every parameter drawn wide, since transformers' own initialisation hardly tests attention."""
+    """In evaluation mode, float32, every parameter drawn wide, since transformers' own
+    initialisation hardly tests attention.
+    """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.eval().named_parameters():
@@ -349,18 +459,32 @@ _ADAPTED = {
 
 
 def write_vlm_adapter(kind: str, directory: Path, base: str) -> Small:
-    """An adapter of `small(kind)`, one of colpali-engine's Qwen-VL, alone as PEFT saves it; returns what it makes of the model."""
+    """An adapter of `small(kind)`, one of colpali-engine's Qwen-VL, alone as PEFT saves it; returns
+    what it makes of the model.
+    """
     adapted = Small(copy.deepcopy(small(kind).model), small(kind).processor)
     generator = torch.Generator().manual_seed(2)
     tensors: dict[str, Tensor] = {}
     for module, stored in _ADAPTED.items():
         weight = adapted.model.get_submodule(module).weight
-        a, b = (torch.randn(*size, generator=generator) * 0.2 for size in ((3, weight.shape[1]), (len(weight), 3)))
+        a, b = (
+            torch.randn(*size, generator=generator) * 0.2
+            for size in ((3, weight.shape[1]), (len(weight), 3))
+        )
         weight.data += 12 / 3 * (b @ a)
-        tensors |= {f"base_model.model.{stored}.lora_A.weight": a, f"base_model.model.{stored}.lora_B.weight": b}
+        tensors |= {
+            f"base_model.model.{stored}.lora_A.weight": a,
+            f"base_model.model.{stored}.lora_B.weight": b,
+        }
     directory.mkdir(parents=True)
     save_file(tensors, directory / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": 3, "lora_alpha": 12, "target_modules": "(.*)", "base_model_name_or_path": base}
+    settings = {
+        "peft_type": "LORA",
+        "r": 3,
+        "lora_alpha": 12,
+        "target_modules": "(.*)",
+        "base_model_name_or_path": base,
+    }
     (directory / "adapter_config.json").write_text(json.dumps(settings))
     return adapted
 
@@ -371,12 +495,20 @@ class Conversation(Small):
 
     def last(self, text: str, images: Sequence[Image.Image]) -> tuple[Tensor, Tensor]:
         """The last token's state, and its logits."""
-        found = dict(self.processor.image_processor(list(images), return_tensors="pt")) if images else {}
+        found = (
+            dict(self.processor.image_processor(list(images), return_tensors="pt"))
+            if images
+            else {}
+        )
         for rows in (found["image_grid_thw"].prod(-1) // 4).tolist() if images else []:
             text = text.replace("<|image_pad|>", "<|image|>" * rows, 1)
-        ids = self.processor.tokenizer(text.replace("<|image|>", "<|image_pad|>"), return_tensors="pt")["input_ids"]
+        ids = self.processor.tokenizer(
+            text.replace("<|image|>", "<|image_pad|>"), return_tensors="pt"
+        )["input_ids"]
         kinds = (ids == self.model.config.image_token_id).int()
-        output = self.model(input_ids=ids, mm_token_type_ids=kinds, output_hidden_states=True, **found)
+        output = self.model(
+            input_ids=ids, mm_token_type_ids=kinds, output_hidden_states=True, **found
+        )
         return output.hidden_states[-1][0, -1], output.logits[0, -1]
 
 
@@ -384,7 +516,9 @@ class Conversation(Small):
 def conversation() -> Conversation:
     """Qwen3-VL."""
     tokenizer = _tokenizer("qwen", _QWEN_TOKENS)
-    settings = _qwen_settings("qwen3_vl", len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>"))
+    settings = _qwen_settings(
+        "qwen3_vl", len(tokenizer), tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    )
     model = transformers.Qwen3VLForConditionalGeneration(transformers.Qwen3VLConfig(**settings))
     draw(model)
     return Conversation(model, transformers.ColQwen2Processor(_qwen_images(), tokenizer))
@@ -394,10 +528,16 @@ def pages() -> list[bytes]:
     """Files of awkward sizes: noise over gradients, in several modes."""
     numbers = np.random.default_rng(3)
     found = []
-    for number, (height, width) in enumerate(((32, 32), (100, 60), (30, 61), (1, 60), (60, 1), (200, 160))):
-        pixels = np.linspace(0, 200, height * width * 4).reshape(height, width, 4) + numbers.integers(0, 56, (height, width, 4))
+    for number, (height, width) in enumerate(
+        ((32, 32), (100, 60), (30, 61), (1, 60), (60, 1), (200, 160))
+    ):
+        pixels = np.linspace(0, 200, height * width * 4).reshape(
+            height, width, 4
+        ) + numbers.integers(0, 56, (height, width, 4))
         out = BytesIO()
-        Image.fromarray(pixels.astype(np.uint8)).convert(("RGB", "RGBA", "L")[number % 3]).save(out, "PNG")
+        Image.fromarray(pixels.astype(np.uint8)).convert(("RGB", "RGBA", "L")[number % 3]).save(
+            out, "PNG"
+        )
         found.append(out.getvalue())
     return found
 

@@ -10,4 +10,6 @@ HUB_TESTS = "test_published.py"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if collection_path.name == HUB_TESTS and not config.getoption("--published") else None
+    return (
+        True if collection_path.name == HUB_TESTS and not config.getoption("--published") else None
+    )

@@ -1,6 +1,8 @@
-"""Models that answer with vectors, scores and labels: the mesh's are those of the packages that they come from.
+"""Models that answer with vectors, scores and labels: the mesh's are those of the packages that
+they come from.
 
-Comparisons are called as those of `writers.py`. Vectors are apart by at most 1e-4 of cosine, scores and probabilities by 1e-3.
+Comparisons are called as those of `writers.py`. Vectors are apart by at most 1e-4 of cosine, scores
+and probabilities by 1e-3.
 """
 
 from __future__ import annotations
@@ -20,9 +22,21 @@ from gliner2 import GLiNER2
 from gliner2.inference.engine import BoundaryExtractor
 from numpy.typing import ArrayLike
 from PIL import Image
-from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SparseEncoder,
+)
 
-from libs.models import Extraction, Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
+from libs.models import (
+    Extraction,
+    Schema,
+    SchemaClassification,
+    SchemaField,
+    SchemaLabel,
+    SchemaStructure,
+)
 from tests.mesh.test_heads import of_schema
 from tests.mesh.test_sparse import whole
 from tests.parity import gliner2_models, test_boundary, test_gliner2
@@ -42,7 +56,10 @@ def dense(client: shoal.Client, model: str, directory: Path) -> None:
 
 def sparse(client: shoal.Client, model: str, directory: Path) -> None:
     theirs = SparseEncoder(str(directory), **_EXACT)
-    queries, documents = client.encode(model, TEXTS, role="query").sparse, client.encode(model, TEXTS, role="document").sparse
+    queries, documents = (
+        client.encode(model, TEXTS, role="query").sparse,
+        client.encode(model, TEXTS, role="document").sparse,
+    )
     assert queries is not None
     assert documents is not None
     _near(whole(queries), theirs.encode_query(TEXTS).to_dense().numpy())
@@ -68,16 +85,22 @@ def reranker(client: shoal.Client, model: str, directory: Path) -> None:
 
 def zero_shot(client: shoal.Client, model: str, directory: Path) -> None:
     """Labels by hypotheses."""
-    pipeline = transformers.pipeline("zero-shot-classification", str(directory), device="cpu", dtype=torch.float32)
+    pipeline = transformers.pipeline(
+        "zero-shot-classification", str(directory), device="cpu", dtype=torch.float32
+    )
     theirs = cast("list[dict[str, Any]]", pipeline(TEXTS, candidate_labels=LABELS))
-    _labelled(client, model, [dict(zip(one["labels"], one["scores"], strict=True)) for one in theirs])
+    _labelled(
+        client, model, [dict(zip(one["labels"], one["scores"], strict=True)) for one in theirs]
+    )
 
 
 def labels(client: shoal.Client, model: str, directory: Path) -> None:
     """GLiClass, by its package."""
     theirs = gliclass.GLiClassModel.from_pretrained(str(directory)).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    pipeline = gliclass.ZeroShotClassificationPipeline(theirs, tokenizer, device="cpu", progress_bar=False)
+    pipeline = gliclass.ZeroShotClassificationPipeline(
+        theirs, tokenizer, device="cpu", progress_bar=False
+    )
     kinds = {"batch_size": 1, "classification_type": "single-label", "return_hierarchical": True}
     _labelled(client, model, pipeline(TEXTS, LABELS, **kinds))
 
@@ -85,7 +108,9 @@ def labels(client: shoal.Client, model: str, directory: Path) -> None:
 SCHEMA: Final = Schema(
     entities=(SchemaLabel("person"), SchemaLabel("city", "where something happened")),
     classifications=(SchemaClassification("topic", tuple(map(SchemaLabel, LABELS))),),
-    structures=(SchemaStructure("invention", (SchemaField("inventor", single=True), SchemaField("year"))),),
+    structures=(
+        SchemaStructure("invention", (SchemaField("inventor", single=True), SchemaField("year"))),
+    ),
 )
 
 
@@ -94,7 +119,9 @@ class Flat(Protocol):
 
     def ours(self, found: Extraction, /) -> test_gliner2.Found: ...
 
-    def theirs(self, text: str, answer: Mapping[str, Any], schema: Schema, /) -> test_gliner2.Found: ...
+    def theirs(
+        self, text: str, answer: Mapping[str, Any], schema: Schema, /
+    ) -> test_gliner2.Found: ...
 
 
 _ASKED: Final = (
@@ -107,21 +134,34 @@ _ASKED: Final = (
 
 def gliner2(client: shoal.Client, model: str, directory: Path) -> None:
     """GLiNER2, by its package."""
-    _of_schema(client, model, gliner2_models.Reference(GLiNER2.from_pretrained(str(directory)).eval(), directory), test_gliner2)
+    _of_schema(
+        client,
+        model,
+        gliner2_models.Reference(GLiNER2.from_pretrained(str(directory)).eval(), directory),
+        test_gliner2,
+    )
 
 
 def gliner25(client: shoal.Client, model: str, directory: Path) -> None:
     """GLiNER2.5, by the same package, whose structures are records."""
     theirs = BoundaryExtractor.from_pretrained(str(directory)).eval()
-    _of_schema(client, model, gliner2_models.Reference(theirs, directory, records=True), test_boundary)
+    _of_schema(
+        client, model, gliner2_models.Reference(theirs, directory, records=True), test_boundary
+    )
 
 
-def _of_schema(client: shoal.Client, model: str, theirs: gliner2_models.Reference, flat: Flat) -> None:
+def _of_schema(
+    client: shoal.Client, model: str, theirs: gliner2_models.Reference, flat: Flat
+) -> None:
     found = 0
-    for text, answer, one in zip(TEXTS, theirs.answers(TEXTS, SCHEMA), client.extract(model, TEXTS, _ASKED), strict=True):
+    for text, answer, one in zip(
+        TEXTS, theirs.answers(TEXTS, SCHEMA), client.extract(model, TEXTS, _ASKED), strict=True
+    ):
         ours, wanted = flat.ours(of_schema(one)), flat.theirs(text, answer, SCHEMA)
         # Of a classification with one answer the package gives the best label only.
-        topics = sorted((place for place in ours if place[0] == "class"), key=lambda place: ours[place])
+        topics = sorted(
+            (place for place in ours if place[0] == "class"), key=lambda place: ours[place]
+        )
         ours = {place: score for place, score in ours.items() if place not in topics[:-1]}
         assert ours.keys() == wanted.keys()
         assert all(abs(score - wanted[place]) <= CLOSE for place, score in ours.items())
@@ -138,14 +178,20 @@ def images(client: shoal.Client, model: str, directory: Path) -> None:
         pixels = processor(images=shown, return_tensors="pt")["pixel_values"]
         wanted = theirs.get_image_features(pixel_values=pixels).pooler_output.numpy()
         rows = [_clip_ids(theirs.config, directory, label) for label in LABELS]
-        said = np.concatenate([theirs.get_text_features(input_ids=ids).pooler_output.numpy() for ids in rows])
+        said = np.concatenate(
+            [theirs.get_text_features(input_ids=ids).pooler_output.numpy() for ids in rows]
+        )
     _near(client.encode(model, PHOTOS).dense, wanted)
     _near(client.encode(model, LABELS).dense, said)
 
 
 def _clip_ids(config: Any, directory: Path, text: str) -> torch.Tensor:
-    """[1, tokens]; SigLIP's are always as many as it has positions (transformers' tokenizer of it needs sentencepiece)."""
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    """[1, tokens]; SigLIP's are always as many as it has positions (transformers' tokenizer of it
+    needs sentencepiece).
+    """
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json")
+    )
     if config.model_type != "siglip":
         return tokenizer([text], return_tensors="pt")["input_ids"]
     length = config.text_config.max_position_embeddings
@@ -158,11 +204,17 @@ def _near(found: ArrayLike | None, wanted: ArrayLike) -> None:
     assert found is not None
     ours, theirs = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     assert ours.shape == theirs.shape
-    cosines = (ours * theirs).sum(-1) / np.linalg.norm(ours, axis=-1) / np.linalg.norm(theirs, axis=-1)
+    cosines = (
+        (ours * theirs).sum(-1) / np.linalg.norm(ours, axis=-1) / np.linalg.norm(theirs, axis=-1)
+    )
     assert cosines.min() >= 1 - FAR, cosines
 
 
-def _labelled(client: shoal.Client, model: str, wanted: list[Mapping[str, float]] | list[dict[str, float]]) -> None:
+def _labelled(
+    client: shoal.Client, model: str, wanted: list[Mapping[str, float]] | list[dict[str, float]]
+) -> None:
     answer = client.classify(model, TEXTS, LABELS)
     for one, scores in zip(answer.results, wanted, strict=True):
-        assert {label.label: label.score for label in one.labels} == pytest.approx(scores, abs=CLOSE)
+        assert {label.label: label.score for label in one.labels} == pytest.approx(
+            scores, abs=CLOSE
+        )

@@ -1,4 +1,6 @@
-"""What published models are asked: a scanned page and a few lines of one, of scikit-image, and texts."""
+"""What published models are asked: a scanned page and a few lines of one, of scikit-image, and
+texts.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import skimage
 _IMAGES: Final = Path(skimage.__file__).parent / "data"
 PAGE: Final = (_IMAGES / "page.png").read_bytes()
 IMAGES: Final = [PAGE, (_IMAGES / "text.png").read_bytes()]
-PHOTOS: Final = [(_IMAGES / name).read_bytes() for name in ("chelsea.png", "coffee.png", "rocket.jpg")]
+PHOTOS: Final = [
+    (_IMAGES / name).read_bytes() for name in ("chelsea.png", "coffee.png", "rocket.jpg")
+]
 
 QUERY: Final = "Who wrote the first program for a machine?"
 TEXTS: Final = [

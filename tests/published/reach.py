@@ -1,4 +1,6 @@
-"""Whether the published models can be had on this machine, asked once before a run that wants them."""
+"""Whether the published models can be had on this machine, asked once before a run that wants
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def need_models() -> None:
 
 
 def need(models: Iterable[str], root: Path, hub: Hub) -> None:
-    """Raises UsageError, which ends the run, if a model is not on this machine and the hub cannot be reached."""
+    """Raises UsageError, which ends the run, if a model is not on this machine and the hub cannot
+    be reached.
+    """
     cache = Cache(root)
     for model in models:
         if cache.directory(model) is not None:
@@ -44,8 +48,12 @@ def need(models: Iterable[str], root: Path, hub: Hub) -> None:
         except (ModelNotFound, ModelBroken) as error:
             if not constants.HF_HUB_OFFLINE:
                 return  # the hub has answered; the model's own test tells the rest
-            raise pytest.UsageError(ADVICE.format(error=error.message, root=root, offline="set")) from None
+            raise pytest.UsageError(
+                ADVICE.format(error=error.message, root=root, offline="set")
+            ) from None
         except NoCapacity as error:
-            raise pytest.UsageError(ADVICE.format(error=error.message, root=root, offline="not set")) from None
+            raise pytest.UsageError(
+                ADVICE.format(error=error.message, root=root, offline="not set")
+            ) from None
         if not isinstance(found, Path):
             return

@@ -1,4 +1,6 @@
-"""How a published model is run: fetched by Shoal's own store, served by a mesh, compared and evicted."""
+"""How a published model is run: fetched by Shoal's own store, served by a mesh, compared and
+evicted.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ SECONDS: Final = 3600.0
 
 @dataclass(frozen=True)
 class Published:
-    """A store, and a client of a mesh whose worker uses the same directory. `folder`: of models that had to be converted."""
+    """A store, and a client of a mesh whose worker uses the same directory. `folder`: of models
+    that had to be converted.
+    """
 
     store: Store
     client: shoal.Client
     folder: Path
 
     def check(self, model: str, comparison: Comparison) -> None:
-        """Fetches the model unless it is on this machine, and compares what the mesh answers with its own package."""
+        """Fetches the model unless it is on this machine, and compares what the mesh answers with
+        its own package.
+        """
         try:
             copy = self.store.get(model, lambda progress: None)
         except ModelBroken as error:
@@ -45,7 +51,9 @@ class Published:
             copy.close()
 
     def _converted(self, model: str, directory: Path) -> Path:
-        """A copy with the tokenizer's file for a model without one, as `shoal models check` advises; else the directory."""
+        """A copy with the tokenizer's file for a model without one, as `shoal models check`
+        advises; else the directory.
+        """
         if any(directory.rglob("tokenizer.json")):
             return directory
         own = self.folder / model
@@ -56,7 +64,9 @@ class Published:
 
 @contextmanager
 def published(root: Path, store: Store, environment: Mapping[str, str]) -> Iterator[Published]:
-    """A router and a worker on this machine's CPU, in float32. `root`: of logs. `environment`: of the worker."""
+    """A router and a worker on this machine's CPU, in float32. `root`: of logs. `environment`: of
+    the worker.
+    """
     folder = root / "converted"
     folder.mkdir()
     settings = {

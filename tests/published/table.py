@@ -1,7 +1,8 @@
-"""The published models that are run, each with what its answers are compared with: small ones, every family that reads or writes.
+"""The published models that are run, each with what its answers are compared with: small ones,
+every family that reads or writes.
 
-Left out, because the smallest that is published needs more memory or a licence first: gemma, gemma3_text, mistral, mbart, mt5, and
-models whose repositories lack files (GLiNER).
+Left out, because the smallest that is published needs more memory or a licence first: gemma,
+gemma3_text, mistral, mbart, mt5, and models whose repositories lack files (GLiNER).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import shoal
 from tests.published import encoders, writers
 
 Comparison = Callable[[shoal.Client, str, Path], None]
-"""Asks the mesh for a model by its id, and asserts that its answers are those of its own package on the files in a directory."""
+"""Asks the mesh for a model by its id, and asserts that its answers are those of its own package on
+the files in a directory.
+"""
 
 _READ: Final = partial(writers.conversation, instruction="Read the text in the image.")
 _DOCLING: Final = partial(writers.conversation, instruction="Convert this page to docling.")
@@ -35,7 +38,9 @@ MODELS: Final[Mapping[str, Comparison]] = {
     "zai-org/GLM-OCR": partial(writers.conversation, instruction="Text Recognition:"),
     "PaddlePaddle/PaddleOCR-VL": partial(writers.conversation, instruction="OCR:"),
     "lightonai/LightOnOCR-2-1B": _READ,
-    "opendatalab/MinerU2.5-2509-1.2B": partial(writers.conversation, instruction="Text Recognition:"),
+    "opendatalab/MinerU2.5-2509-1.2B": partial(
+        writers.conversation, instruction="Text Recognition:"
+    ),
     "Qwen/Qwen3-VL-2B-Instruct": _READ,
     "Qwen/Qwen2.5-VL-3B-Instruct": _READ,
     # Texts to texts.

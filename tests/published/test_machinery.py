@@ -1,5 +1,5 @@
-"""How published models are run, with tiny ones of a hub on loopback: they are fetched, served and compared, and a weight that is
-changed is found. And what is said where there is no hub."""
+"""How published models are run, with tiny ones of a hub on loopback: they are fetched, served and
+compared, and a weight that is changed is found. And what is said where there is no hub."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 TINY: Final[dict[str, Comparison]] = {
     "tiny/trocr": partial(writers.page, most=16),
-    "tiny/docling": partial(writers.conversation, instruction="Convert this page to docling.", most=16),
+    "tiny/docling": partial(
+        writers.conversation, instruction="Convert this page to docling.", most=16
+    ),
     "tiny/qwen3": partial(writers.texts, instruction="shorten it:", most=16),
     "tiny/bert": encoders.dense,
     "tiny/gliner2": encoders.gliner2,
@@ -57,7 +59,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     conversation_models.write("idefics3", made["tiny/docling"])
     write_ending("qwen3", made["tiny/qwen3"])
     write_checkpoint("bert", made["tiny/bert"], sentence=SentenceFiles())
-    made["tiny/gliner2"] = make_reference(made["tiny/gliner2"], {"counting_layer": "count_lstm_v2"}).directory
+    made["tiny/gliner2"] = make_reference(
+        made["tiny/gliner2"], {"counting_layer": "count_lstm_v2"}
+    ).directory
     made["tiny/gliner25"] = make_boundary(made["tiny/gliner25"], {}).directory
     made[UNTOKENIZED] = without_tokenizer(made["tiny/trocr"], root / UNTOKENIZED)
     for directory in made.values():
@@ -72,14 +76,18 @@ def without_tokenizer(directory: Path, target: Path) -> Path:
     shutil.copytree(directory, target)
     Tokenizer.from_file(str(directory / "tokenizer.json")).model.save(str(target))
     (target / "tokenizer.json").unlink()
-    (target / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
+    (target / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "RobertaTokenizer"})
+    )
     return target
 
 
 @pytest.fixture(scope="module")
 def running(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Published]:
     root = tmp_path_factory.mktemp("published")
-    store = Store([Hub(endpoint=hub.endpoint, cache=root / "hf")], Cache(root / "store"), 1 << 40, TRANSFER)
+    store = Store(
+        [Hub(endpoint=hub.endpoint, cache=root / "hf")], Cache(root / "store"), 1 << 40, TRANSFER
+    )
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(root / "hf"), "HF_HUB_OFFLINE": "0"}
     with published(root, store, environment) as made:
         yield made
@@ -91,45 +99,52 @@ def test_every_model_of_the_table_is_in_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize("model", TINY)
-def test_a_tiny_model_answers_as_its_own_package(model: str, running: Published, hub: FakeHub) -> None:
+def test_tiny_model_answers_as_its_own_package(
+    model: str, running: Published, hub: FakeHub
+) -> None:
     running.check(model, TINY[model])
     directory = running.store.models / model
-    assert (directory / "model.safetensors").read_bytes() == (hub.models[model] / "model.safetensors").read_bytes()
+    assert (directory / "model.safetensors").read_bytes() == (
+        hub.models[model] / "model.safetensors"
+    ).read_bytes()
     assert not (directory / "training_args.bin").exists()
 
 
 @pytest.mark.parametrize("model", TINY)
-def test_a_changed_weight_is_found(model: str, running: Published, tmp_path: Path) -> None:
+def test_changed_weight_is_found(model: str, running: Published, tmp_path: Path) -> None:
     """In the package's own copy: one number in a thousand of the largest tensor is another."""
     copy = running.store.get(model, lambda progress: None)
     changed = shutil.copytree(copy.directory, tmp_path / "changed")
     copy.close()
     tensors = load_file(changed / "model.safetensors")
     name = max(tensors, key=lambda each: tensors[each].numel())
-    tensors[name] = torch.where(torch.arange(tensors[name].numel()).view_as(tensors[name]) % 1000 == 0, 3.0, tensors[name])
+    tensors[name] = torch.where(
+        torch.arange(tensors[name].numel()).view_as(tensors[name]) % 1000 == 0, 3.0, tensors[name]
+    )
     save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(AssertionError):
         TINY[model](running.client, model, changed)
 
 
-def test_a_tokenizer_that_is_not_published_is_converted(running: Published) -> None:
+def test_tokenizer_that_is_not_published_is_converted(running: Published) -> None:
     running.check(UNTOKENIZED, TINY["tiny/trocr"])
     assert (running.store.models / UNTOKENIZED / "tokenizer.json").exists()
 
 
-def test_a_file_that_cannot_be_converted_fails_with_what_the_card_should_say(
+def test_file_that_cannot_be_converted_fails_with_what_the_card_should_say(
     running: Published, hub: FakeHub, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
     hub.models["tiny/pickle"] = tmp_path
     with pytest.raises(
-        pytest.fail.Exception, match=r"tiny/pickle cannot be had .*pytorch_model\.bin: is neither a zip.*about\.missing"
+        pytest.fail.Exception,
+        match=r"tiny/pickle cannot be had .*pytorch_model\.bin: is neither a zip.*about\.missing",
     ):
         running.check("tiny/pickle", encoders.dense)
 
 
-def test_a_run_without_a_hub_ends_with_advice(
+def test_run_without_a_hub_ends_with_advice(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(request.config.option, "published", True)
@@ -137,11 +152,16 @@ def test_a_run_without_a_hub_ends_with_advice(
     monkeypatch.setenv("SHOAL_STORE_DIR", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(pytest.UsageError, match=r"cannot be reached(.|\n)*HTTPS_PROXY(.|\n)*HF_ENDPOINT(.|\n)*HF_HOME"):
+    with pytest.raises(
+        pytest.UsageError,
+        match=r"cannot be reached(.|\n)*HTTPS_PROXY(.|\n)*HF_ENDPOINT(.|\n)*HF_HOME",
+    ):
         pytest_configure(request.config)
 
 
-def test_models_on_this_machine_need_no_hub(running: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_on_this_machine_need_no_hub(
+    running: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out_of_reach = Hub(endpoint="http://127.0.0.1:1", cache=tmp_path)
     running.store.get("tiny/qwen3", lambda progress: None).close()
     store_dir = running.store.models.parent

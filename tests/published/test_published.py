@@ -1,4 +1,6 @@
-"""Each published model of the table, of the hub. Fetched ones stay where the product keeps them (SHOAL_STORE_DIR)."""
+"""Each published model of the table, of the hub. Fetched ones stay where the product keeps them
+(SHOAL_STORE_DIR).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Published]:
     processors, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     torch.set_num_threads(processors)
     store = open_store(("hf",), store_dir(), 0)
-    with published(tmp_path_factory.mktemp("published"), store, {"SHOAL_THREADS": str(processors)}) as made:
+    with published(
+        tmp_path_factory.mktemp("published"), store, {"SHOAL_THREADS": str(processors)}
+    ) as made:
         yield made
     torch.set_num_threads(threads)
 

@@ -1,6 +1,8 @@
-"""Models that write: the mesh answers with the texts of transformers' greedy generation (or its beams) on the same files.
+"""Models that write: the mesh answers with the texts of transformers' greedy generation (or its
+beams) on the same files.
 
-A comparison is called with a client of a mesh that serves the model, the model's id and the directory of its files.
+A comparison is called with a client of a mesh that serves the model, the model's id and the
+directory of its files.
 """
 
 from __future__ import annotations
@@ -24,35 +26,61 @@ MOST: Final = 64
 """Tokens of a text."""
 
 
-def texts(client: shoal.Client, model: str, directory: Path, *, instruction: str = "", most: int = MOST) -> None:
+def texts(
+    client: shoal.Client, model: str, directory: Path, *, instruction: str = "", most: int = MOST
+) -> None:
     """Models that read and write texts."""
     wanted = _written(directory, instruction, most)
-    _same(client.extract(model, TEXTS, shoal.ReadText(instruction=instruction, max_tokens=most, temperature=0)), wanted)
+    _same(
+        client.extract(
+            model, TEXTS, shoal.ReadText(instruction=instruction, max_tokens=most, temperature=0)
+        ),
+        wanted,
+    )
 
 
 def _written(directory: Path, instruction: str, most: int) -> list[str]:
-    """In a function of its own, so that the package's model is gone before the mesh loads its own. So is `_said`'s."""
+    """In a function of its own, so that the package's model is gone before the mesh loads its own.
+    So is `_said`'s.
+    """
     kind = transformers.AutoConfig.from_pretrained(directory)
-    loads = transformers.AutoModelForSeq2SeqLM if kind.is_encoder_decoder else transformers.AutoModelForCausalLM
+    loads = (
+        transformers.AutoModelForSeq2SeqLM
+        if kind.is_encoder_decoder
+        else transformers.AutoModelForCausalLM
+    )
     theirs = loads.from_pretrained(directory, dtype=torch.float32).eval()
     return [reference(theirs, directory, text, most, instruction) for text in TEXTS]
 
 
-def conversation(client: shoal.Client, model: str, directory: Path, *, instruction: str, most: int = MOST) -> None:
+def conversation(
+    client: shoal.Client, model: str, directory: Path, *, instruction: str, most: int = MOST
+) -> None:
     """Vision-language models with a chat template."""
     ids, ends = _said(directory, instruction, most)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     keeps_tags = tokenizer.token_to_id("<doctag>") is not None
     kept = [[each for each in one if not keeps_tags or each not in ends] for one in ids]
     wanted = [tokenizer.decode(one, skip_special_tokens=not keeps_tags).strip() for one in kept]
-    _same(client.extract(model, IMAGES, shoal.ReadText(instruction=instruction, max_tokens=most, temperature=0)), wanted, ids)
+    _same(
+        client.extract(
+            model, IMAGES, shoal.ReadText(instruction=instruction, max_tokens=most, temperature=0)
+        ),
+        wanted,
+        ids,
+    )
 
 
 def _said(directory: Path, instruction: str, most: int) -> tuple[list[list[int]], set[int]]:
     """The tokens about each image, and those that end a text."""
-    theirs = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+    theirs = transformers.AutoModelForImageTextToText.from_pretrained(
+        directory, dtype=torch.float32
+    ).eval()
     ends = theirs.generation_config.eos_token_id
-    ids = [conversation_models.written(theirs, directory, [image], instruction, most) for image in IMAGES]
+    ids = [
+        conversation_models.written(theirs, directory, [image], instruction, most)
+        for image in IMAGES
+    ]
     return ids, {*ends} if isinstance(ends, list) else {ends}
 
 
@@ -61,20 +89,33 @@ def florence(client: shoal.Client, model: str, directory: Path) -> None:
     theirs = florence_models.read(directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     if tokenizer.token_to_id("<loc_0>") is None:  # microsoft's code adds them
-        tokenizer.add_special_tokens([AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED])
+        tokenizer.add_special_tokens(
+            [AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED]
+        )
     for kind, task in (("ocr", "<OCR>"), ("detailed_caption", "<MORE_DETAILED_CAPTION>")):
-        ids = [florence_models.written(theirs, directory, image, TASKS[task].prompt, MOST) for image in IMAGES]
+        ids = [
+            florence_models.written(theirs, directory, image, TASKS[task].prompt, MOST)
+            for image in IMAGES
+        ]
         found = client.extract(model, IMAGES, shoal.ReadText(kind=kind, max_tokens=MOST))  # type: ignore[arg-type]
         _same(found, [_plain(tokenizer, each) for each in ids], ids)
 
 
-def page(client: shoal.Client, model: str, directory: Path, *, prompt: str = "", most: int = MOST) -> None:
+def page(
+    client: shoal.Client, model: str, directory: Path, *, prompt: str = "", most: int = MOST
+) -> None:
     """TrOCR, and Donut by the `prompt` of its task."""
-    theirs = transformers.VisionEncoderDecoderModel.from_pretrained(directory, dtype=torch.float32).eval()
+    theirs = transformers.VisionEncoderDecoderModel.from_pretrained(
+        directory, dtype=torch.float32
+    ).eval()
     ids = [page_models.written(theirs, directory, image, most, prompt) for image in IMAGES]
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     found = client.extract(model, IMAGES, shoal.ReadText(instruction=prompt, max_tokens=most))
-    _same(found, [_plain(tokenizer, each) if prompt else tokenizer.decode(each).strip() for each in ids], ids)
+    _same(
+        found,
+        [_plain(tokenizer, each) if prompt else tokenizer.decode(each).strip() for each in ids],
+        ids,
+    )
 
 
 def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

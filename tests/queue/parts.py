@@ -51,9 +51,13 @@ async def add(lanes: Lanes, *jobs: QueuedJob, max_tokens: int = 10**9) -> bool:
     return admitted
 
 
-async def lease(lanes: Lanes, budget_tokens: int = 10**6, budget_jobs: int = 256, *, worker: str = "w") -> Pulled:
+async def lease(
+    lanes: Lanes, budget_tokens: int = 10**6, budget_jobs: int = 256, *, worker: str = "w"
+) -> Pulled:
     """A pull that must find something."""
-    pulled = await lanes.pull(LANE, worker_id=worker, budget_tokens=budget_tokens, budget_jobs=budget_jobs)
+    pulled = await lanes.pull(
+        LANE, worker_id=worker, budget_tokens=budget_tokens, budget_jobs=budget_jobs
+    )
     assert isinstance(pulled, Pulled)
     return pulled
 
@@ -90,21 +94,48 @@ def raw(reply: object) -> bytes:
 
 
 async def look_inside(redis: Redis) -> Inside:
-    interactive, bulk, payloads, owners, attempts, tags_i, tags_b, leases, batches, *_, holders, whose = Keys(1).of(LANE)
-    members = [raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)]
+    (
+        interactive,
+        bulk,
+        payloads,
+        owners,
+        attempts,
+        tags_i,
+        tags_b,
+        leases,
+        batches,
+        *_,
+        holders,
+        whose,
+    ) = Keys(1).of(LANE)
+    members = [
+        raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)
+    ]
     return Inside(
         waiting=[member.decode().split(":", 3)[3] for member in members],
         payloads={raw(name).decode() for name in await redis.hkeys(payloads)},
         owners={
-            raw(name).decode(): raw(router).partition(b"\0")[0].decode() for name, router in (await redis.hgetall(owners)).items()
+            raw(name).decode(): raw(router).partition(b"\0")[0].decode()
+            for name, router in (await redis.hgetall(owners)).items()
         },
-        attempts={raw(name).decode(): int(tries) for name, tries in (await redis.hgetall(attempts)).items()},
+        attempts={
+            raw(name).decode(): int(tries)
+            for name, tries in (await redis.hgetall(attempts)).items()
+        },
         leases={raw(name).decode() for name in await redis.zrange(leases, 0, -1)},
         batches={raw(name).decode() for name in await redis.hkeys(batches)},
-        tenants={raw(name).decode() for tags in (tags_i, tags_b) for name in await redis.hkeys(tags)},
+        tenants={
+            raw(name).decode() for tags in (tags_i, tags_b) for name in await redis.hkeys(tags)
+        },
         queued_tokens=sum(int(member.split(b":")[1]) for member in members),
-        whose={raw(name).decode(): raw(tenant).decode() for name, tenant in (await redis.hgetall(whose)).items()},
-        holders={raw(name).decode(): raw(worker).decode().rstrip() for name, worker in (await redis.hgetall(holders)).items()},
+        whose={
+            raw(name).decode(): raw(tenant).decode()
+            for name, tenant in (await redis.hgetall(whose)).items()
+        },
+        holders={
+            raw(name).decode(): raw(worker).decode().rstrip()
+            for name, worker in (await redis.hgetall(holders)).items()
+        },
     )
 
 

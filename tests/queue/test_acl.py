@@ -1,5 +1,6 @@
-"""Redis' users: each may do what its process does, and nothing else. That it suffices, all tests of the queue and the fleet show,
-which run as `shoal-router`, and those of the whole mesh (tests/mesh/test_trust.py)."""
+"""Redis' users: each may do what its process does, and nothing else. That it suffices, all tests of
+the queue and the fleet show, which run as `shoal-router`, and those of the whole mesh
+(tests/mesh/test_trust.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, UnsuitableRedis, connect
 from libs.queue.connection.acl import ROUTER, SCHEDULER, User, acl_file
 from libs.queue.rates import Rate, Rates
-from libs.queue.standing import Standings
+from libs.queue.standing import QueuePositions
 from tests.queue.parts import DEAD, LANE, Clock, add, job, lease, make_lanes
 from tests.support.acl import PASSWORD, add_user, connect_as, refusals
 from tests.support.redis import RedisServer
@@ -64,15 +65,25 @@ async def connected(own_server: RedisServer) -> AsyncIterator[As]:
 
 
 async def used(admin: Redis) -> set[str]:
-    """Commands since the last CONFIG RESETSTAT, those in scripts too; what the test itself says is left out."""
-    found = {name.removeprefix("cmdstat_").partition("|")[0] for name in await admin.info("commandstats")}
+    """Commands since the last CONFIG RESETSTAT, those in scripts too; what the test itself says is
+    left out.
+    """
+    found = {
+        name.removeprefix("cmdstat_").partition("|")[0] for name in await admin.info("commandstats")
+    }
     return found - {"config", "acl", "auth"}
 
 
 async def script_calls(admin: Redis) -> int:
-    """How often SCRIPT was called since the last CONFIG RESETSTAT; Redis 7 counts its subcommands apart."""
+    """How often SCRIPT was called since the last CONFIG RESETSTAT; Redis 7 counts its subcommands
+    apart.
+    """
     stats = await admin.info("commandstats")
-    return sum(counts["calls"] for name, counts in stats.items() if name.partition("|")[0] == "cmdstat_script")
+    return sum(
+        counts["calls"]
+        for name, counts in stats.items()
+        if name.partition("|")[0] == "cmdstat_script"
+    )
 
 
 def allowed(user: User) -> set[str]:
@@ -90,7 +101,9 @@ async def as_a_router(redis: Redis) -> None:
     await lanes.enqueue(LANE, [[job(name)] for name in "abcd"], max_tokens=1000, ring=True)
     await anext(bells)
     await bells.aclose()
-    await make_lanes(redis, clock, "b").complete(LANE, "w", (await lease(lanes, 20)).batch_id, [("a", b"x")], release=True)
+    await make_lanes(redis, clock, "b").complete(
+        LANE, "w", (await lease(lanes, 20)).batch_id, [("a", b"x")], release=True
+    )
     assert await lanes.take_replies(1.0) == [("a", b"x")]
     assert await lanes.take_replies(0.01) == []
     written = make_lanes(redis, clock, "a").written()
@@ -110,14 +123,18 @@ async def as_a_router(redis: Redis) -> None:
         await lease(lanes, 10)
         clock.ms += 10_000
     await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
-    await Standings(redis).of(LANE, ["t"])
+    await QueuePositions(redis).of(LANE, ["t"])
     await Rates(redis).take("t", Rate(1.0, 1.0), 5)
     await lanes.fail_all(LANE, b"x")
     await lanes.drop_replies("a")
-    await Standings(redis).forget(LANE)
+    await QueuePositions(redis).forget(LANE)
     await lanes.lane_gauges()
-    model = worker_pb2.WorkerModel(model="org/model", state=models_pb2.MODEL_STATE_FAILED, failure=BROKEN)
-    await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu", models=[model]))
+    model = worker_pb2.WorkerModel(
+        model="org/model", state=models_pb2.MODEL_STATE_FAILED, failure=BROKEN
+    )
+    await fleet.report(
+        worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu", models=[model])
+    )
     await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="f", pool="cpu"))
     await fleet.refresh()
     await fleet.claim(LANE, "w", 1000)
@@ -148,18 +165,22 @@ async def as_a_scheduler(redis: Redis) -> None:
     await fleet.resign(fence)
 
 
-async def test_a_router_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
+async def test_router_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
     router = connected(ROUTER)
     await admin.config_resetstat()
     await as_a_router(router)
     assert await refusals(admin) == []
-    assert await used(admin) == allowed(ROUTER), "libs/queue/connection/acl.py names other commands than a router uses"
+    assert await used(admin) == allowed(ROUTER), (
+        "libs/queue/connection/acl.py names other commands than a router uses"
+    )
 
 
-async def test_a_scheduler_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
+async def test_scheduler_may_do_what_it_does_and_no_more(connected: As, admin: Redis) -> None:
     scheduler = connected(SCHEDULER)
     fleet = Fleet(admin)
-    await Lanes(admin, router_id="a", dead_result=DEAD).enqueue(LANE, [[job("a")]], max_tokens=100, ring=False)
+    await Lanes(admin, router_id="a", dead_result=DEAD).enqueue(
+        LANE, [[job("a")]], max_tokens=100, ring=False
+    )
     await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
     await fleet.record_failure("org/model", "w", BROKEN)
     await admin.hset("v1:{fleet}:failures", "org/old w", b"1 " + BROKEN.SerializeToString())
@@ -168,7 +189,9 @@ async def test_a_scheduler_may_do_what_it_does_and_no_more(connected: As, admin:
     await admin.config_resetstat()
     await as_a_scheduler(scheduler)
     assert await refusals(admin) == []
-    assert await used(admin) == allowed(SCHEDULER), "libs/queue/connection/acl.py names other commands than a scheduler uses"
+    assert await used(admin) == allowed(SCHEDULER), (
+        "libs/queue/connection/acl.py names other commands than a scheduler uses"
+    )
 
 
 @pytest.mark.parametrize("user", [ROUTER, SCHEDULER], ids=lambda user: user.name)
@@ -196,8 +219,17 @@ async def test_everything_else_is_refused(connected: As, admin: Redis, user: Use
         ("SUBSCRIBE", "other"),
     ]
     if user is SCHEDULER:
-        outside += [("SCRIPT", "LOAD", "return 1"), ("HGETALL", "v1:{fleet}:routers"), ("RPUSH", keys[12] + "a", "x")]
-        outside += [("HGETALL", keys[2]), ("HGET", keys[3], "a"), ("DEL", keys[12] + "a"), ("LPOP", keys[12] + "a")]
+        outside += [
+            ("SCRIPT", "LOAD", "return 1"),
+            ("HGETALL", "v1:{fleet}:routers"),
+            ("RPUSH", keys[12] + "a", "x"),
+        ]
+        outside += [
+            ("HGETALL", keys[2]),
+            ("HGET", keys[3], "a"),
+            ("DEL", keys[12] + "a"),
+            ("LPOP", keys[12] + "a"),
+        ]
     for command in outside:
         with pytest.raises(NoPermissionError):
             await redis.execute_command(*command)
@@ -216,7 +248,9 @@ async def test_scripts_have_no_more_rights_than_their_user(connected: As, admin:
     assert len(await refusals(admin)) == 2
 
 
-async def test_a_scheduler_runs_no_lua_but_the_scripts_that_routers_loaded(connected: As, admin: Redis) -> None:
+async def test_scheduler_runs_no_lua_but_the_scripts_that_routers_loaded(
+    connected: As, admin: Redis
+) -> None:
     router, scheduler = connected(ROUTER), connected(SCHEDULER)
     fleet = Fleet(scheduler)
     with pytest.raises(NoCapacity, match="a router loads them"):
@@ -232,7 +266,9 @@ async def test_a_scheduler_runs_no_lua_but_the_scripts_that_routers_loaded(conne
     lanes = Lanes(router, router_id="a", dead_result=DEAD)
     await add(lanes, job("a"))
     with pytest.raises(NoCapacity, match="let our user"):
-        await Lanes(scheduler, router_id="s", dead_result=b"").pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
+        await Lanes(scheduler, router_id="s", dead_result=b"").pull(
+            LANE, worker_id="w", budget_tokens=10, budget_jobs=1
+        )
 
 
 async def test_calls_that_find_all_scripts_lost_load_them_once(connected: As, admin: Redis) -> None:
@@ -247,7 +283,7 @@ async def test_calls_that_find_all_scripts_lost_load_them_once(connected: As, ad
     assert await script_calls(admin) == loads
 
 
-async def test_an_acl_that_is_too_narrow_is_told_and_survived(connected: As, admin: Redis) -> None:
+async def test_acl_that_is_too_narrow_is_told_and_survived(connected: As, admin: Redis) -> None:
     redis = connected(ROUTER)
     lanes = make_lanes(redis, Clock(), "a")
     for revoked in ("evalsha", "zadd"):
@@ -260,11 +296,15 @@ async def test_an_acl_that_is_too_narrow_is_told_and_survived(connected: As, adm
         await lanes.check()
 
 
-async def test_the_file_lets_in_who_has_a_password_and_nobody_else(tmp_path: Path) -> None:
+async def test_file_lets_in_who_has_a_password_and_nobody_else(tmp_path: Path) -> None:
     users = tmp_path / "users.acl"
     users.write_text(acl_file(router=PASSWORD, scheduler=None, admin="root's"))
     with RedisServer(arguments=["--aclfile", str(users)]) as server:
-        router, nobody, scheduler = connect_as(ROUTER, server.url), connect(server.url), connect_as(SCHEDULER, server.url)
+        router, nobody, scheduler = (
+            connect_as(ROUTER, server.url),
+            connect(server.url),
+            connect_as(SCHEDULER, server.url),
+        )
         assert await add(make_lanes(router, Clock(), "a"), job("a"))
         for closed in (nobody, scheduler):
             with pytest.raises(RedisConnectionError):
@@ -281,5 +321,7 @@ async def test_the_file_lets_in_who_has_a_password_and_nobody_else(tmp_path: Pat
 
 
 def test_lanes_of_any_name_are_within_the_keys_of_a_scheduler() -> None:
-    """Its patterns end with the part of a lane; no name of a lane may end a key so that it looks like another part."""
+    """Its patterns end with the part of a lane; no name of a lane may end a key so that it looks
+    like another part.
+    """
     assert ":" not in LaneKey("a:i", "b:meta/c", "d:b").name

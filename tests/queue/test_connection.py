@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue import LaneKey, Lanes, LeftBell, UnsuitableRedis, WorkerBell, connect, open_all
+from libs.queue import LaneKey, Lanes, UnsuitableRedis, WakeupLeft, WorkerWakeup, connect, open_all
 from libs.queue.keys import BELL, LAYOUT
 from libs.versions import LAYOUT_VERSION
 from tests.queue.parts import DEAD, LANE, Clock, add, ids, job, lease, make_lanes
@@ -23,16 +23,18 @@ def frail() -> Iterator[RedisServer]:
         yield running
 
 
-async def test_a_good_redis_passes_and_sets_the_clock(redis: Redis) -> None:
+async def test_good_redis_passes_and_sets_the_clock(redis: Redis) -> None:
     lanes = Lanes(redis, router_id="a", dead_result=DEAD)
     await lanes.check()
     seconds, _ = await redis.time()
     assert abs(lanes.clock_ms() - seconds * 1000) < 60_000
-    await lanes.enqueue(LANE, [[job("a", deadline_ms=await lanes.now_ms() + 60_000)]], max_tokens=10, ring=False)
+    await lanes.enqueue(
+        LANE, [[job("a", deadline_ms=await lanes.now_ms() + 60_000)]], max_tokens=10, ring=False
+    )
     assert ids(await lease(lanes)) == ["a"]
 
 
-async def test_a_redis_that_evicts_is_refused_with_advice(redis: Redis, lanes: Lanes) -> None:
+async def test_redis_that_evicts_is_refused_with_advice(redis: Redis, lanes: Lanes) -> None:
     await redis.config_set("maxmemory-policy", "allkeys-lru")
     try:
         with pytest.raises(UnsuitableRedis, match="CONFIG SET maxmemory-policy noeviction"):
@@ -41,16 +43,23 @@ async def test_a_redis_that_evicts_is_refused_with_advice(redis: Redis, lanes: L
         await redis.config_set("maxmemory-policy", "noeviction")
 
 
-async def test_data_of_another_layout_is_refused_with_advice(redis: Redis, lanes: Lanes, other: Lanes) -> None:
+async def test_data_of_another_layout_is_refused_with_advice(
+    redis: Redis, lanes: Lanes, other: Lanes
+) -> None:
     await lanes.check()
     assert await redis.get(LAYOUT) == str(LAYOUT_VERSION).encode()
     await other.check()
     await redis.set(LAYOUT, LAYOUT_VERSION + 1)
-    with pytest.raises(UnsuitableRedis, match=rf"layout {LAYOUT_VERSION + 1} .* reads layout {LAYOUT_VERSION}: run the version"):
+    with pytest.raises(
+        UnsuitableRedis,
+        match=rf"layout {LAYOUT_VERSION + 1} .* reads layout {LAYOUT_VERSION}: run the version",
+    ):
         await lanes.check()
 
 
-async def test_scripts_that_redis_forgot_are_loaded_again(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_scripts_that_redis_forgot_are_loaded_again(
+    lanes: Lanes, other: Lanes, redis: Redis
+) -> None:
     await redis.script_flush()
     await add(other, job("a"), job("b"), job("c"))
     await redis.script_flush()
@@ -58,7 +67,9 @@ async def test_scripts_that_redis_forgot_are_loaded_again(lanes: Lanes, other: L
     await redis.script_flush()
     assert not (await lanes.renew(LANE, "w", [pulled.batch_id]))[0].lost
     await redis.script_flush()
-    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)).accepted == 2
+    assert (
+        await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)
+    ).accepted == 2
     await redis.script_flush()
     assert await other.cancel(LANE, [job("c")]) == 1
     await redis.script_flush()
@@ -67,7 +78,7 @@ async def test_scripts_that_redis_forgot_are_loaded_again(lanes: Lanes, other: L
     assert await lanes.fail_all(LANE, b"x") == 0
 
 
-async def test_a_redis_that_is_away_is_no_capacity(frail: RedisServer, clock: Clock) -> None:
+async def test_redis_that_is_away_is_no_capacity(frail: RedisServer, clock: Clock) -> None:
     redis = connect(frail.url)
     lanes = make_lanes(redis, clock, "a")
     await add(lanes, job("a"), job("b"))
@@ -95,7 +106,9 @@ async def connections(redis: Redis) -> int:
 
 
 async def test_all_connections_can_be_opened_at_once(frail: RedisServer) -> None:
-    """As many as there would be after a moment in which that many commands wait, and no more then."""
+    """As many as there would be after a moment in which that many commands wait, and no more
+    then.
+    """
     redis = connect(frail.url, max_connections=7)
     assert await connections(redis) == 1
     await open_all(redis)
@@ -114,7 +127,9 @@ async def test_all_connections_can_be_opened_beside_that_of_the_scripts(frail: R
     await redis.aclose()
 
 
-async def test_connections_that_cannot_be_opened_are_no_capacity_and_are_opened_later(frail: RedisServer) -> None:
+async def test_connections_that_cannot_be_opened_are_no_capacity_and_are_opened_later(
+    frail: RedisServer,
+) -> None:
     redis = connect(frail.url, max_connections=7)
     frail.kill()
     with pytest.raises(NoCapacity):
@@ -134,7 +149,9 @@ async def test_opening_that_is_cut_off_keeps_no_connection_in_use() -> None:
         await writer.wait_closed()
 
     async with await asyncio.start_server(says_nothing, "127.0.0.1", 0) as server:
-        redis = connect(f"redis://:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}", max_connections=3)
+        redis = connect(
+            f"redis://:secret@127.0.0.1:{server.sockets[0].getsockname()[1]}", max_connections=3
+        )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await open_all(redis)
@@ -142,7 +159,9 @@ async def test_opening_that_is_cut_off_keeps_no_connection_in_use() -> None:
         await redis.aclose()
 
 
-async def test_a_full_redis_takes_nothing_in_but_can_be_drained(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_full_redis_takes_nothing_in_but_can_be_drained(
+    lanes: Lanes, other: Lanes, redis: Redis
+) -> None:
     await add(other, *(job(f"{number}") for number in range(100)))
     await redis.config_set("maxmemory", 1)
     try:
@@ -150,7 +169,9 @@ async def test_a_full_redis_takes_nothing_in_but_can_be_drained(lanes: Lanes, ot
             await add(lanes, job("x"))
         for _ in range(10):
             pulled = await lease(lanes, budget_jobs=10)
-            await lanes.complete(LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)
+            await lanes.complete(
+                LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True
+            )
         assert len(await other.take_replies(0)) == 100
     finally:
         await redis.config_set("maxmemory", 0)
@@ -167,22 +188,22 @@ async def test_taking_replies_ends_when_there_are_none(lanes: Lanes) -> None:
     assert await lanes.take_replies(0.01) == []
 
 
-async def test_a_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> None:
+async def test_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> None:
     heard = [lanes.bells(), other.bells()]
     assert [await anext(bells) for bells in heard] == [None, None]
     await lanes.enqueue(LANE, [[job("a"), job("b")]], max_tokens=100, ring=True)
     assert [await anext(bells) for bells in heard] == [LANE, LANE]
     # A pull rings for what it leaves, and a release for what it brings back.
     pulled = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1, ring=True)
-    assert [await anext(bells) for bells in heard] == [LeftBell(LANE), LeftBell(LANE)]
+    assert [await anext(bells) for bells in heard] == [WakeupLeft(LANE), WakeupLeft(LANE)]
     await lanes.complete(LANE, "w", getattr(pulled, "batch_id", ""), [], release=True)
     assert [await anext(bells) for bells in heard] == [LANE, LANE]
     for bells in heard:
         await bells.aclose()
 
 
-async def test_a_ring_for_a_worker_is_told_from_those_for_lanes(lanes: Lanes, redis: Redis) -> None:
-    workers = [WorkerBell("gpu-1"), WorkerBell("!odd | name")]
+async def test_ring_for_a_worker_is_told_from_those_for_lanes(lanes: Lanes, redis: Redis) -> None:
+    workers = [WorkerWakeup("gpu-1"), WorkerWakeup("!odd | name")]
     bells = lanes.bells()
     await anext(bells)
     await redis.publish(BELL, workers[0].message)
@@ -230,7 +251,9 @@ async def test_bells_say_when_rings_may_have_been_missed(frail: RedisServer, clo
 
 
 async def test_bells_of_a_redis_that_resets_every_subscription_end_in_words() -> None:
-    """It lets us in and breaks off when asked for anything, for as long as it takes: no number of tries may add up."""
+    """It lets us in and breaks off when asked for anything, for as long as it takes: no number of
+    tries may add up.
+    """
     connections = 0
 
     async def breaks_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -8,7 +8,7 @@ from libs.queue import Lanes, QueuedJob
 from tests.queue.parts import LANE, add, gauges, ids, job, lease, look_inside, payload
 
 
-async def test_a_job_comes_out_as_it_went_in(lanes: Lanes) -> None:
+async def test_job_comes_out_as_it_went_in(lanes: Lanes) -> None:
     assert await add(lanes, job("a:b|{c} ü", 7))
     pulled = await lease(lanes)
     assert [(one.job_id, one.payload, one.attempts, one.tokens) for one in pulled.jobs] == [
@@ -21,11 +21,16 @@ async def test_each_request_enters_whole_or_not_at_all(lanes: Lanes) -> None:
     groups = [[job("a", 40), job("b", 40)], [job("c", 10), job("d", 20)], [job("e", 20)]]
     assert await lanes.enqueue(LANE, groups, max_tokens=100, ring=False) == [True, False, True]
     now = await gauges(lanes)
-    assert (now.queued_jobs, now.queued_tokens, now.enqueued, now.enqueued_tokens) == (3, 100, 3, 100)
+    assert (now.queued_jobs, now.queued_tokens, now.enqueued, now.enqueued_tokens) == (
+        3,
+        100,
+        3,
+        100,
+    )
     assert ids(await lease(lanes)) == ["a", "b", "e"]
 
 
-async def test_a_lane_tells_when_jobs_came_last(lanes: Lanes) -> None:
+async def test_lane_tells_when_jobs_came_last(lanes: Lanes) -> None:
     before = await lanes.now_ms()
     assert await add(lanes, job("a", 7))
     used = (await gauges(lanes)).used_ms
@@ -34,12 +39,14 @@ async def test_a_lane_tells_when_jobs_came_last(lanes: Lanes) -> None:
     assert (await gauges(lanes)).used_ms == used
 
 
-async def test_a_refused_request_leaves_nothing_behind(lanes: Lanes, redis: Redis) -> None:
+async def test_refused_request_leaves_nothing_behind(lanes: Lanes, redis: Redis) -> None:
     assert not await add(lanes, job("a", 101), max_tokens=100)
     assert await redis.keys("*") == []
 
 
-async def test_a_known_job_is_queued_once_and_its_answer_goes_to_the_last_who_asked(lanes: Lanes, other: Lanes) -> None:
+async def test_known_job_is_queued_once_and_its_answer_goes_to_the_last_who_asked(
+    lanes: Lanes, other: Lanes
+) -> None:
     await add(lanes, job("a", 60))
     assert await add(other, job("a", 60), max_tokens=100)
     now = await gauges(lanes)
@@ -50,13 +57,15 @@ async def test_a_known_job_is_queued_once_and_its_answer_goes_to_the_last_who_as
     assert await other.take_replies(0) == [("a", b"answer")]
 
 
-async def test_a_job_twice_in_one_call_is_queued_once(lanes: Lanes) -> None:
+async def test_job_twice_in_one_call_is_queued_once(lanes: Lanes) -> None:
     groups = [[job("a"), job("a")], [job("a"), job("b")]]
     assert await lanes.enqueue(LANE, groups, max_tokens=20, ring=False) == [True, True]
     assert ids(await lease(lanes)) == ["a", "b"]
 
 
-async def test_a_refused_request_does_not_take_over_known_jobs(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_refused_request_does_not_take_over_known_jobs(
+    lanes: Lanes, other: Lanes, redis: Redis
+) -> None:
     await add(lanes, job("a", 60))
     assert not await add(other, job("a", 60), job("b", 60), max_tokens=100)
     assert (await look_inside(redis)).owners == {"a": "a"}
@@ -75,7 +84,11 @@ async def test_ten_thousand_jobs_enter_as_one_request(lanes: Lanes) -> None:
     own: list[tuple[str, bytes]] = []
     while len(own) < 10_000:
         pulled = await lease(lanes)
-        own += (await lanes.complete(LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)).own
+        own += (
+            await lanes.complete(
+                LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True
+            )
+        ).own
     assert own == [(one.job_id, b"x") for one in jobs]
 
 
@@ -83,11 +96,16 @@ async def test_small_and_large_requests_in_one_call_keep_their_answers_apart(lan
     large = [job(f"large {number}") for number in range(600)]
     too_large = [job(f"too large {number}") for number in range(700)]
     small = [[job(f"small {number} {part}") for part in range(100)] for number in range(12)]
-    admitted = await lanes.enqueue(LANE, [small[0], too_large, *small[1:], large], max_tokens=18_000, ring=False)
+    admitted = await lanes.enqueue(
+        LANE, [small[0], too_large, *small[1:], large], max_tokens=18_000, ring=False
+    )
     assert admitted == [True, False, *[True] * 11, True]
 
 
 async def test_large_payloads_are_spread_over_calls(lanes: Lanes) -> None:
-    jobs = [QueuedJob(f"{number}", "t", 1.0, 1, 1_800_000_000_000, "bulk", bytes(3 << 20)) for number in range(4)]
+    jobs = [
+        QueuedJob(f"{number}", "t", 1.0, 1, 1_800_000_000_000, "bulk", bytes(3 << 20))
+        for number in range(4)
+    ]
     assert await lanes.enqueue(LANE, [jobs[:3], jobs[3:]], max_tokens=4, ring=False) == [True, True]
     assert [len(one.payload) for one in (await lease(lanes)).jobs] == [3 << 20] * 4

@@ -1,20 +1,37 @@
-"""Out to workers and back: leases that end well, run out, or kill; every job answered exactly once."""
+"""Out to workers and back: leases that end well, run out, or kill; every job answered exactly
+once.
+"""
 
 from __future__ import annotations
 
 import pytest
 from redis.asyncio import Redis
 
-from libs.queue import Idle, LaneKey, Lanes, Pulled, RenewedBatch, WorkerBell
+from libs.queue import Idle, LaneKey, Lanes, Pulled, RenewedBatch, WorkerWakeup
 from libs.queue.keys import Keys
-from tests.queue.parts import DEAD, FAR_MS, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside
+from tests.queue.parts import (
+    DEAD,
+    FAR_MS,
+    LANE,
+    LEASE_MS,
+    NOTHING,
+    Clock,
+    add,
+    gauges,
+    ids,
+    job,
+    lease,
+    look_inside,
+)
 
 
-async def test_an_answer_goes_to_the_router_that_waits_for_it(lanes: Lanes, other: Lanes) -> None:
+async def test_answer_goes_to_the_router_that_waits_for_it(lanes: Lanes, other: Lanes) -> None:
     await add(lanes, job("mine"))
     await add(other, job("theirs"))
     pulled = await lease(lanes)
-    completed = await lanes.complete(LANE, "w", pulled.batch_id, [("mine", b"1"), ("theirs", b"2\0\n")], release=True)
+    completed = await lanes.complete(
+        LANE, "w", pulled.batch_id, [("mine", b"1"), ("theirs", b"2\0\n")], release=True
+    )
     assert completed.accepted == 2
     assert completed.own == [("mine", b"1")]
     assert await lanes.take_replies(0) == []
@@ -25,12 +42,18 @@ async def test_an_answer_goes_to_the_router_that_waits_for_it(lanes: Lanes, othe
 async def test_only_the_first_answer_counts(lanes: Lanes, other: Lanes) -> None:
     await add(other, job("a"))
     pulled = await lease(lanes)
-    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"first")], release=False)).accepted == 1
-    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"second"), ("unknown", b"x")], release=True)).accepted == 0
+    assert (
+        await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"first")], release=False)
+    ).accepted == 1
+    assert (
+        await lanes.complete(
+            LANE, "w", pulled.batch_id, [("a", b"second"), ("unknown", b"x")], release=True
+        )
+    ).accepted == 0
     assert await other.take_replies(0) == [("a", b"first")]
 
 
-async def test_a_lease_that_runs_out_returns_its_jobs_to_the_head(lanes: Lanes, clock: Clock) -> None:
+async def test_lease_that_runs_out_returns_its_jobs_to_the_head(lanes: Lanes, clock: Clock) -> None:
     await add(lanes, *(job(name) for name in "abcd"))
     first = await lease(lanes, 20)
     clock.ms += LEASE_MS - 1
@@ -44,7 +67,7 @@ async def test_a_lease_that_runs_out_returns_its_jobs_to_the_head(lanes: Lanes, 
     assert first.batch_id not in {again.batch_id}
 
 
-async def test_a_suspect_is_not_put_behind_others_in_a_batch(lanes: Lanes, clock: Clock) -> None:
+async def test_suspect_is_not_put_behind_others_in_a_batch(lanes: Lanes, clock: Clock) -> None:
     await add(lanes, job("bulk", priority="bulk"))
     await lease(lanes)
     clock.ms += LEASE_MS
@@ -53,14 +76,18 @@ async def test_a_suspect_is_not_put_behind_others_in_a_batch(lanes: Lanes, clock
     assert ids(await lease(lanes)) == ["bulk"]
 
 
-async def test_an_idle_pull_says_when_a_lease_may_run_out(lanes: Lanes, clock: Clock) -> None:
+async def test_idle_pull_says_when_a_lease_may_run_out(lanes: Lanes, clock: Clock) -> None:
     assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     await add(lanes, job("a"))
     await lease(lanes)
-    assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(clock.ms + LEASE_MS)
+    assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(
+        clock.ms + LEASE_MS
+    )
 
 
-async def test_a_job_that_kills_workers_is_given_up_and_answered(lanes: Lanes, other: Lanes, clock: Clock, redis: Redis) -> None:
+async def test_job_that_kills_workers_is_given_up_and_answered(
+    lanes: Lanes, other: Lanes, clock: Clock, redis: Redis
+) -> None:
     await add(other, job("poison"))
     for attempts in range(3):
         assert [one.attempts for one in (await lease(lanes)).jobs] == [attempts]
@@ -77,7 +104,15 @@ async def test_a_job_that_kills_workers_is_given_up_and_answered(lanes: Lanes, o
 
 
 async def test_dead_letters_are_bounded(redis: Redis, clock: Clock) -> None:
-    lanes = Lanes(redis, router_id="a", dead_result=DEAD, max_attempts=1, lease_ms=LEASE_MS, dead_letter_limit=100, clock=clock)
+    lanes = Lanes(
+        redis,
+        router_id="a",
+        dead_result=DEAD,
+        max_attempts=1,
+        lease_ms=LEASE_MS,
+        dead_letter_limit=100,
+        clock=clock,
+    )
     for number in range(10):
         await add(lanes, *(job(f"{number} {part}") for part in range(100)))
         await lease(lanes)
@@ -87,16 +122,25 @@ async def test_dead_letters_are_bounded(redis: Redis, clock: Clock) -> None:
     assert await redis.xlen(Keys(1).of(LANE)[11]) <= 200
 
 
-async def test_a_late_answer_is_as_good_as_any(lanes: Lanes, other: Lanes, clock: Clock, redis: Redis) -> None:
+async def test_late_answer_is_as_good_as_any(
+    lanes: Lanes, other: Lanes, clock: Clock, redis: Redis
+) -> None:
     await add(other, job("a"), job("b"))
     slow = await lease(lanes)
     clock.ms += LEASE_MS
     fast = await lease(lanes)
     assert ids(fast) == ["a"]
-    # The first worker was only slow: its answers spare the second the work, whether leased again (a) or waiting (b).
-    assert (await lanes.complete(LANE, "w", slow.batch_id, [("a", b"1"), ("b", b"2")], release=True)).accepted == 2
-    assert await lanes.renew(LANE, "w", [fast.batch_id]) == [RenewedBatch(fast.batch_id, lost=False, gone=["a"])]
-    assert (await lanes.complete(LANE, "w", fast.batch_id, [("a", b"3")], release=True)).accepted == 0
+    # The first worker was only slow: its answers spare the second the work, whether leased again
+    # (a) or waiting (b).
+    assert (
+        await lanes.complete(LANE, "w", slow.batch_id, [("a", b"1"), ("b", b"2")], release=True)
+    ).accepted == 2
+    assert await lanes.renew(LANE, "w", [fast.batch_id]) == [
+        RenewedBatch(fast.batch_id, lost=False, gone=["a"])
+    ]
+    assert (
+        await lanes.complete(LANE, "w", fast.batch_id, [("a", b"3")], release=True)
+    ).accepted == 0
     assert sorted(await other.take_replies(0)) == [("a", b"1"), ("b", b"2")]
     assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await look_inside(redis) == NOTHING
@@ -104,7 +148,9 @@ async def test_a_late_answer_is_as_good_as_any(lanes: Lanes, other: Lanes, clock
     assert (now.queued_tokens, now.leased_tokens, now.done) == (0, 0, 2)
 
 
-async def test_nobody_answers_renews_or_takes_back_what_another_worker_was_given(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_nobody_answers_renews_or_takes_back_what_another_worker_was_given(
+    lanes: Lanes, other: Lanes, redis: Redis
+) -> None:
     """Though it knows the ids of the lease and of the jobs."""
     await add(lanes, job("a"), job("b"), job("waiting"))
     pulled = await lanes.pull(LANE, worker_id="w", batch_id="e-1", budget_tokens=20, budget_jobs=2)
@@ -115,18 +161,28 @@ async def test_nobody_answers_renews_or_takes_back_what_another_worker_was_given
     assert (await lanes.complete(LANE, "thief", "e-1", [], release=True)).accepted == 0
     assert await lanes.renew(LANE, "thief", ["e-1"]) == [RenewedBatch("e-1", lost=True, gone=[])]
     assert await lanes.end_leases(LANE, "thief", "e") == 0
-    assert await lanes.pull(LANE, worker_id="thief", batch_id="e-1", budget_tokens=100, budget_jobs=9) == Idle(None)
+    assert await lanes.pull(
+        LANE, worker_id="thief", batch_id="e-1", budget_tokens=100, budget_jobs=9
+    ) == Idle(None)
     inside = await look_inside(redis)
-    assert (inside.leases, inside.waiting, inside.payloads) == ({"e-1"}, ["waiting"], {"a", "b", "waiting"})
+    assert (inside.leases, inside.waiting, inside.payloads) == (
+        {"e-1"},
+        ["waiting"],
+        {"a", "b", "waiting"},
+    )
     assert not (await lanes.renew(LANE, "w", ["e-1"]))[0].lost
-    assert (await other.complete(LANE, "w", "e-1", [("a", b"1"), ("b", b"2")], release=True)).accepted == 2
+    assert (
+        await other.complete(LANE, "w", "e-1", [("a", b"1"), ("b", b"2")], release=True)
+    ).accepted == 2
 
 
 async def test_what_was_given_back_cannot_be_answered(lanes: Lanes) -> None:
     await add(lanes, job("a"))
     pulled = await lease(lanes)
     await lanes.complete(LANE, "w", pulled.batch_id, [], release=True)
-    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x")], release=True)).accepted == 0
+    assert (
+        await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x")], release=True)
+    ).accepted == 0
 
 
 async def test_leases_that_older_routers_gave_go_on(lanes: Lanes, redis: Redis) -> None:
@@ -136,9 +192,13 @@ async def test_leases_that_older_routers_gave_go_on(lanes: Lanes, redis: Redis) 
     holders = Keys(1).of(LANE)[13]
     await redis.hset(holders, "a", "w".ljust(65))
     await redis.hdel(holders, "b")
-    assert (await lanes.complete(LANE, "thief", pulled.batch_id, [("a", b"x")], release=False)).accepted == 0
+    assert (
+        await lanes.complete(LANE, "thief", pulled.batch_id, [("a", b"x")], release=False)
+    ).accepted == 0
     assert not (await lanes.renew(LANE, "w", [pulled.batch_id]))[0].lost
-    assert (await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"1"), ("b", b"2")], release=True)).accepted == 2
+    assert (
+        await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"1"), ("b", b"2")], release=True)
+    ).accepted == 2
 
 
 async def test_renewed_leases_last(lanes: Lanes, clock: Clock) -> None:
@@ -146,7 +206,9 @@ async def test_renewed_leases_last(lanes: Lanes, clock: Clock) -> None:
     pulled = await lease(lanes)
     for _ in range(3):
         clock.ms += LEASE_MS - 1
-        assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=[])]
+        assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [
+            RenewedBatch(pulled.batch_id, lost=False, gone=[])
+        ]
     clock.ms += LEASE_MS
     await lease(lanes)
     assert await lanes.renew(LANE, "w", [pulled.batch_id, "never"]) == [
@@ -160,25 +222,37 @@ async def test_released_jobs_go_back_to_the_head_without_blame(lanes: Lanes, red
     pulled = await lease(lanes, 30)
     completed = await lanes.complete(LANE, "w", pulled.batch_id, [("b", b"x")], release=True)
     assert completed.own == [("b", b"x")]
-    assert [(one.job_id, one.attempts) for one in (await lease(lanes)).jobs] == [("a", 0), ("c", 0), ("d", 0)]
+    assert [(one.job_id, one.attempts) for one in (await lease(lanes)).jobs] == [
+        ("a", 0),
+        ("c", 0),
+        ("d", 0),
+    ]
 
 
-async def test_a_partial_answer_keeps_the_lease(lanes: Lanes) -> None:
+async def test_partial_answer_keeps_the_lease(lanes: Lanes) -> None:
     await add(lanes, job("a"), job("b"))
     pulled = await lease(lanes)
     await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x")], release=False)
     assert isinstance(await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1), Idle)
-    assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=["a"])]
+    assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [
+        RenewedBatch(pulled.batch_id, lost=False, gone=["a"])
+    ]
 
 
-async def test_a_pull_whose_answer_was_lost_is_answered_again(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pull_whose_answer_was_lost_is_answered_again(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await add(lanes, job("a"), job("b"))
     first = await lease(lanes, 10)
-    monkeypatch.setattr(lanes, "_batch_numbers", iter([1]))  # what redis-py does when the connection broke: the same command again
+    monkeypatch.setattr(
+        lanes, "_batch_numbers", iter([1])
+    )  # what redis-py does when the connection broke: the same command again
     assert await lease(lanes, 10) == first
 
 
-async def test_a_batch_that_its_worker_named_is_found_and_given_again(lanes: Lanes, other: Lanes, clock: Clock) -> None:
+async def test_batch_that_its_worker_named_is_found_and_given_again(
+    lanes: Lanes, other: Lanes, clock: Clock
+) -> None:
     """By another router, with what is left of it, and its lease lasts anew."""
     elsewhere = LaneKey(LANE.pool, "org/elsewhere")
     await add(lanes, *(job(name) for name in "abc"))
@@ -200,13 +274,17 @@ async def test_a_batch_that_its_worker_named_is_found_and_given_again(lanes: Lan
 
 
 @pytest.mark.parametrize("leased", [False, True])
-async def test_a_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool) -> None:
+async def test_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool) -> None:
     await add(lanes, job("a"), job("b"))
     pulled = await lease(lanes) if leased else None
     assert await lanes.cancel(LANE, [job("a"), job("unknown")]) == 1
     if pulled:
-        assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [RenewedBatch(pulled.batch_id, lost=False, gone=["a"])]
-        completed = await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True)
+        assert await lanes.renew(LANE, "w", [pulled.batch_id]) == [
+            RenewedBatch(pulled.batch_id, lost=False, gone=["a"])
+        ]
+        completed = await lanes.complete(
+            LANE, "w", pulled.batch_id, [("a", b"x"), ("b", b"y")], release=True
+        )
         assert completed.own == [("b", b"y")]
     else:
         assert (await gauges(lanes)).queued_tokens == 10
@@ -214,7 +292,9 @@ async def test_a_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool)
     assert (await gauges(lanes)).cancelled == 1
 
 
-async def test_a_cancellation_rings_for_each_worker_that_holds_a_job(lanes: Lanes, other: Lanes, clock: Clock) -> None:
+async def test_cancellation_rings_for_each_worker_that_holds_a_job(
+    lanes: Lanes, other: Lanes, clock: Clock
+) -> None:
     bells = other.bells()
     await anext(bells)
     await add(lanes, *(job(name) for name in "abcdefg"))
@@ -225,18 +305,24 @@ async def test_a_cancellation_rings_for_each_worker_that_holds_a_job(lanes: Lane
     await lanes.complete(LANE, "t", released.batch_id, [], release=True)
     assert await anext(bells) == LANE
     await lanes.cancel(LANE, [job(name) for name in "abcfg"])
-    assert {await anext(bells), await anext(bells)} == {WorkerBell("v"), WorkerBell("odd | name")}
-    # Nobody holds these: one waits, one is unknown, one was cancelled before. Then one that has had two workers.
+    assert {await anext(bells), await anext(bells)} == {
+        WorkerWakeup("v"),
+        WorkerWakeup("odd | name"),
+    }
+    # Nobody holds these: one waits, one is unknown, one was cancelled before. Then one that has had
+    # two workers.
     await add(lanes, job("h"))
     await lanes.cancel(LANE, [job(name) for name in "hxa"])
     clock.ms += LEASE_MS
     assert ids(await lease(lanes, worker="s")) == ["d"]
     await lanes.cancel(LANE, [job("d")])
-    assert await anext(bells) == WorkerBell("s")
+    assert await anext(bells) == WorkerWakeup("s")
     await bells.aclose()
 
 
-async def test_jobs_that_another_router_waits_for_are_not_rung_for(lanes: Lanes, other: Lanes) -> None:
+async def test_jobs_that_another_router_waits_for_are_not_rung_for(
+    lanes: Lanes, other: Lanes
+) -> None:
     bells = other.bells()
     await anext(bells)
     await add(lanes, job("a"), job("b"))
@@ -244,7 +330,7 @@ async def test_jobs_that_another_router_waits_for_are_not_rung_for(lanes: Lanes,
     await lease(lanes, 10, worker="w")
     await add(other, job("a"))
     assert await lanes.cancel(LANE, [job("a"), job("b")]) == 1
-    assert await anext(bells) == WorkerBell("w")
+    assert await anext(bells) == WorkerWakeup("w")
     await bells.aclose()
 
 
@@ -255,14 +341,16 @@ async def test_cancelling_everything_leaves_nothing(lanes: Lanes, redis: Redis) 
     assert await look_inside(redis) == NOTHING
 
 
-async def test_a_router_does_not_cancel_what_another_waits_for(lanes: Lanes, other: Lanes) -> None:
+async def test_router_does_not_cancel_what_another_waits_for(lanes: Lanes, other: Lanes) -> None:
     await add(lanes, job("a"))
     await add(other, job("a"))
     assert await lanes.cancel(LANE, [job("a")]) == 0
     assert await other.cancel(LANE, [job("a")]) == 1
 
 
-async def test_a_cancelled_job_whose_deadline_had_changed_is_not_leased(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_cancelled_job_whose_deadline_had_changed_is_not_leased(
+    lanes: Lanes, other: Lanes, redis: Redis
+) -> None:
     await add(lanes, job("a"))
     await add(other, job("a", deadline_ms=FAR_MS + 1))
     assert await other.cancel(LANE, [job("a", deadline_ms=FAR_MS + 1)]) == 1
@@ -270,8 +358,12 @@ async def test_a_cancelled_job_whose_deadline_had_changed_is_not_leased(lanes: L
     assert await look_inside(redis) == NOTHING
 
 
-async def test_expired_jobs_are_dropped_when_their_turn_comes(lanes: Lanes, clock: Clock, redis: Redis) -> None:
-    await add(lanes, *(job(f"{number}", deadline_ms=clock.ms + 10) for number in range(2500)), job("late"))
+async def test_expired_jobs_are_dropped_when_their_turn_comes(
+    lanes: Lanes, clock: Clock, redis: Redis
+) -> None:
+    await add(
+        lanes, *(job(f"{number}", deadline_ms=clock.ms + 10) for number in range(2500)), job("late")
+    )
     clock.ms += 10
     assert ids(await lease(lanes)) == ["late"]
     now = await gauges(lanes)
@@ -280,7 +372,9 @@ async def test_expired_jobs_are_dropped_when_their_turn_comes(lanes: Lanes, cloc
     assert inside.payloads == set(inside.owners) == {"late"}
 
 
-async def test_an_expired_suspect_is_dropped_with_its_attempts(lanes: Lanes, clock: Clock, redis: Redis) -> None:
+async def test_expired_suspect_is_dropped_with_its_attempts(
+    lanes: Lanes, clock: Clock, redis: Redis
+) -> None:
     await add(lanes, job("a", deadline_ms=clock.ms + LEASE_MS))
     await lease(lanes)
     clock.ms += LEASE_MS
@@ -288,7 +382,9 @@ async def test_an_expired_suspect_is_dropped_with_its_attempts(lanes: Lanes, clo
     assert await look_inside(redis) == NOTHING
 
 
-async def test_an_old_lease_does_not_bring_back_what_a_retry_queued_anew(lanes: Lanes, clock: Clock, redis: Redis) -> None:
+async def test_old_lease_does_not_bring_back_what_a_retry_queued_anew(
+    lanes: Lanes, clock: Clock, redis: Redis
+) -> None:
     await add(lanes, job("a"))
     await lease(lanes)
     await lanes.cancel(LANE, [job("a")])
@@ -300,12 +396,20 @@ async def test_an_old_lease_does_not_bring_back_what_a_retry_queued_anew(lanes: 
     assert (await gauges(lanes)).queued_tokens == 0
 
 
-async def test_the_leases_of_one_process_end_as_if_they_had_run_out(lanes: Lanes, other: Lanes) -> None:
+async def test_leases_of_one_process_end_as_if_they_had_run_out(lanes: Lanes, other: Lanes) -> None:
     await add(other, *(job(name) for name in "abcd"))
     for batch_id in ("dead-1", "live-1", "dead-2", "deadly-1"):
-        assert isinstance(await lanes.pull(LANE, worker_id="w", batch_id=batch_id, budget_tokens=1, budget_jobs=1), Pulled)
+        assert isinstance(
+            await lanes.pull(
+                LANE, worker_id="w", batch_id=batch_id, budget_tokens=1, budget_jobs=1
+            ),
+            Pulled,
+        )
     assert await lanes.end_leases(LANE, "w", "dead") == 2
-    assert [batch.lost for batch in await lanes.renew(LANE, "w", ["dead-1", "live-1", "dead-2", "deadly-1"])] == [
+    assert [
+        batch.lost
+        for batch in await lanes.renew(LANE, "w", ["dead-1", "live-1", "dead-2", "deadly-1"])
+    ] == [
         True,
         False,
         True,
@@ -316,10 +420,17 @@ async def test_the_leases_of_one_process_end_as_if_they_had_run_out(lanes: Lanes
     assert await lanes.end_leases(LANE, "w", "dead") == 0
 
 
-async def test_a_job_that_kills_its_worker_is_given_up_though_its_leases_end_early(lanes: Lanes, redis: Redis) -> None:
+async def test_job_that_kills_its_worker_is_given_up_though_its_leases_end_early(
+    lanes: Lanes, redis: Redis
+) -> None:
     await add(lanes, job("poison"))
     for attempt in range(3):
-        assert isinstance(await lanes.pull(LANE, worker_id="w", batch_id=f"e{attempt}-1", budget_tokens=1, budget_jobs=1), Pulled)
+        assert isinstance(
+            await lanes.pull(
+                LANE, worker_id="w", batch_id=f"e{attempt}-1", budget_tokens=1, budget_jobs=1
+            ),
+            Pulled,
+        )
         assert await lanes.end_leases(LANE, "w", f"e{attempt}") == (1 if attempt < 2 else 0)
     assert await lanes.take_replies(0) == [("poison", DEAD)]
     assert await look_inside(redis) == NOTHING

@@ -1,4 +1,6 @@
-"""Any order of operations by two routers keeps the invariants I1 to I5 of the queue, and the holders of leased jobs right."""
+"""Any order of operations by two routers keeps the invariants I1 to I5 of the queue, and the
+holders of leased jobs right.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,27 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from libs.queue import LaneKey, Priority, Pulled, QueuedJob, connect
 from libs.queue.keys import Keys
-from tests.queue.parts import DEAD, LANE, LEASE_MS, NOTHING, Clock, gauges, job, look_inside, make_lanes
+from tests.queue.parts import (
+    DEAD,
+    LANE,
+    LEASE_MS,
+    NOTHING,
+    Clock,
+    gauges,
+    job,
+    look_inside,
+    make_lanes,
+)
 from tests.support.redis import RedisServer
 
 T = TypeVar("T")
@@ -24,7 +42,9 @@ UNPACK = "return cmsgpack.unpack(redis.call('HGET', KEYS[1], ARGV[1]))"
 
 
 class LaneMachine(RuleBasedStateMachine):
-    """The model: which jobs are unfinished and who waits for them; how often each was queued, and how each of these lives ended."""
+    """The model: which jobs are unfinished and who waits for them; how often each was queued, and
+    how each of these lives ended.
+    """
 
     url = ""
 
@@ -61,13 +81,25 @@ class LaneMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from([60, 10**9]),
     )
     def enqueue(
-        self, router: str, names: list[int], tokens: int, tenant: str, priority: Priority, patience_ms: int, max_tokens: int
+        self,
+        router: str,
+        names: list[int],
+        tokens: int,
+        tenant: str,
+        priority: Priority,
+        patience_ms: int,
+        max_tokens: int,
     ) -> None:
         deadline_ms = self.clock.ms + patience_ms
-        group = [job(f"{name}", tokens, tenant=tenant, priority=priority, deadline_ms=deadline_ms) for name in names]
+        group = [
+            job(f"{name}", tokens, tenant=tenant, priority=priority, deadline_ms=deadline_ms)
+            for name in names
+        ]
         new = {one.job_id: one for one in group if one.job_id not in self.alive}
         queued = self.run(look_inside(self.redis)).queued_tokens
-        (admitted,) = self.run(self.lanes[router].enqueue(LANE, [group], max_tokens=max_tokens, ring=False))
+        (admitted,) = self.run(
+            self.lanes[router].enqueue(LANE, [group], max_tokens=max_tokens, ring=False)
+        )
         assert admitted == (not new or queued + tokens * len(new) <= max_tokens)
         if admitted:
             self.alive |= new
@@ -85,42 +117,73 @@ class LaneMachine(RuleBasedStateMachine):
         others_than=st.one_of(st.just(set()), st.sets(st.sampled_from("xyz"))),
     )
     def pull(
-        self, router: str, worker: str, budget_tokens: int, budget_jobs: int, others_than: AbstractSet[str] = frozenset()
+        self,
+        router: str,
+        worker: str,
+        budget_tokens: int,
+        budget_jobs: int,
+        others_than: AbstractSet[str] = frozenset(),
     ) -> None:
         pulled = self.run(
             self.lanes[router].pull(
-                LANE, worker_id=worker, budget_tokens=budget_tokens, budget_jobs=budget_jobs, others_than=sorted(others_than)
+                LANE,
+                worker_id=worker,
+                budget_tokens=budget_tokens,
+                budget_jobs=budget_jobs,
+                others_than=sorted(others_than),
             )
         )
         self.collect()
         if isinstance(pulled, Pulled):
             jobs = [self.alive[one.job_id] for one in pulled.jobs]
-            assert not others_than or all(one.priority == "interactive" and one.tenant not in others_than for one in jobs)
+            assert not others_than or all(
+                one.priority == "interactive" and one.tenant not in others_than for one in jobs
+            )
             assert all(self.alive[one.job_id].payload == one.payload for one in pulled.jobs)
             assert pulled.tokens == sum(one.tokens for one in pulled.jobs)
-            assert len(pulled.jobs) == 1 or (pulled.tokens <= budget_tokens and not any(one.attempts for one in pulled.jobs))
+            assert len(pulled.jobs) == 1 or (
+                pulled.tokens <= budget_tokens and not any(one.attempts for one in pulled.jobs)
+            )
             self.batches.append(pulled)
-            self.leased[pulled.batch_id] = {one.job_id: self.alive[one.job_id] for one in pulled.jobs}
+            self.leased[pulled.batch_id] = {
+                one.job_id: self.alive[one.job_id] for one in pulled.jobs
+            }
             self.worker[pulled.batch_id] = worker
             for one in pulled.jobs:
                 before = self.givers.get(one.job_id, []) if one.attempts else []
                 self.givers[one.job_id] = [f"{worker}\t{pulled.batch_id}", *before]
 
-    @rule(router=ROUTERS, which=st.integers(0, 5), answered=st.integers(0, 8), release=st.booleans(), is_own=st.booleans())
-    def complete(self, router: str, which: int, answered: int, release: bool, is_own: bool = True) -> None:
-        """Of one of the last batches, whether its lease still holds or not, by its worker or by another one."""
+    @rule(
+        router=ROUTERS,
+        which=st.integers(0, 5),
+        answered=st.integers(0, 8),
+        release=st.booleans(),
+        is_own=st.booleans(),
+    )
+    def complete(
+        self, router: str, which: int, answered: int, release: bool, is_own: bool = True
+    ) -> None:
+        """Of one of the last batches, whether its lease still holds or not, by its worker or by
+        another one.
+        """
         if which >= len(self.batches):
             return
         batch = self.batches[-1 - which]
         worker = self.worker[batch.batch_id] if is_own else "thief"
         results = [(one.job_id, b"result") for one in batch.jobs[:answered]]
         held = batch.batch_id in self.run(look_inside(self.redis)).leases
-        given = [job_id for job_id, _ in results if self.was_given(job_id, worker, batch.batch_id, held)]
+        given = [
+            job_id for job_id, _ in results if self.was_given(job_id, worker, batch.batch_id, held)
+        ]
         ends = release and held and (bool(given) or self.is_of(worker, batch.batch_id))
         unfinished = [job_id for job_id in given if job_id in self.alive]
-        completed = self.run(self.lanes[router].complete(LANE, worker, batch.batch_id, results, release=release))
+        completed = self.run(
+            self.lanes[router].complete(LANE, worker, batch.batch_id, results, release=release)
+        )
         assert completed.accepted == len(unfinished)
-        assert completed.own == [(job_id, b"result") for job_id in unfinished if self.owner[job_id] == router]
+        assert completed.own == [
+            (job_id, b"result") for job_id in unfinished if self.owner[job_id] == router
+        ]
         self.accepted += len(unfinished)
         self.replies.update(job_id for job_id, _ in completed.own)
         for job_id in unfinished:
@@ -131,9 +194,13 @@ class LaneMachine(RuleBasedStateMachine):
         self.collect()
 
     def was_given(self, job_id: str, worker: str, batch_id: str, held: bool) -> bool:
-        """Nobody is noted for a job that was queued anew since: its old lease counts while it lasts."""
+        """Nobody is noted for a job that was queued anew since: its old lease counts while it
+        lasts.
+        """
         noted = self.givers.get(job_id) if job_id in self.alive else None
-        return f"{worker}\t{batch_id}" in noted if noted else held and job_id in self.leased[batch_id]
+        return (
+            f"{worker}\t{batch_id}" in noted if noted else held and job_id in self.leased[batch_id]
+        )
 
     def is_of(self, worker: str, batch_id: str) -> bool:
         left = [job_id for job_id, one in self.leased[batch_id].items() if self.is_unfinished(one)]
@@ -142,7 +209,11 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(router=ROUTERS, names=st.sets(st.integers(0, 15), max_size=5))
     def cancel(self, router: str, names: set[int]) -> None:
         jobs = [self.alive.get(f"{name}", job(f"{name}")) for name in names]
-        ended = [one.job_id for one in jobs if one.job_id in self.alive and self.owner[one.job_id] == router]
+        ended = [
+            one.job_id
+            for one in jobs
+            if one.job_id in self.alive and self.owner[one.job_id] == router
+        ]
         assert self.run(self.lanes[router].cancel(LANE, jobs)) == len(ended)
         self.cancelled += len(ended)
         for job_id in ended:
@@ -162,11 +233,17 @@ class LaneMachine(RuleBasedStateMachine):
         held = batch.batch_id in self.run(look_inside(self.redis)).leases
         (renewed,) = self.run(self.lanes[router].renew(LANE, worker, [batch.batch_id]))
         assert renewed.lost == (not held or not self.is_of(worker, batch.batch_id))
-        over = [job_id for job_id, one in self.leased[batch.batch_id].items() if not self.is_unfinished(one)]
+        over = [
+            job_id
+            for job_id, one in self.leased[batch.batch_id].items()
+            if not self.is_unfinished(one)
+        ]
         assert renewed.lost or renewed.gone == over
 
     def is_unfinished(self, leased: QueuedJob) -> bool:
-        """Whether the job has not ended since, though it may have come back with another deadline."""
+        """Whether the job has not ended since, though it may have come back with another
+        deadline.
+        """
         now = self.alive.get(leased.job_id)
         return now is not None and (now.priority, now.tokens, now.deadline_ms) == (
             leased.priority,
@@ -184,7 +261,9 @@ class LaneMachine(RuleBasedStateMachine):
         self.run(self.redis.script_flush())
 
     def collect(self) -> None:
-        """Takes replies, and finds out which jobs have ended by themselves: those expired, and those whose workers died."""
+        """Takes replies, and finds out which jobs have ended by themselves: those expired, and
+        those whose workers died.
+        """
         payloads = self.run(look_inside(self.redis)).payloads
         ended = {job_id: one for job_id, one in self.alive.items() if job_id not in payloads}
         for router, lanes in self.lanes.items():
@@ -207,14 +286,25 @@ class LaneMachine(RuleBasedStateMachine):
         assert inside.owners == {job_id: self.owner[job_id] for job_id in self.alive}
         assert set(inside.attempts) <= inside.payloads
         assert inside.leases == inside.batches
-        # Who may answer a job: whom it was leased to, the last one first, which is rung for when the job is cancelled.
-        assert inside.holders == {job_id: "\n".join(self.givers[job_id]) for job_id in self.alive if self.givers.get(job_id)}
+        # Who may answer a job: whom it was leased to, the last one first, which is rung for when
+        # the job is cancelled.
+        assert inside.holders == {
+            job_id: "\n".join(self.givers[job_id])
+            for job_id in self.alive
+            if self.givers.get(job_id)
+        }
         assert set(self.alive) - set(inside.waiting) <= set(inside.holders)
-        assert inside.whose == {one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"}
-        batches = [self.run(self.redis.eval(UNPACK, 1, Keys(1).of(LANE)[8], batch)) for batch in inside.batches]
+        assert inside.whose == {
+            one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"
+        }
+        batches = [
+            self.run(self.redis.eval(UNPACK, 1, Keys(1).of(LANE)[8], batch))
+            for batch in inside.batches
+        ]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]
         places = Counter(job_id for job_id in [*inside.waiting, *leased] if job_id in self.alive)
-        # A job that came back after it had ended may still be named by a lease from before; it then has a second place.
+        # A job that came back after it had ended may still be named by a lease from before; it then
+        # has a second place.
         assert set(places) == set(self.alive)
         assert set(inside.waiting) <= set(self.alive)
         assert len(set(inside.waiting)) == len(inside.waiting)
@@ -226,8 +316,15 @@ class LaneMachine(RuleBasedStateMachine):
     @invariant()
     def every_job_is_counted_once(self) -> None:
         for now in self.run(self.lanes["a"].lane_gauges()):
-            assert (now.done, now.cancelled, now.expired, now.dead) == (self.accepted, self.cancelled, self.expired, self.dead)
-            assert now.enqueued == now.done + now.cancelled + now.expired + now.dead + len(self.alive)
+            assert (now.done, now.cancelled, now.expired, now.dead) == (
+                self.accepted,
+                self.cancelled,
+                self.expired,
+                self.dead,
+            )
+            assert now.enqueued == now.done + now.cancelled + now.expired + now.dead + len(
+                self.alive
+            )
             assert now.enqueued_tokens == self.enqueued_tokens
 
     def teardown(self) -> None:
@@ -254,11 +351,18 @@ def test_any_order_of_operations_keeps_the_invariants(server: RedisServer) -> No
     LaneMachine.url = server.url
     run_state_machine_as_test(
         LaneMachine,
-        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
 
 
-@pytest.mark.parametrize("lane", [LANE, LaneKey("l4-spot", "org/name@main", "a|b"), LaneKey("p", "ü:{}%|", "")])
+@pytest.mark.parametrize(
+    "lane", [LANE, LaneKey("l4-spot", "org/name@main", "a|b"), LaneKey("p", "ü:{}%|", "")]
+)
 def test_lane_names_can_be_read_back(lane: LaneKey) -> None:
     assert LaneKey.parse(lane.name) == lane
     assert not set(lane.name) & set(":{}* ")

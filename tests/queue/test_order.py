@@ -12,21 +12,33 @@ from tests.queue.parts import LANE, add, ids, job, lease
 async def test_tenants_share_by_weight_behind_a_long_backlog(lanes: Lanes) -> None:
     chance = random.Random(1)
     sizes = [chance.randrange(1, 50) for _ in range(20_000)]
-    await add(lanes, *(job(f"heavy {number}", size, tenant="heavy") for number, size in enumerate(sizes)))
+    await add(
+        lanes, *(job(f"heavy {number}", size, tenant="heavy") for number, size in enumerate(sizes))
+    )
     for _ in range(10):
         await lease(lanes, 400)
-    await add(lanes, *(job(f"light {number}", size, tenant="light") for number, size in enumerate(sizes[:1000])))
-    await add(lanes, *(job(f"double {number}", size, tenant="double", weight=2.0) for number, size in enumerate(sizes[:1000])))
+    await add(
+        lanes,
+        *(job(f"light {number}", size, tenant="light") for number, size in enumerate(sizes[:1000])),
+    )
+    await add(
+        lanes,
+        *(
+            job(f"double {number}", size, tenant="double", weight=2.0)
+            for number, size in enumerate(sizes[:1000])
+        ),
+    )
     got: Counter[str] = Counter()
     while got.total() < 30_000:
         for leased in (await lease(lanes, 400)).jobs:
             got[leased.job_id.split()[0]] += leased.tokens
             fair = {"heavy": got.total() / 4, "light": got.total() / 4, "double": got.total() / 2}
-            # At every single job: within the size of one item (1..49 tokens) of the share that the weights give.
+            # At every single job: within the size of one item (1..49 tokens) of the share that the
+            # weights give.
             assert all(abs(got[tenant] - share) < 50 for tenant, share in fair.items())
 
 
-async def test_a_tenant_that_was_away_gets_no_credit_for_it(lanes: Lanes) -> None:
+async def test_tenant_that_was_away_gets_no_credit_for_it(lanes: Lanes) -> None:
     await add(lanes, *(job(f"a{number}", tenant="a") for number in range(200)))
     await lease(lanes, 1000)
     await add(lanes, *(job(f"b{number}", tenant="b") for number in range(100)))
@@ -35,15 +47,25 @@ async def test_a_tenant_that_was_away_gets_no_credit_for_it(lanes: Lanes) -> Non
 
 
 async def others_than(lanes: Lanes, *tenants: str, tokens: int = 100) -> list[str]:
-    found = await lanes.pull(LANE, worker_id="w", budget_tokens=tokens, budget_jobs=256, others_than=tenants)
+    found = await lanes.pull(
+        LANE, worker_id="w", budget_tokens=tokens, budget_jobs=256, others_than=tenants
+    )
     return ids(found) if isinstance(found, Pulled) else []
 
 
 async def test_jobs_of_some_tenants_can_be_left(lanes: Lanes) -> None:
-    await add(lanes, *(job(f"a{number}", 30, tenant="a") for number in range(10)), job("bulk", tenant="b", priority="bulk"))
+    await add(
+        lanes,
+        *(job(f"a{number}", 30, tenant="a") for number in range(10)),
+        job("bulk", tenant="b", priority="bulk"),
+    )
     assert await others_than(lanes, "a") == []
-    await add(lanes, *(job(f"b{number}", 30, tenant="b") for number in range(4)), job("c", 30, tenant="c"))
-    assert set(await others_than(lanes, "a", tokens=60)) == {"b0", "c"}, "in their order, within the budget"
+    await add(
+        lanes, *(job(f"b{number}", 30, tenant="b") for number in range(4)), job("c", 30, tenant="c")
+    )
+    assert set(await others_than(lanes, "a", tokens=60)) == {"b0", "c"}, (
+        "in their order, within the budget"
+    )
     assert await others_than(lanes, "a", "b") == []
     assert await others_than(lanes, "a") == ["b1", "b2", "b3"]
     assert (await lease(lanes, 30)).more
@@ -61,7 +83,14 @@ async def test_others_are_looked_for_among_the_first(lanes: Lanes) -> None:
 
 
 async def test_interactive_goes_first_and_bulk_fills_up(lanes: Lanes) -> None:
-    await add(lanes, job("b1", priority="bulk"), job("b2", priority="bulk"), job("i1"), job("i2"), job("i3"))
+    await add(
+        lanes,
+        job("b1", priority="bulk"),
+        job("b2", priority="bulk"),
+        job("i1"),
+        job("i2"),
+        job("i3"),
+    )
     assert ids(await lease(lanes, 40)) == ["i1", "i2", "i3", "b1"]
     assert ids(await lease(lanes, 40)) == ["b2"]
 
@@ -87,7 +116,8 @@ async def test_bulk_saves_no_more_than_a_batch_or_its_next_job(lanes: Lanes) -> 
     await lanes.cancel(LANE, [huge])
     leased = [job_id for _ in range(20) for job_id in ids(await lease(lanes, 100))]
     assert len(leased) == 200
-    # What was saved for the huge job (1,667 tokens) is cut to one batch, which comes on top of the tenth.
+    # What was saved for the huge job (1,667 tokens) is cut to one batch, which comes on top of the
+    # tenth.
     assert 20 <= sum(job_id[0] == "b" for job_id in leased) <= 20 + 2 * 10
 
 

@@ -1,4 +1,6 @@
-"""Scripts share one connection: their replies are told apart, and a connection that ends or says nothing is left."""
+"""Scripts share one connection: their replies are told apart, and a connection that ends or says
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -63,34 +65,45 @@ async def test_many_at_once_each_get_their_own_reply_over_one_connection(redis: 
         return await redis.evalsha(echo, 0, number)
 
     found = await asyncio.gather(*(one(number) for number in range(200)))
-    assert found == [None if number % 10 in (3, 4) else str(number).encode() for number in range(200)]
+    assert found == [
+        None if number % 10 in (3, 4) else str(number).encode() for number in range(200)
+    ]
     assert await connections(redis) == before
 
 
-async def test_a_caller_that_leaves_takes_no_reply_of_another(redis: Redis) -> None:
+async def test_caller_that_leaves_takes_no_reply_of_another(redis: Redis) -> None:
     echo = await load(redis, ECHO)
     calls = [asyncio.create_task(say(redis, echo, number)) for number in range(20)]
     await asyncio.sleep(0)
     for call in calls[::2]:
         call.cancel()
     found = await asyncio.gather(*calls, return_exceptions=True)
-    assert [one for one in found if isinstance(one, bytes)] == [str(number).encode() for number in range(1, 20, 2)]
+    assert [one for one in found if isinstance(one, bytes)] == [
+        str(number).encode() for number in range(1, 20, 2)
+    ]
     assert await redis.evalsha(echo, 0, "last") == b"last"
 
 
-async def test_a_large_command_and_a_large_reply(redis: Redis) -> None:
+async def test_large_command_and_a_large_reply(redis: Redis) -> None:
     echo = await load(redis, ECHO)
     large = b"\r\n$3" * (4 << 20)
-    assert list(await asyncio.gather(say(redis, echo, large), say(redis, echo, "small"))) == [large, b"small"]
+    assert list(await asyncio.gather(say(redis, echo, large), say(redis, echo, "small"))) == [
+        large,
+        b"small",
+    ]
 
 
-async def test_commands_of_a_connection_that_ends_are_sent_again(redis: Redis, frail: RedisServer) -> None:
+async def test_commands_of_a_connection_that_ends_are_sent_again(
+    redis: Redis, frail: RedisServer
+) -> None:
     echo = await load(redis, ECHO)
     frail.freeze()
     calls = [asyncio.create_task(say(redis, echo, number)) for number in range(10)]
     await asyncio.sleep(0.1)
     other = connect(frail.url)
-    killing = asyncio.create_task(other.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
+    killing = asyncio.create_task(
+        other.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    )
     await asyncio.sleep(0.1)
     frail.thaw()
     await killing
@@ -99,7 +112,9 @@ async def test_commands_of_a_connection_that_ends_are_sent_again(redis: Redis, f
     await other.aclose()
 
 
-async def test_a_server_that_says_nothing_is_left_and_found_again(frail: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_says_nothing_is_left_and_found_again(
+    frail: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "ANSWER_SECONDS", 0.2)
     redis = connect(frail.url)
     echo = await load(redis, ECHO)

@@ -37,7 +37,7 @@ def rates(redis: Redis, now: Now) -> Rates:
     return Rates(redis, clock=now)
 
 
-async def test_a_burst_passes_and_then_the_rate(rates: Rates, now: Now) -> None:
+async def test_burst_passes_and_then_the_rate(rates: Rates, now: Now) -> None:
     rate = Rate(requests_per_second=2.0, burst_seconds=2.0)
     waits = [await rates.take("t", rate, 1) for _ in range(5)]
     assert waits == [0, 0, 0, 0, pytest.approx(0.5, abs=1e-5)]
@@ -46,7 +46,9 @@ async def test_a_burst_passes_and_then_the_rate(rates: Rates, now: Now) -> None:
     assert await rates.take("t", rate, 1) == pytest.approx(0.5, abs=1e-5)
 
 
-async def test_tokens_count_and_a_request_above_the_burst_passes_once_nothing_is_owed(rates: Rates, now: Now) -> None:
+async def test_tokens_count_and_a_request_above_the_burst_passes_once_nothing_is_owed(
+    rates: Rates, now: Now
+) -> None:
     rate = Rate(tokens_per_second=100.0, burst_seconds=1.0)
     assert await rates.take("t", rate, 500) == 0
     assert await rates.take("t", rate, 1) == pytest.approx(4.01, abs=1e-5)
@@ -57,7 +59,9 @@ async def test_tokens_count_and_a_request_above_the_burst_passes_once_nothing_is
     assert await rates.take("t", rate, 500) == 0
 
 
-async def test_who_waits_as_long_as_told_passes_and_who_comes_earlier_does_not(rates: Rates, now: Now) -> None:
+async def test_who_waits_as_long_as_told_passes_and_who_comes_earlier_does_not(
+    rates: Rates, now: Now
+) -> None:
     rate = Rate(requests_per_second=3.0, tokens_per_second=70.0, burst_seconds=0.1)
     await rates.take("t", rate, 33)
     wait = await rates.take("t", rate, 5)
@@ -97,7 +101,9 @@ async def test_nothing_is_kept_of_who_owes_nothing(rates: Rates, redis: Redis) -
     assert 2000 < await redis.pttl(key_of("t")) <= 3000
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.floats(0.5, 50),
     st.floats(1, 500),
@@ -120,7 +126,10 @@ async def test_over_any_time_no_more_passes_than_the_rates_allow(
 
 
 async def test_by_redis_own_clock_a_flood_from_two_routers_passes_at_the_rate(redis: Redis) -> None:
-    rate, routers = Rate(requests_per_second=0.01, burst_seconds=1000.0), [Rates(redis), Rates(redis)]
+    rate, routers = (
+        Rate(requests_per_second=0.01, burst_seconds=1000.0),
+        [Rates(redis), Rates(redis)],
+    )
     waits = await asyncio.gather(*(routers[number % 2].take("t", rate, 1) for number in range(40)))
     assert sum(wait == 0 for wait in waits) == 10
     assert all(0 < wait <= 100 for wait in waits if wait)

@@ -1,4 +1,6 @@
-"""Redis behind Sentinels: real ones over a real master and its replicas, and a fake one that names what a test wants."""
+"""Redis behind Sentinels: real ones over a real master and its replicas, and a fake one that names
+what a test wants.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
-from libs.queue import Fitness, LaneKey, Lanes, RedisTrust, UnsuitableRedis, connect, open_all
+from libs.queue import LaneKey, Lanes, RedisCheck, RedisTrust, UnsuitableRedis, connect, open_all
 from libs.queue.connection.acl import ROUTER
 from libs.queue.keys import BELL, LAYOUT
 from services.local.settings import free_port
@@ -57,9 +59,17 @@ async def eventually(attempt: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.05)
 
 
-async def test_the_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(connected: Connect) -> None:
-    """With the users that docs/kubernetes.md has, and Sentinels with a password of their own, of whom one is killed, too."""
-    users = "".join(f"{line.strip()}\n".replace(">…", ">s3cret") for line in PAGE.read_text().splitlines() if " on >… " in line)
+async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
+    connected: Connect,
+) -> None:
+    """With the users that docs/kubernetes.md has, and Sentinels with a password of their own, of
+    whom one is killed, too.
+    """
+    users = "".join(
+        f"{line.strip()}\n".replace(">…", ">s3cret")
+        for line in PAGE.read_text().splitlines()
+        if " on >… " in line
+    )
     assert users.count("\n") == 2
     with SentinelSet(password="s3cret", sentinel_password="another", users=users) as sentinels:
         redis = connected(sentinels.url, RedisTrust(sentinel_password_file=sentinels.password_file))
@@ -69,7 +79,9 @@ async def test_the_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
         before, server = sentinels.master(), lanes.server
         deadline_ms = await lanes.now_ms() + 600_000
         assert await add(lanes, job("a", deadline_ms=deadline_ms))
-        await asyncio.to_thread(wait_until, lambda: sentinels.replicated() == 2, 20, "the replicas to have the job")
+        await asyncio.to_thread(
+            wait_until, lambda: sentinels.replicated() == 2, 20, "the replicas to have the job"
+        )
         bells = lanes.bells()
         assert await anext(bells) is None
         sentinels.kill(sentinels.sentinels[0])
@@ -90,8 +102,10 @@ async def test_the_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
         assert sentinels.refusals() == []
 
 
-async def test_a_failover_by_order_is_nothing_but_a_short_absence(connected: Connect) -> None:
-    """While one call waits for answers and another one for bells: a master that becomes a replica tells both of it."""
+async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Connect) -> None:
+    """While one call waits for answers and another one for bells: a master that becomes a replica
+    tells both of it.
+    """
     with SentinelSet() as sentinels:
         lanes = Lanes(connected(sentinels.url), router_id="a", dead_result=b"")
         await lanes.check()
@@ -114,14 +128,19 @@ async def test_a_failover_by_order_is_nothing_but_a_short_absence(connected: Con
         before = sentinels.master()
         await asyncio.to_thread(sentinels.fail_over)
         # Until the old master is told, whoever has a connection to it goes on there.
-        await asyncio.to_thread(wait_until, lambda: lanes.server == ("127.0.0.1", sentinels.master()), 40, "everybody to be there")
+        await asyncio.to_thread(
+            wait_until,
+            lambda: lanes.server == ("127.0.0.1", sentinels.master()),
+            40,
+            "everybody to be there",
+        )
         assert sentinels.master() != before
         await eventually(lanes.lane_gauges)
         assert not [task for task in loops if task.done()]
         await end_tasks(loops)
 
 
-async def test_a_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes_writes(
+async def test_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes_writes(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     master, replica = masters
@@ -130,7 +149,11 @@ async def test_a_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes
     await at_replica.execute_command("REPLICAOF", *master.address)
     with FakeSentinel(replica.address) as sentinel:
         lanes = make_lanes(connected(sentinel.url()), Clock(), "a")
-        for attempt in (lambda: add(lanes, job("a")), lanes.lane_gauges, lambda: anext(lanes.bells())):
+        for attempt in (
+            lambda: add(lanes, job("a")),
+            lanes.lane_gauges,
+            lambda: anext(lanes.bells()),
+        ):
             with pytest.raises(NoCapacity):
                 await attempt()
         assert await at_replica.dbsize() == 0
@@ -138,8 +161,12 @@ async def test_a_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes
         assert await add(lanes, job("a"))
 
 
-async def test_a_master_that_became_a_replica_is_left(masters: tuple[TcpServer, TcpServer], connected: Connect) -> None:
-    """By a call that it refuses, with a connection that it has not ended: the same call goes to the new master."""
+async def test_master_that_became_a_replica_is_left(
+    masters: tuple[TcpServer, TcpServer], connected: Connect
+) -> None:
+    """By a call that it refuses, with a connection that it has not ended: the same call goes to the
+    new master.
+    """
     old, new = masters
     with FakeSentinel(old.address) as sentinel:
         redis = connected(sentinel.url(), max_connections=1)
@@ -186,7 +213,7 @@ async def test_sentinels_are_asked_once_by_all_that_connect_at_once(
         assert len(set(pool.sentinel_manager.sentinels)) == 2
 
 
-async def test_a_sentinel_that_knows_the_master_of_before_is_not_believed(
+async def test_sentinel_that_knows_the_master_of_before_is_not_believed(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     """It and that master have just started, as after a node's restart: both say what was true."""
@@ -200,7 +227,9 @@ async def test_a_sentinel_that_knows_the_master_of_before_is_not_believed(
     assert await connected(old.url).dbsize() == 0
 
 
-async def test_in_plain_text_nothing_goes_to_a_master_on_another_machine(connected: Connect) -> None:
+async def test_in_plain_text_nothing_goes_to_a_master_on_another_machine(
+    connected: Connect,
+) -> None:
     with FakeSentinel(("192.0.2.1", 6379)) as sentinel:
         with pytest.raises(NoCapacity, match=r"another machine.*SHOAL_ALLOW_INSECURE") as caught:
             await make_lanes(connected(sentinel.url(":s3cret@")), Clock(), "a").lane_gauges()
@@ -211,13 +240,21 @@ async def test_in_plain_text_nothing_goes_to_a_master_on_another_machine(connect
     ("says", "words"),
     [
         (b"-NOAUTH Authentication required.\r\n", "do not take our user name and password"),
-        (b"-NOPERM this user has no permissions to run the 'sentinel' command\r\n", "SENTINEL MASTERS"),
+        (
+            b"-NOPERM this user has no permissions to run the 'sentinel' command\r\n",
+            "SENTINEL MASTERS",
+        ),
         (b"-ERR unknown command 'SENTINEL'\r\n", "of no Sentinel"),
         (b"*0\r\n", "knows of a master"),
     ],
 )
-async def test_what_sentinels_answer_is_told_in_words(connected: Connect, says: bytes, words: str) -> None:
-    with FakeSentinel(("127.0.0.1", 1), says=says) as sentinel, pytest.raises(NoCapacity, match=words):
+async def test_what_sentinels_answer_is_told_in_words(
+    connected: Connect, says: bytes, words: str
+) -> None:
+    with (
+        FakeSentinel(("127.0.0.1", 1), says=says) as sentinel,
+        pytest.raises(NoCapacity, match=words),
+    ):
         await make_lanes(connected(sentinel.url()), Clock(), "a").lane_gauges()
 
 
@@ -227,32 +264,44 @@ async def test_sentinels_and_master_are_reached_over_mutual_tls(
     tls = Certificates(tmp_path)
     made, mine = tls.issue("redis"), tls.issue("client/router")
     with ExitStack() as stack:
-        at_master = stack.enter_context(TlsProxy(masters[0].socket, made.certificate, made.key, tls.ca))
+        at_master = stack.enter_context(
+            TlsProxy(masters[0].socket, made.certificate, made.key, tls.ca)
+        )
         stack.enter_context(FakeSentinel(("localhost", at_master.port), path=tmp_path / "s"))
-        at_sentinel = stack.enter_context(TlsProxy(tmp_path / "s", made.certificate, made.key, tls.ca))
+        at_sentinel = stack.enter_context(
+            TlsProxy(tmp_path / "s", made.certificate, made.key, tls.ca)
+        )
         url = f"rediss+sentinel://localhost:{at_sentinel.port}/{SERVICE}"
         trust = RedisTrust(ca=tls.ca, certificate=mine.certificate, key=mine.key)
         assert await add(make_lanes(connected(url, trust), Clock(), "a"), job("a"))
         assert min(at_master.connections, at_sentinel.connections) > 0
         with pytest.raises(NoCapacity, match=r"not trusted|cannot be reached"):
-            await make_lanes(connected(url, RedisTrust(certificate=mine.certificate, key=mine.key)), Clock(), "a").lane_gauges()
+            await make_lanes(
+                connected(url, RedisTrust(certificate=mine.certificate, key=mine.key)), Clock(), "a"
+            ).lane_gauges()
 
 
-async def test_a_user_of_our_acl_may_do_what_it_takes(masters: tuple[TcpServer, TcpServer], connected: Connect) -> None:
+async def test_user_of_our_acl_may_do_what_it_takes(
+    masters: tuple[TcpServer, TcpServer], connected: Connect
+) -> None:
     admin = connected(masters[0].url)
     await add_user(admin, ROUTER)
     (masters[0].socket.parent / "password").write_text(PASSWORD)
     with FakeSentinel(masters[0].address) as sentinel:
         trust = RedisTrust(masters[0].socket.parent / "password")
-        lanes = Lanes(connected(sentinel.url(f"{ROUTER.name}@"), trust), router_id="a", dead_result=b"")
+        lanes = Lanes(
+            connected(sentinel.url(f"{ROUTER.name}@"), trust), router_id="a", dead_result=b""
+        )
         await lanes.check()
         assert await refusals(admin) == []
 
 
-async def test_a_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
+async def test_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
-    """Without Sentinels, as behind the one address of a managed Redis: also for what waits there, and for scripts."""
+    """Without Sentinels, as behind the one address of a managed Redis: also for what waits there,
+    and for scripts.
+    """
     server, other = masters
     redis, admin = connected(server.url), connected(server.url)
     lanes = make_lanes(redis, Clock(), "a")
@@ -262,7 +311,9 @@ async def test_a_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
         await add(lanes, job("b"))
     await admin.execute_command("CONFIG", "SET", "min-replicas-to-write", 0)
     waiting = asyncio.create_task(lanes.take_replies(2))
-    await asyncio.to_thread(wait_until, lambda: server.blocked_clients() == 1, 10, "the call to wait")
+    await asyncio.to_thread(
+        wait_until, lambda: server.blocked_clients() == 1, 10, "the call to wait"
+    )
     await admin.execute_command("REPLICAOF", *other.address)
     with pytest.raises(NoCapacity):
         await waiting
@@ -270,7 +321,9 @@ async def test_a_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
         await add(lanes, job("b"))
 
 
-async def test_a_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity(lanes: Lanes, redis: Redis) -> None:
+async def test_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity(
+    lanes: Lanes, redis: Redis
+) -> None:
     """As when another master takes over between the two."""
 
     class FakeForgetful(Redis):
@@ -279,18 +332,22 @@ async def test_a_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity
 
     await redis.script_flush()
     with pytest.raises(NoCapacity):
-        await add(make_lanes(FakeForgetful.from_pool(redis.connection_pool), Clock(), "a"), job("a"))
+        await add(
+            make_lanes(FakeForgetful.from_pool(redis.connection_pool), Clock(), "a"), job("a")
+        )
 
 
-async def test_the_next_redis_is_looked_at_as_the_first_one_was(
+async def test_next_redis_is_looked_at_as_the_first_one_was(
     masters: tuple[TcpServer, TcpServer], connected: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It gets the layout if it is empty. One that may evict is told of and used; one of another layout is refused."""
+    """It gets the layout if it is empty. One that may evict is told of and used; one of another
+    layout is refused.
+    """
     one, other = masters
     with FakeSentinel(one.address) as sentinel:
         redis = connected(sentinel.url())
         lanes = make_lanes(redis, Clock(), "a")
-        fitness = Fitness(lanes)
+        fitness = RedisCheck(lanes)
         await fitness.look()
         at_other = connected(other.url)
         await at_other.config_set("maxmemory-policy", "allkeys-lru")

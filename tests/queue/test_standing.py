@@ -6,25 +6,30 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.queue import Lanes
-from libs.queue.standing import Standing, Standings
+from libs.queue.standing import QueuePosition, QueuePositions
 from tests.queue.parts import LANE, add, ids, job, lease
 
 
-async def of(redis: Redis, *tenants: str) -> list[Standing]:
-    return await Standings(redis).of(LANE, tenants)
+async def of(redis: Redis, *tenants: str) -> list[QueuePosition]:
+    return await QueuePositions(redis).of(LANE, tenants)
 
 
 async def test_nothing_stands_in_an_unused_lane(redis: Redis) -> None:
-    assert await of(redis, "t", "u") == [Standing(), Standing()]
+    assert await of(redis, "t", "u") == [QueuePosition(), QueuePosition()]
     assert await redis.keys("*") == []
 
 
-@pytest.mark.parametrize(("tenant", "weight"), [("heavy", 1.0), ("light", 1.0), ("new", 1.0), ("heavy", 8.0)])
+@pytest.mark.parametrize(
+    ("tenant", "weight"), [("heavy", 1.0), ("light", 1.0), ("new", 1.0), ("heavy", 8.0)]
+)
 async def test_what_is_ahead_of_a_tenants_next_job_comes_out_before_it(
     lanes: Lanes, redis: Redis, tenant: str, weight: float
 ) -> None:
     for number in range(30):
-        await add(lanes, job(f"heavy-{number}", tenant="heavy", weight=weight if tenant == "heavy" else 1.0))
+        await add(
+            lanes,
+            job(f"heavy-{number}", tenant="heavy", weight=weight if tenant == "heavy" else 1.0),
+        )
     for number in range(5):
         await add(lanes, job(f"light-{number}", tenant="light"))
     await lease(lanes, budget_jobs=4)
@@ -38,16 +43,22 @@ async def test_what_is_ahead_of_a_tenants_next_job_comes_out_before_it(
 async def test_both_classes_are_told_apart(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(f"i{number}", 30, tenant="a") for number in range(2)))
     await add(lanes, *(job(f"b{number}", 30, tenant="a", priority="bulk") for number in range(4)))
-    assert await of(redis, "a", "b") == [Standing(0, 60, 120, 60, 120, 2), Standing(0, 60, 120, 30, 30, 1)]
+    assert await of(redis, "a", "b") == [
+        QueuePosition(0, 60, 120, 60, 120, 2),
+        QueuePosition(0, 60, 120, 30, 30, 1),
+    ]
 
 
 async def test_many_tenants_are_asked_for_in_several_calls(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, job("a", 30))
-    assert await of(redis, *map(str, range(600))) == [Standing(interactive=30, interactive_ahead=30, interactive_jobs=1)] * 600
+    assert (
+        await of(redis, *map(str, range(600)))
+        == [QueuePosition(interactive=30, interactive_ahead=30, interactive_jobs=1)] * 600
+    )
 
 
 async def test_only_an_idle_lane_is_forgotten(lanes: Lanes, redis: Redis) -> None:
-    standings = Standings(redis)
+    standings = QueuePositions(redis)
     await add(lanes, job("a"))
     assert not await standings.forget(LANE)
     pulled = await lease(lanes)

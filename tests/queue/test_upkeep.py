@@ -6,11 +6,28 @@ from redis.asyncio import Redis
 
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes
 from libs.queue.keys import KEYS, Keys
-from tests.queue.parts import DEAD, LANE, LEASE_MS, NOTHING, Clock, add, gauges, ids, job, lease, look_inside, raw
+from tests.queue.parts import (
+    DEAD,
+    LANE,
+    LEASE_MS,
+    NOTHING,
+    Clock,
+    add,
+    gauges,
+    ids,
+    job,
+    lease,
+    look_inside,
+    raw,
+)
 
 
 async def test_gauges_count_every_job_once(lanes: Lanes, clock: Clock) -> None:
-    await add(lanes, *(job(name, deadline_ms=clock.ms + 50) for name in "ab"), *(job(name) for name in "cdefgh"))
+    await add(
+        lanes,
+        *(job(name, deadline_ms=clock.ms + 50) for name in "ab"),
+        *(job(name) for name in "cdefgh"),
+    )
     await lanes.cancel(LANE, [job("h")])
     clock.ms += 50
     pulled = await lease(lanes, 30)
@@ -30,19 +47,32 @@ async def test_gauges_count_every_job_once(lanes: Lanes, clock: Clock) -> None:
 
 
 async def test_gauges_name_every_lane(lanes: Lanes) -> None:
-    others = [LaneKey("l4-spot", "org/name@main", "adapter 1"), LaneKey("cpu", "a:b{c}|d|%", ""), LANE]
+    others = [
+        LaneKey("l4-spot", "org/name@main", "adapter 1"),
+        LaneKey("cpu", "a:b{c}|d|%", ""),
+        LANE,
+    ]
     for lane in others:
         await lanes.enqueue(lane, [[job("a")]], max_tokens=10, ring=False)
     assert {one.lane for one in await lanes.lane_gauges()} == set(others)
 
 
-async def test_an_idle_lane_keeps_only_what_expires(lanes: Lanes, other: Lanes, clock: Clock, redis: Redis) -> None:
-    jobs = [job(f"{number}", tenant=f"{number}", priority="bulk" if number % 2 else "interactive") for number in range(20)]
+async def test_idle_lane_keeps_only_what_expires(
+    lanes: Lanes, other: Lanes, clock: Clock, redis: Redis
+) -> None:
+    jobs = [
+        job(f"{number}", tenant=f"{number}", priority="bulk" if number % 2 else "interactive")
+        for number in range(20)
+    ]
     await add(other, *jobs)
     suspects = await lease(lanes, 50)
     clock.ms += LEASE_MS
-    while not isinstance(pulled := await lanes.pull(LANE, worker_id="w", budget_tokens=50, budget_jobs=5), Idle):
-        await lanes.complete(LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True)
+    while not isinstance(
+        pulled := await lanes.pull(LANE, worker_id="w", budget_tokens=50, budget_jobs=5), Idle
+    ):
+        await lanes.complete(
+            LANE, "w", pulled.batch_id, [(job_id, b"x") for job_id in ids(pulled)], release=True
+        )
     assert len(suspects.jobs) == 5
     assert await look_inside(redis) == NOTHING
     index = next(Keys(1).indexes())
@@ -55,7 +85,10 @@ async def test_an_idle_lane_keeps_only_what_expires(lanes: Lanes, other: Lanes, 
 
 
 async def test_sweep_drops_expired_jobs_anywhere(lanes: Lanes, clock: Clock, redis: Redis) -> None:
-    jobs = [job(f"{number}", deadline_ms=clock.ms + (10 if number % 2 else 1000)) for number in range(20)]
+    jobs = [
+        job(f"{number}", deadline_ms=clock.ms + (10 if number % 2 else 1000))
+        for number in range(20)
+    ]
     await add(lanes, *jobs)
     clock.ms += 10
     await lanes.sweep(LANE)
@@ -68,7 +101,9 @@ async def test_sweep_drops_expired_jobs_anywhere(lanes: Lanes, clock: Clock, red
 
 
 async def test_sweep_takes_back_leases_though_nobody_pulls(redis: Redis, clock: Clock) -> None:
-    lanes = Lanes(redis, router_id="a", dead_result=DEAD, lease_ms=LEASE_MS, max_attempts=1, clock=clock)
+    lanes = Lanes(
+        redis, router_id="a", dead_result=DEAD, lease_ms=LEASE_MS, max_attempts=1, clock=clock
+    )
     await add(lanes, job("a"))
     await lease(lanes)
     clock.ms += LEASE_MS
@@ -95,7 +130,10 @@ async def test_sweep_drops_holders_that_an_older_router_left(lanes: Lanes, redis
     await lease(lanes, 20)
     await lanes.sweep(LANE)
     assert set((await look_inside(redis)).holders) == {"a", "b"}
-    await redis.hset(Keys(1).of(LANE)[KEYS.index("holders")], mapping={f"{number}": "gone" for number in range(10)})
+    await redis.hset(
+        Keys(1).of(LANE)[KEYS.index("holders")],
+        mapping={f"{number}": "gone" for number in range(10)},
+    )
     await lanes.sweep(LANE)
     assert (await look_inside(redis)).holders == {}
 
@@ -110,7 +148,13 @@ async def test_sweep_forgets_tenants_of_the_past(lanes: Lanes, redis: Redis) -> 
 
 
 async def test_sweep_leaves_a_healthy_lane_alone(lanes: Lanes, redis: Redis) -> None:
-    await add(lanes, *(job(f"{number}", priority="bulk" if number % 2 else "interactive") for number in range(20)))
+    await add(
+        lanes,
+        *(
+            job(f"{number}", priority="bulk" if number % 2 else "interactive")
+            for number in range(20)
+        ),
+    )
     await lease(lanes, 50)
     before, counted = await look_inside(redis), await gauges(lanes)
     await lanes.sweep(LANE)
@@ -141,7 +185,9 @@ async def test_missing_names_what_redis_does_not_have(lanes: Lanes, redis: Redis
     assert await lanes.missing(LANE, []) == []
 
 
-async def test_a_late_answer_after_redis_forgot_ends_no_other_batch(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_late_answer_after_redis_forgot_ends_no_other_batch(
+    lanes: Lanes, other: Lanes, redis: Redis
+) -> None:
     await add(lanes, job("a"))
     old = await lease(lanes)
     await redis.flushall()
@@ -151,7 +197,9 @@ async def test_a_late_answer_after_redis_forgot_ends_no_other_batch(lanes: Lanes
     assert (await look_inside(redis)).leases == {new.batch_id}
 
 
-async def test_replies_of_a_dead_router_can_be_dropped(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_replies_of_a_dead_router_can_be_dropped(
+    lanes: Lanes, other: Lanes, redis: Redis
+) -> None:
     await add(other, job("a"))
     await lanes.complete(LANE, "w", (await lease(lanes)).batch_id, [("a", b"x")], release=True)
     await lanes.drop_replies("b")

@@ -1,4 +1,6 @@
-"""Redis' URL, however it is written: it is taken or refused in words, and its password is nowhere to be read."""
+"""Redis' URL, however it is written: it is taken or refused in words, and its password is nowhere
+to be read.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +20,97 @@ from services.scheduler.settings import Settings as SchedulerSettings
 
 SECRET = "S3CRET"
 ODD = some.sampled_from(
-    ["", "/", "?", "#", "@", ":", "%", "[", "]", "%00", " ", "\n", "\t", "\\", "&", "=", "é", "\u212a", "//", "0", "::1", "a"]
+    [
+        "",
+        "/",
+        "?",
+        "#",
+        "@",
+        ":",
+        "%",
+        "[",
+        "]",
+        "%00",
+        " ",
+        "\n",
+        "\t",
+        "\\",
+        "&",
+        "=",
+        "é",
+        "\u212a",
+        "//",
+        "0",
+        "::1",
+        "a",
+    ]
 )
 BESIDE = some.lists(ODD, max_size=3).map("".join)
 PIECES = some.one_of(
     BESIDE,
     some.sampled_from(
-        ["redis", "rediss", "unix", "://", "user", "localhost", "6379", "/0", "?db=", "&password=", "?host=", "?ssl_ca_certs="]
+        [
+            "redis",
+            "rediss",
+            "unix",
+            "://",
+            "user",
+            "localhost",
+            "6379",
+            "/0",
+            "?db=",
+            "&password=",
+            "?host=",
+            "?ssl_ca_certs=",
+        ]
     ),
     some.sampled_from(["+sentinel", "h:1,h:2", "/mymaster", "&sentinel_username=", ","]),
 )
 URLS = some.one_of(
     some.builds(
-        lambda scheme, user, before, after, host, tail: f"{scheme}://{user}:{before}{SECRET}{after}@{host}{tail}",
+        lambda scheme, user, before, after, host, tail: (
+            f"{scheme}://{user}:{before}{SECRET}{after}@{host}{tail}"
+        ),
         some.sampled_from(["redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "http"]),
         BESIDE,
         BESIDE,
         BESIDE,
         some.sampled_from(
-            ["localhost", "h:1", "[::1]:6379", "h:x", "", "127.0.0.1:99999", "[", "h:1,h:2", "a,[::1]:1,b", "h,,h", "h:x,h"]
+            [
+                "localhost",
+                "h:1",
+                "[::1]:6379",
+                "h:x",
+                "",
+                "127.0.0.1:99999",
+                "[",
+                "h:1,h:2",
+                "a,[::1]:1,b",
+                "h,,h",
+                "h:x,h",
+            ]
         ),
         some.one_of(
             BESIDE,
-            some.sampled_from(["/0", "/x", "?db=1", "?db=x", "?foo=1", "?max_connections=2", "/run/redis.sock"]),
-            some.sampled_from(["/mymaster", "/mymaster/0", "/mymaster/x", "/my master", "/m?host=h", "/m?sentinel_username=x"]),
+            some.sampled_from(
+                ["/0", "/x", "?db=1", "?db=x", "?foo=1", "?max_connections=2", "/run/redis.sock"]
+            ),
+            some.sampled_from(
+                [
+                    "/mymaster",
+                    "/mymaster/0",
+                    "/mymaster/x",
+                    "/my master",
+                    "/m?host=h",
+                    "/m?sentinel_username=x",
+                ]
+            ),
         ),
     ),
     some.builds(
-        lambda parts, rest: "".join([*parts, SECRET, *rest]), some.lists(PIECES, max_size=6), some.lists(PIECES, max_size=6)
+        lambda parts, rest: "".join([*parts, SECRET, *rest]),
+        some.lists(PIECES, max_size=6),
+        some.lists(PIECES, max_size=6),
     ),
 )
 
@@ -57,7 +122,13 @@ def tried(url: str) -> list[str]:
         try:
             settings = read({"SHOAL_REDIS_URL": url, "SHOAL_ALLOW_INSECURE": "1"})
         except InvalidInput as error:
-            told += [str(error), repr(error), error.message, repr(error.__cause__), repr(error.__context__ or "")]
+            told += [
+                str(error),
+                repr(error),
+                error.message,
+                repr(error.__cause__),
+                repr(error.__context__ or ""),
+            ]
         else:
             told += [repr(settings), str(settings.describe())]
     try:
@@ -85,7 +156,7 @@ def tried(url: str) -> list[str]:
 @example(f"rediss+sentinel://:{SECRET}@h:x/mymaster/0")
 @example(f"redis+sentinel://h:1,u:{SECRET}@h:2/mymaster/0")
 @example(f"redis+sentinel://h/mymaster?password={SECRET}&sentinel_username={SECRET}")
-def test_a_url_is_taken_or_refused_and_its_password_is_not_told(url: str) -> None:
+def test_url_is_taken_or_refused_and_its_password_is_not_told(url: str) -> None:
     seen: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage() + str(record.__dict__))  # type: ignore[method-assign]
@@ -101,7 +172,7 @@ def test_a_url_is_taken_or_refused_and_its_password_is_not_told(url: str) -> Non
 
 
 @given(some.text(some.characters(min_codepoint=0x21, max_codepoint=0x2FF), min_size=1, max_size=30))
-def test_a_password_that_is_escaped_is_the_password(password: str) -> None:
+def test_password_that_is_escaped_is_the_password(password: str) -> None:
     user = f"user:{quote(password, safe='')}@"
     for url in (
         f"redis://{user}localhost:1/2",
@@ -119,7 +190,10 @@ def test_a_password_that_is_escaped_is_the_password(password: str) -> None:
         ("redis://u:p@h:1/2", "redis://h/2"),
         ("unix://u:p@/run/r.sock", "unix:///run/r.sock"),
         ("redis://[::1]:6379", "redis://::1"),
-        ("rediss+sentinel://u:p@h:1,[::1],k/mymaster/2", "rediss+sentinel://h:1,[::1]:26379,k:26379/mymaster/2"),
+        (
+            "rediss+sentinel://u:p@h:1,[::1],k/mymaster/2",
+            "rediss+sentinel://h:1,[::1]:26379,k:26379/mymaster/2",
+        ),
         ("redis+sentinel://h/m?password=p", "redis+sentinel://h:26379/m"),
     ],
 )
@@ -146,17 +220,24 @@ def test_what_a_log_says_of_a_url(url: str, told: str) -> None:
         "redis+sentinel:localhost/mymaster",
     ],
 )
-def test_a_url_of_sentinels_that_is_none_is_refused_in_words(url: str) -> None:
+def test_url_of_sentinels_that_is_none_is_refused_in_words(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"SHOAL_REDIS_URL must be redis.*\+sentinel://"):
         RouterSettings.from_env({"SHOAL_REDIS_URL": url})
 
 
 @pytest.mark.parametrize(
-    "url", ["redis+sentinel://127.0.0.1:1,sentinel.example/m", "redis+sentinel://h/m", "redis+sentinel://u@h,localhost/m/1"]
+    "url",
+    [
+        "redis+sentinel://127.0.0.1:1,sentinel.example/m",
+        "redis+sentinel://h/m",
+        "redis+sentinel://u@h,localhost/m/1",
+    ],
 )
 def test_sentinels_elsewhere_need_tls_or_to_be_told(url: str) -> None:
     for read in (RouterSettings.from_env, SchedulerSettings.from_env):
-        with pytest.raises(InvalidInput, match=r"SHOAL_REDIS_URL must be rediss:// .* SHOAL_ALLOW_INSECURE=1"):
+        with pytest.raises(
+            InvalidInput, match=r"SHOAL_REDIS_URL must be rediss:// .* SHOAL_ALLOW_INSECURE=1"
+        ):
             read({"SHOAL_REDIS_URL": url})
         for variables in (
             {"SHOAL_REDIS_URL": url, "SHOAL_ALLOW_INSECURE": "1"},
@@ -173,4 +254,8 @@ def test_sentinels_of_this_machine_need_no_tls() -> None:
     assert made.service_name == "mymaster"
     assert SentinelUrl.parse(url) is not None
     asked = [client.connection_pool.connection_kwargs for client in made.sentinel_manager.sentinels]
-    assert [(one["host"], one["port"]) for one in asked] == [("localhost", 1), ("127.0.0.1", 26379), ("::1", 3)]
+    assert [(one["host"], one["port"]) for one in asked] == [
+        ("localhost", 1),
+        ("127.0.0.1", 26379),
+        ("::1", 3),
+    ]

@@ -1,4 +1,6 @@
-"""Tiny vision-language models that write, with random weights and a chat template, and what transformers writes with them."""
+"""Tiny vision-language models that write, with random weights and a chat template, and what
+transformers writes with them.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,16 @@ LIGHTON: Final = (
     "{% if content['type'] == 'image' %}<|image_pad|>{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-KINDS: Final = ("idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lighton_ocr", "paddleocr_vl", "glm_ocr")
+KINDS: Final = (
+    "idefics3",
+    "smolvlm",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "lighton_ocr",
+    "paddleocr_vl",
+    "glm_ocr",
+)
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
 GENERATION: Final[dict[str, Any]] = {
     "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2,
@@ -67,7 +78,9 @@ def template(kind: str) -> str:
     return {"glm_ocr": GLM, "lighton_ocr": LIGHTON, "paddleocr_vl": PADDLE}.get(kind, QWEN)
 
 
-def write(kind: str, directory: Path, *, tied: bool = False, **generation: object) -> transformers.PreTrainedModel:
+def write(
+    kind: str, directory: Path, *, tied: bool = False, **generation: object
+) -> transformers.PreTrainedModel:
     """Writes a checkpoint, and returns transformers' model of it."""
     config, images, tokenizer = _OWN[kind]() if kind in _OWN else _retrieving(kind)
     config.tie_word_embeddings = tied
@@ -85,8 +98,12 @@ def write(kind: str, directory: Path, *, tied: bool = False, **generation: objec
 
 
 def _retrieving(kind: str) -> tuple[Any, Any, Any]:
-    """Configuration, image processor and tokenizer of a family that is served for retrieval, too."""
-    made = vlm_models._colidefics3(kind) if template(kind) == TILED else vlm_models._engine_qwen(kind)
+    """Configuration, image processor and tokenizer of a family that is served for retrieval,
+    too.
+    """
+    made = (
+        vlm_models._colidefics3(kind) if template(kind) == TILED else vlm_models._engine_qwen(kind)
+    )
     return made.model.model.config, made.processor.image_processor, made.processor.tokenizer
 
 
@@ -102,13 +119,19 @@ def _lighton() -> tuple[Any, Any, Any]:
         "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
     }  # fmt: skip
     mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    config = transformers.LightOnOcrConfig(vision_config=vision, text_config=text, image_token_id=mark)
+    config = transformers.LightOnOcrConfig(
+        vision_config=vision, text_config=text, image_token_id=mark
+    )
     return config, _lighton_images(), tokenizer
 
 
 def _lighton_images() -> transformers.BaseImageProcessor:
-    """Sides are multiples of the tower's patch, not of a square of them, as the published ones have it."""
-    return transformers.PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size={"height": 4, "width": 4})
+    """Sides are multiples of the tower's patch, not of a square of them, as the published ones have
+    it.
+    """
+    return transformers.PixtralImageProcessorPil(
+        size={"longest_edge": 64}, patch_size={"height": 4, "width": 4}
+    )
 
 
 @torch.inference_mode()
@@ -120,10 +143,11 @@ def written(
     most: int,
     turns: Sequence[tuple[str, str]] = (),
 ) -> list[int]:
-    """The new tokens that transformers writes about images and a text after them, and after what was said before, by whom, of a
-    directory here or of a published one.
+    """The new tokens that transformers writes about images and a text after them, and after what
+    was said before, by whom, of a directory here or of a published one.
 
-    transformers' processors want torchvision for videos; their parts for texts and images are put together here.
+    transformers' processors want torchvision for videos; their parts for texts and images are put
+    together here.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     pictures = [Image.fromarray(decode(image, "image")) for image in images]
@@ -135,7 +159,9 @@ def written(
     )
     inputs = _inputs(model.config, tokenizer, prompt, pictures, directory)
     ids = inputs["input_ids"]
-    return model.generate(**inputs, max_new_tokens=most, do_sample=False)[0, ids.shape[1] :].tolist()
+    return model.generate(**inputs, max_new_tokens=most, do_sample=False)[
+        0, ids.shape[1] :
+    ].tolist()
 
 
 def _template_of(directory: Path) -> str | None:
@@ -144,35 +170,72 @@ def _template_of(directory: Path) -> str | None:
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
 
 
-def _inputs(config: Any, tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], directory: Path) -> dict[str, torch.Tensor]:
+def _inputs(
+    config: Any, tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], directory: Path
+) -> dict[str, torch.Tensor]:
     kind = config.model_type
     if not pictures and kind in (*TILES, "lighton_ocr"):
         return dict(tokenizer(prompt, return_tensors="pt", add_special_tokens=False))
     images = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
     if kind in TILES:
-        tokens = (config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor) ** 2
+        tokens = (
+            config.vision_config.image_size
+            // config.vision_config.patch_size
+            // config.scale_factor
+        ) ** 2
         processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=tokens)
-        return dict(processor(text=[prompt], images=[list(pictures)], return_tensors="pt", add_special_tokens=False))
+        return dict(
+            processor(
+                text=[prompt],
+                images=[list(pictures)],
+                return_tensors="pt",
+                add_special_tokens=False,
+            )
+        )
     if kind == "lighton_ocr":
         square = config.vision_config.patch_size * config.spatial_merge_size
         seen = images(list(pictures), return_tensors="pt")
-        counts = [height // square * (width // square) for height, width in torch.as_tensor(seen["image_sizes"]).tolist()]
-        inputs = dict(tokenizer(_marked(prompt, "<|image_pad|>", counts), return_tensors="pt", add_special_tokens=False))
+        counts = [
+            height // square * (width // square)
+            for height, width in torch.as_tensor(seen["image_sizes"]).tolist()
+        ]
+        inputs = dict(
+            tokenizer(
+                _marked(prompt, "<|image_pad|>", counts),
+                return_tensors="pt",
+                add_special_tokens=False,
+            )
+        )
         given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        return {**given, "pixel_values": seen["pixel_values"], "image_sizes": torch.as_tensor(seen["image_sizes"])}
+        return {
+            **given,
+            "pixel_values": seen["pixel_values"],
+            "image_sizes": torch.as_tensor(seen["image_sizes"]),
+        }
     return _gridded(tokenizer, prompt, pictures, images, _MARKS.get(kind, "<|image_pad|>"))
 
 
-def _gridded(tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], images: Any, mark: str) -> dict[str, torch.Tensor]:
+def _gridded(
+    tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], images: Any, mark: str
+) -> dict[str, torch.Tensor]:
     """Of Qwen-VL and those with its processing. `mark`: the token that stands for an image."""
     found: dict[str, torch.Tensor] = {}
     if pictures:
         seen = images(list(pictures), return_tensors="pt")
         found = {"pixel_values": seen["pixel_values"], "image_grid_thw": seen["image_grid_thw"]}
-        prompt = _marked(prompt, mark, [int(grid.prod()) // images.merge_size**2 for grid in seen["image_grid_thw"]])
+        prompt = _marked(
+            prompt,
+            mark,
+            [int(grid.prod()) // images.merge_size**2 for grid in seen["image_grid_thw"]],
+        )
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
     kinds = (ids == tokenizer.convert_tokens_to_ids(mark)).int()
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, **found}
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": kinds,
+        **found,
+    }
 
 
 def _marked(prompt: str, mark: str, counts: Sequence[int]) -> str:
@@ -183,7 +246,9 @@ def _marked(prompt: str, mark: str, counts: Sequence[int]) -> str:
 
 
 def _paddle() -> tuple[Any, Any, Any]:
-    tokenizer = vlm_models._tokenizer("qwen", ["<|IMAGE_START|>", "<|IMAGE_END|>", "<|IMAGE_PLACEHOLDER|>", "<|VIDEO|>"])
+    tokenizer = vlm_models._tokenizer(
+        "qwen", ["<|IMAGE_START|>", "<|IMAGE_END|>", "<|IMAGE_PLACEHOLDER|>", "<|VIDEO|>"]
+    )
     mark = tokenizer.convert_tokens_to_ids("<|IMAGE_PLACEHOLDER|>")
     vision = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 20,
@@ -201,7 +266,9 @@ def _paddle() -> tuple[Any, Any, Any]:
 
 
 def _paddle_images() -> transformers.BaseImageProcessor:
-    return transformers.PaddleOCRVLImageProcessorPil(patch_size=4, size={"shortest_edge": 4 * 64, "longest_edge": 80 * 64})
+    return transformers.PaddleOCRVLImageProcessorPil(
+        patch_size=4, size={"shortest_edge": 4 * 64, "longest_edge": 80 * 64}
+    )
 
 
 def _glm() -> tuple[Any, Any, Any]:
@@ -223,7 +290,9 @@ def _glm() -> tuple[Any, Any, Any]:
 
 
 def _glm_images() -> transformers.BaseImageProcessor:
-    return transformers.Glm46VImageProcessorPil(patch_size=4, size={"shortest_edge": 8 * 64, "longest_edge": 160 * 64})
+    return transformers.Glm46VImageProcessorPil(
+        patch_size=4, size={"shortest_edge": 8 * 64, "longest_edge": 160 * 64}
+    )
 
 
 _OWN: Final = {"glm_ocr": _glm, "lighton_ocr": _lighton, "paddleocr_vl": _paddle}

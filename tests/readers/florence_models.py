@@ -1,4 +1,6 @@
-"""Tiny checkpoints of Florence-2 with random weights, in transformers' layout and in microsoft's, and what transformers writes."""
+"""Tiny checkpoints of Florence-2 with random weights, in transformers' layout and in microsoft's,
+and what transformers writes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from libs.models.readers.florence import _ADDED
 from tests.parity.checkpoints import write_tokenizer
 
 SIDE: Final = 64
-"""Pixels of a side: 16 x 16 places in the first stage, which windows of 6 do not divide, and 2 x 2 in the last."""
+"""Pixels of a side: 16 x 16 places in the first stage, which windows of 6 do not divide, and 2 x 2
+in the last.
+"""
 _VISION: Final[dict[str, Any]] = {
     "embed_dim": [16, 32, 32, 64], "num_heads": [2, 2, 4, 4], "num_groups": [2, 4, 2, 4], "depths": [1, 1, 2, 1], "window_size": 6,
     "max_position_embeddings": 8, "max_temporal_embeddings": 5, "projection_dim": 48,
@@ -42,17 +46,25 @@ _PROCESSOR: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write(directory: Path, layout: str = "transformers", **generation: object) -> transformers.PreTrainedModel:
-    """Writes a checkpoint in the layout "transformers" or "microsoft", and returns transformers' model of it."""
+def write(
+    directory: Path, layout: str = "transformers", **generation: object
+) -> transformers.PreTrainedModel:
+    """Writes a checkpoint in the layout "transformers" or "microsoft", and returns transformers'
+    model of it.
+    """
     write_tokenizer("bart", directory, 300)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     plain = tokenizer.get_vocab_size()
     if layout == "transformers":
-        tokenizer.add_special_tokens([AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED])
+        tokenizer.add_special_tokens(
+            [AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED]
+        )
         tokenizer.save(str(directory / "tokenizer.json"))
     vocabulary = plain + len(_ADDED) + 1  # and the image's own
     config = transformers.Florence2Config(
-        vision_config=_VISION, text_config=_TEXT | {"vocab_size": vocabulary}, image_token_id=vocabulary - 1
+        vision_config=_VISION,
+        text_config=_TEXT | {"vocab_size": vocabulary},
+        image_token_id=vocabulary - 1,
     )
     model = transformers.Florence2ForConditionalGeneration(config).eval()
     generator = torch.Generator().manual_seed(3)
@@ -77,14 +89,24 @@ def _as_microsoft(model: transformers.PreTrainedModel, directory: Path) -> None:
     state = {}
     for name, tensor in model.state_dict().items():
         made = _microsoft_name(name)
-        state[made] = tensor.T.contiguous() if made == "image_projection" else tensor.contiguous().clone()
-    state["language_model.final_logits_bias"] = torch.zeros(1, len(state["language_model.lm_head.weight"]))
+        state[made] = (
+            tensor.T.contiguous() if made == "image_projection" else tensor.contiguous().clone()
+        )
+    state["language_model.final_logits_bias"] = torch.zeros(
+        1, len(state["language_model.lm_head.weight"])
+    )
     save_file(state, str(directory / "model.safetensors"))
     config = json.loads((directory / "config.json").read_text())
     vision = config["vision_config"]
     vision["model_type"], vision["dim_embed"] = "davit", vision.pop("embed_dim")
-    vision["image_pos_embed"] = {"type": "learned_abs_2d", "max_pos_embeddings": vision.pop("max_position_embeddings")}
-    vision["visual_temporal_embedding"] = {"type": "COSINE", "max_temporal_embeddings": vision.pop("max_temporal_embeddings")}
+    vision["image_pos_embed"] = {
+        "type": "learned_abs_2d",
+        "max_pos_embeddings": vision.pop("max_position_embeddings"),
+    }
+    vision["visual_temporal_embedding"] = {
+        "type": "COSINE",
+        "max_temporal_embeddings": vision.pop("max_temporal_embeddings"),
+    }
     config["text_config"]["model_type"] = "florence2_language"
     (directory / "config.json").write_text(json.dumps(config))
 
@@ -96,7 +118,9 @@ def _microsoft_name(name: str) -> str:
     if name.startswith("language_model."):
         return name.replace("language_model.", "language_model.model.")
     if name.startswith("multi_modal_projector."):
-        name = name.removeprefix("multi_modal_projector.").replace("image_position_embed", "image_pos_embed")
+        name = name.removeprefix("multi_modal_projector.").replace(
+            "image_position_embed", "image_pos_embed"
+        )
         return name.replace("image_projection.weight", "image_projection")
     name = re.sub(r"(convs\.\d+)\.conv\.", r"\1.proj.", name)
     name = re.sub(r"\.(window_attn|channel_attn)\.", r".\1.fn.", name)
@@ -110,7 +134,9 @@ def read(directory: Path) -> transformers.PreTrainedModel:
     """transformers' model, in float32, of a checkpoint in either layout."""
     values = json.loads((directory / "config.json").read_text())
     if "dim_embed" not in values["vision_config"]:
-        return transformers.Florence2ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+        return transformers.Florence2ForConditionalGeneration.from_pretrained(
+            directory, dtype=torch.float32
+        ).eval()
     config = transformers.Florence2Config(
         vision_config=_own_names(values["vision_config"]),
         text_config=values["text_config"] | {"model_type": "bart", "tie_word_embeddings": True},
@@ -121,14 +147,20 @@ def read(directory: Path) -> transformers.PreTrainedModel:
     state = {}
     for name in model.state_dict():
         theirs = _microsoft_name(name)
-        if theirs not in tensors and name.endswith(("embed_tokens.weight", "lm_head.weight")):  # one table, stored once
+        if theirs not in tensors and name.endswith(
+            ("embed_tokens.weight", "lm_head.weight")
+        ):  # one table, stored once
             theirs = "language_model.model.shared.weight"
-        state[name] = (tensors[theirs].T if theirs == "image_projection" else tensors[theirs]).float()
+        state[name] = (
+            tensors[theirs].T if theirs == "image_projection" else tensors[theirs]
+        ).float()
     model.load_state_dict(state)
     if (directory / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
     else:  # microsoft's code generates by what it says of texts
-        values = {key: value for key, value in values["text_config"].items() if key in _GENERATION_KEYS}
+        values = {
+            key: value for key, value in values["text_config"].items() if key in _GENERATION_KEYS
+        }
         model.generation_config = transformers.GenerationConfig(**values)
     return model
 
@@ -156,17 +188,25 @@ def processor(directory: Path) -> Any:
 
 
 @torch.inference_mode()
-def written(model: transformers.PreTrainedModel, directory: Path, image: bytes, prompt: str, most: int) -> list[int]:
+def written(
+    model: transformers.PreTrainedModel, directory: Path, image: bytes, prompt: str, most: int
+) -> list[int]:
     """The tokens that transformers writes about an image."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     if tokenizer.token_to_id("<loc_0>") is None:
-        tokenizer.add_special_tokens([AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED])
+        tokenizer.add_special_tokens(
+            [AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED]
+        )
     picture = Image.fromarray(decode(image, "image"))
     pixels = processor(directory)(picture, return_tensors="pt")["pixel_values"]
     tokens = model.get_image_features(pixels).pooler_output.shape[1]
     prompted = [0, *tokenizer.encode(prompt, add_special_tokens=False).ids, 2]
     ids = torch.tensor([[model.config.image_token_id] * tokens + prompted])
     found = model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels, max_new_tokens=most, do_sample=False
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        pixel_values=pixels,
+        max_new_tokens=most,
+        do_sample=False,
     )
     return found[0, 1:].tolist()

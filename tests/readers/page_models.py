@@ -1,4 +1,6 @@
-"""Tiny checkpoints of TrOCR and Donut with random weights, and what transformers writes with them."""
+"""Tiny checkpoints of TrOCR and Donut with random weights, and what transformers writes with
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,16 @@ _DECODER: Final[dict[str, Any]] = {
 
 
 def write_trocr(
-    directory: Path, *, sinusoidal: bool = False, projected: bool = False, distilled: bool = False, **decoder: object
+    directory: Path,
+    *,
+    sinusoidal: bool = False,
+    projected: bool = False,
+    distilled: bool = False,
+    **decoder: object,
 ) -> Any:
-    """`projected`: the encoder's width is not what the decoder attends to. `distilled`: the encoder is DeiT."""
+    """`projected`: the encoder's width is not what the decoder attends to. `distilled`: the encoder
+    is DeiT.
+    """
     vocabulary = _tokenizer(directory, ())
     encoder = (transformers.DeiTConfig if distilled else transformers.ViTConfig)(
         hidden_size=32,
@@ -44,7 +53,15 @@ def write_trocr(
         patch_size=8,
         qkv_bias=False,
     )
-    sine = {"use_learned_position_embeddings": False, "layernorm_embedding": False, "scale_embedding": True} if sinusoidal else {}
+    sine = (
+        {
+            "use_learned_position_embeddings": False,
+            "layernorm_embedding": False,
+            "scale_embedding": True,
+        }
+        if sinusoidal
+        else {}
+    )
     crossed = None if projected else 32
     settings = {
         **_DECODER,
@@ -55,7 +72,9 @@ def write_trocr(
         **decoder,
     }
     model = _written(directory, encoder, transformers.TrOCRConfig(**settings), start=2)
-    name, middle = ("DeiT", {"crop_size": {"height": 48, "width": 48}}) if distilled else ("ViT", {})
+    name, middle = (
+        ("DeiT", {"crop_size": {"height": 48, "width": 48}}) if distilled else ("ViT", {})
+    )
     processor = {
         "image_processor_type": f"{name}ImageProcessor", "size": {"height": 48, "width": 48}, "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3, "resample": 2, **middle, "do_resize": True, "do_normalize": True, "do_rescale": True,
@@ -65,14 +84,29 @@ def write_trocr(
     return model
 
 
-def write_donut(directory: Path, task: str = "cord", *, old_size: bool = False, turns: bool = False) -> Any:
+def write_donut(
+    directory: Path, task: str = "cord", *, old_size: bool = False, turns: bool = False
+) -> Any:
     """`task`: "cord" or "docvqa". `old_size`: as width and height."""
     names = [f"<{slash}s_{name}>" for name in TAGS[task] for slash in ("", "/")]
-    vocabulary = _tokenizer(directory, ("<sep/>", "<s_iitcdip>", "<s_synthdog>", f"<s_{task}>", *names, "<paid/>"))
-    encoder = DonutSwinConfig(
-        image_size=[128, 96], embed_dim=8, depths=[1, 2, 2, 1], num_heads=[1, 2, 2, 4], window_size=2, patch_size=4, mlp_ratio=2.0
+    vocabulary = _tokenizer(
+        directory, ("<sep/>", "<s_iitcdip>", "<s_synthdog>", f"<s_{task}>", *names, "<paid/>")
     )
-    settings = _DECODER | {"vocab_size": vocabulary, "scale_embedding": True, "d_model": 64, "add_final_layer_norm": True}
+    encoder = DonutSwinConfig(
+        image_size=[128, 96],
+        embed_dim=8,
+        depths=[1, 2, 2, 1],
+        num_heads=[1, 2, 2, 4],
+        window_size=2,
+        patch_size=4,
+        mlp_ratio=2.0,
+    )
+    settings = _DECODER | {
+        "vocab_size": vocabulary,
+        "scale_embedding": True,
+        "d_model": 64,
+        "add_final_layer_norm": True,
+    }
     model = _written(directory, encoder, transformers.MBartConfig(**settings), start=None)
     processor = {
         "image_processor_type": "DonutImageProcessor", "size": [96, 128] if old_size else {"height": 128, "width": 96},
@@ -88,7 +122,9 @@ def write_donut(directory: Path, task: str = "cord", *, old_size: bool = False, 
 def _tokenizer(directory: Path, added: tuple[str, ...]) -> int:
     write_tokenizer("bart", directory, 300)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in added])
+    tokenizer.add_special_tokens(
+        [AddedToken(each, special=True, normalized=False) for each in added]
+    )
     tokenizer.save(str(directory / "tokenizer.json"))
     return tokenizer.get_vocab_size()
 
@@ -117,9 +153,15 @@ def processed(directory: Path, image: bytes) -> torch.Tensor:
 
 @torch.inference_mode()
 def written(model: Any, directory: Path, image: bytes, most: int, prompt: str = "") -> list[int]:
-    """The new tokens that transformers writes about an image. The unknown token is banned, as Donut's authors do."""
+    """The new tokens that transformers writes about an image. The unknown token is banned, as
+    Donut's authors do.
+    """
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    settings = {"max_new_tokens": most, "do_sample": False, "bad_words_ids": [[tokenizer.token_to_id("<unk>")]]}
+    settings = {
+        "max_new_tokens": most,
+        "do_sample": False,
+        "bad_words_ids": [[tokenizer.token_to_id("<unk>")]],
+    }
     before = 1
     if prompt:
         ids = tokenizer.encode(prompt, add_special_tokens=False).ids

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from libs.models.generation.model import WriterModel
+from libs.models.generation.model import GenerativeModel
 from libs.models.loading import load_served_model
 from libs.models.results import ExtractResult
 from libs.models.work import Part, TextWork, Unfinished, WriteWork
@@ -15,9 +15,9 @@ from libs.models.work import Part, TextWork, Unfinished, WriteWork
 MOST = 40
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32) -> WriterModel:
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> GenerativeModel:
     model = load_served_model(directory, "a/reader", torch.device("cpu"), dtype)
-    assert isinstance(model, WriterModel)
+    assert isinstance(model, GenerativeModel)
     return model
 
 
@@ -27,19 +27,19 @@ def work_on(images: list[bytes], **settings: Any) -> TextWork:
     return TextWork([""] * len(images), parts=parts, **({"max_tokens": MOST} | settings))
 
 
-def written_for(model: WriterModel, *works: WriteWork) -> list[list[list[int]]]:
+def written_for(model: GenerativeModel, *works: WriteWork) -> list[list[list[int]]]:
     """The ids of each job's texts, all of them in one loop."""
     return [[output.ids.tolist() for output in outputs] for _, outputs in _answers(model, works)]
 
 
-def result_of(model: WriterModel, work: WriteWork) -> ExtractResult:
+def result_of(model: GenerativeModel, work: WriteWork) -> ExtractResult:
     ((prepared, outputs),) = _answers(model, [work])
     found = model.finish(prepared, outputs)
     assert isinstance(found, ExtractResult)
     return found
 
 
-def _answers(model: WriterModel, works: Any) -> list[Any]:
+def _answers(model: GenerativeModel, works: Any) -> list[Any]:
     prepared = [model.prepare(work) for work in works]
     sequences = [sequence for each in prepared for sequence in each.sequences]
     found: dict[int, Any] = {}

@@ -1,4 +1,6 @@
-"""Vision-language models that write, against transformers: token ids with and without images, and what is refused."""
+"""Vision-language models that write, against transformers: token ids with and without images, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ THIN = ("1 x 300", "300 x 1", "1 x 1")
 
 def images_for(kind: str) -> list[bytes]:
     """16, without those that are too thin for the family."""
-    found = [*pictures()[:5], *(image for name, image in awkward_pictures().items() if name not in THIN)]
+    found = [
+        *pictures()[:5],
+        *(image for name, image in awkward_pictures().items() if name not in THIN),
+    ]
     return (found * 2)[:16]
 
 
@@ -56,7 +61,11 @@ def test_sides_are_multiples_of_what_the_processor_says(tmp_path: Path) -> None:
     for side in (8, {"height": 4, "width": 4}):
         file.write_text(json.dumps(values | {"patch_size": side}))
         wanted = [written(reference, tmp_path, [image], ASKED, 20) for image in images]
-        found.append(written_for(load(tmp_path), work_on([*images, images[1]], instruction=ASKED, max_tokens=20))[0])
+        found.append(
+            written_for(
+                load(tmp_path), work_on([*images, images[1]], instruction=ASKED, max_tokens=20)
+            )[0]
+        )
         assert found[-1] == [*wanted, wanted[1]]
     assert found[0][0] == found[1][0]
     assert found[0][1] != found[1][1]
@@ -70,7 +79,9 @@ def test_sides_are_multiples_of_what_the_processor_says(tmp_path: Path) -> None:
 def png_of(height: int, width: int) -> bytes:
     """Noise."""
     out = BytesIO()
-    Image.fromarray(np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)).save(out, "PNG")
+    Image.fromarray(
+        np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
+    ).save(out, "PNG")
     return out.getvalue()
 
 
@@ -80,13 +91,17 @@ def test_with_beams_and_with_one_table(settings: dict[str, Any], kind: str, tmp_
     reference = write(kind, tmp_path, **settings)
     images = images_for(kind)[:4]
     wanted = [written(reference, tmp_path, [image], ASKED, 33) for image in images]
-    assert written_for(load(tmp_path), work_on(images, instruction=ASKED, max_tokens=33)) == [wanted]
+    assert written_for(load(tmp_path), work_on(images, instruction=ASKED, max_tokens=33)) == [
+        wanted
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_images_and_texts_are_one_item(kind: str, tmp_path: Path) -> None:
     reference, model, images = write(kind, tmp_path), load(tmp_path), images_for(kind)[:2]
-    parts = tuple(Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images))
+    parts = tuple(
+        Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images)
+    )
     told = (*parts, Part("It is late.", "items[0].parts[2].text"))
     works = [
         TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MOST),
@@ -104,9 +119,16 @@ def test_several_images_and_texts_are_one_item(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_turns_stand_before_an_item(kind: str, tmp_path: Path) -> None:
     reference, model, images = write(kind, tmp_path), load(tmp_path), images_for(kind)[:2]
-    said = [("user", "It is late."), ("assistant", " So it is. "), ("user", "Is it?"), ("assistant", "No.")]
+    said = [
+        ("user", "It is late."),
+        ("assistant", " So it is. "),
+        ("user", "Is it?"),
+        ("assistant", "No."),
+    ]
     turns = tuple(Turn(role, text) for role, text in said)  # type: ignore[arg-type]
-    parts = tuple(Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images))
+    parts = tuple(
+        Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images)
+    )
     works = [
         TextWork([""], parts={0: parts[:1]}, instruction=ASKED, max_tokens=MOST, turns=turns[:2]),
         TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MOST, turns=turns),
@@ -123,11 +145,14 @@ def test_turns_stand_before_an_item(kind: str, tmp_path: Path) -> None:
     assert written_for(model, replace(works[0], turns=())) == [alone]
 
 
-def test_a_turn_cannot_be_an_image(tmp_path: Path) -> None:
+def test_turn_cannot_be_an_image(tmp_path: Path) -> None:
     """A text with the image's token in a turn is refused, beside an image and without one."""
     write("qwen2_vl", tmp_path)
     model, turns = load(tmp_path), (Turn("user", "<|image_pad|>"), Turn("assistant", "a"))
-    for work in (work_on(images_for("qwen2_vl")[:1], instruction=ASKED, turns=turns), TextWork([ASKED], turns=turns)):
+    for work in (
+        work_on(images_for("qwen2_vl")[:1], instruction=ASKED, turns=turns),
+        TextWork([ASKED], turns=turns),
+    ):
         with pytest.raises(InvalidInput, match="image token"):
             model.prepare(work)
 
@@ -137,8 +162,17 @@ def test_answers_are_json_by_a_schema(kind: str, tmp_path: Path) -> None:
     write(kind, tmp_path)
     images = images_for(kind)[:3]
     name = {"type": "string", "maxLength": 8}
-    schema = {"type": "object", "properties": {"name": name, "n": {"enum": [1, 2]}}, "required": ["name", "n"]}
-    held = work_on(images, instruction=ASKED, json_schema=json.dumps(schema | {"additionalProperties": False}), max_tokens=90)
+    schema = {
+        "type": "object",
+        "properties": {"name": name, "n": {"enum": [1, 2]}},
+        "required": ["name", "n"],
+    }
+    held = work_on(
+        images,
+        instruction=ASKED,
+        json_schema=json.dumps(schema | {"additionalProperties": False}),
+        max_tokens=90,
+    )
     model = load(tmp_path)
     found = result_of(model, held)
     for one in found.items:
@@ -162,7 +196,9 @@ def test_prefill_in_pieces(kind: str, tmp_path: Path) -> None:
     for most in (7, 2048):
         loop = DecodeLoop(reader.writer, 400, most_rows=most)
         texts: dict[int, list[int]] = {}
-        going = [loop.add(request) for request in reader.requests(prepared.sequences, nothing_between)]
+        going = [
+            loop.add(request) for request in reader.requests(prepared.sequences, nothing_between)
+        ]
         while loop.sequences:
             for each in loop.step():
                 texts.setdefault(id(each.sequence), []).extend(each.ids)
@@ -188,7 +224,9 @@ def test_logits_as_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.M
     loop.add(reader.requests(sequences, nothing_between)[0])
     loop.step()
     theirs: list[torch.Tensor] = []
-    hook = reference.lm_head.register_forward_hook(lambda module, given, made: theirs.append(made[:, -1]))
+    hook = reference.lm_head.register_forward_hook(
+        lambda module, given, made: theirs.append(made[:, -1])
+    )
     written(reference, tmp_path, images_for(kind)[:1], ASKED, 1)
     hook.remove()
     assert float((seen[0].double() - theirs[0].double()).norm() / theirs[0].double().norm()) < 1e-5
@@ -198,10 +236,17 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
     """GLM-OCR is published with one, after those that config.json counts."""
     reference = write("glm_ocr", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    spare = {name.replace("layers.0.", "layers.3."): tensor.clone() for name, tensor in tensors.items() if ".layers.0." in name}
+    spare = {
+        name.replace("layers.0.", "layers.3."): tensor.clone()
+        for name, tensor in tensors.items()
+        if ".layers.0." in name
+    }
     spare = {name: tensor for name, tensor in spare.items() if "language_model" in name}
     assert len(spare) > 5
-    save_file(tensors | spare | {"model.language_model.layers.3.eh_proj.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    save_file(
+        tensors | spare | {"model.language_model.layers.3.eh_proj.weight": torch.zeros(2, 2)},
+        tmp_path / "model.safetensors",
+    )
     image = images_for("glm_ocr")[0]
     wanted = written(reference, tmp_path, [image], ASKED, MOST)
     assert written_for(load(tmp_path), work_on([image], instruction=ASKED)) == [[wanted]]
@@ -211,9 +256,17 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
 def test_its_card(kind: str, tmp_path: Path) -> None:
     write(kind, tmp_path)
     card = read_card(tmp_path, "a/reader")
-    assert (card.kind, card.tasks, card.inputs, card.family) == ("writer", ("text",), ("text", "image"), kind)
+    assert (card.kind, card.tasks, card.inputs, card.family) == (
+        "writer",
+        ("text",),
+        ("text", "image"),
+        kind,
+    )
     # It retrieves, if a card says so or its files are sentence-transformers'.
-    assert read_card(tmp_path, "a/reader", Overrides("card.yaml:1", detect=Hints(kind="dense"))).kind == "images"
+    assert (
+        read_card(tmp_path, "a/reader", Overrides("card.yaml:1", detect=Hints(kind="dense"))).kind
+        == "images"
+    )
     (tmp_path / "modules.json").write_text("[]")
     assert read_card(tmp_path, "a/reader").kind == "images"
 
@@ -236,7 +289,9 @@ def test_tags_of_documents_are_kept(tmp_path: Path) -> None:
     plain = result_of(load(tmp_path), work_on([image], **asked)).items[0].text
     tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
     last = max(token["id"] for token in tokenizer["added_tokens"])
-    next(token for token in tokenizer["added_tokens"] if token["id"] == last)["content"] = "<doctag>"
+    next(token for token in tokenizer["added_tokens"] if token["id"] == last)["content"] = (
+        "<doctag>"
+    )
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     kept = result_of(load(tmp_path), work_on([image], **asked)).items[0].text
     assert len(kept) >= len(plain)
@@ -249,11 +304,17 @@ def test_tags_of_documents_are_kept(tmp_path: Path) -> None:
         (work_on([pictures()[0]], region=(0, 0, 9, 9)), "text.region", TaskNotSupported),
         (work_on([pictures()[0]], text_kind="ocr_regions"), "text.kind", TaskNotSupported),
         (work_on([pictures()[0]], instruction="word " * 3000), "items[0].image", InputTooLong),
-        (work_on([pictures()[0]], instruction="a <|image_pad|> too many"), "text.instruction", InvalidInput),
+        (
+            work_on([pictures()[0]], instruction="a <|image_pad|> too many"),
+            "text.instruction",
+            InvalidInput,
+        ),
         (TextWork(["  "]), "items[0].text", InvalidInput),
     ],
 )
-def test_what_cannot_be_asked(work: TextWork, field: str, kind: type[ShoalError], tmp_path: Path) -> None:
+def test_what_cannot_be_asked(
+    work: TextWork, field: str, kind: type[ShoalError], tmp_path: Path
+) -> None:
     write("qwen2_5_vl", tmp_path)
     model = load(tmp_path)
     with pytest.raises(kind) as refused:
@@ -266,12 +327,18 @@ def test_what_cannot_be_asked(work: TextWork, field: str, kind: type[ShoalError]
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda text: text.replace("<|vision_start|><|image_pad|><|vision_end|>", ""), "no place for the image"),
-        (lambda text: text.replace("{{ content['text'] }}", "{{ content['text'] | upper }}"), "changes it"),
+        (
+            lambda text: text.replace("<|vision_start|><|image_pad|><|vision_end|>", ""),
+            "no place for the image",
+        ),
+        (
+            lambda text: text.replace("{{ content['text'] }}", "{{ content['text'] | upper }}"),
+            "changes it",
+        ),
         (lambda text: "{{ raise_exception('no') }}" + text, "the chat template"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
+def test_template_that_cannot_be_used_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
     write("qwen2_vl", tmp_path)
     (tmp_path / "chat_template.jinja").write_text(change(QWEN))
     with pytest.raises(ModelBroken, match=reason):

@@ -17,7 +17,7 @@ from PIL import Image
 from transformers.models.florence2.processing_florence2 import Florence2PostProcessor
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
-from libs.models.generation.model import WriterModel
+from libs.models.generation.model import GenerativeModel
 from libs.models.readers.florence import FlorenceReader
 from libs.models.readers.florence_tasks import TASKS, Form, regions_of
 from libs.models.work import Part, RegionsWork, TextWork, WrittenIds, go_on_anyway, nothing_between
@@ -27,13 +27,17 @@ from tests.readers.support import MOST, apart, load, result_of, work_on, written
 
 
 @pytest.fixture(scope="module", params=["transformers", "microsoft"])
-def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, WriterModel]:
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path, GenerativeModel]:
     directory = tmp_path_factory.mktemp("florence")
     model = florence_models.write(directory, request.param)
     return model, directory, load(directory)
 
 
-def test_every_task_is_written_as_by_transformers(written: tuple[Any, Path, WriterModel]) -> None:
+def test_every_task_is_written_as_by_transformers(
+    written: tuple[Any, Path, GenerativeModel],
+) -> None:
     reference, directory, model = written
     image = pictures()[1]
     works, prompts = [], []
@@ -41,36 +45,47 @@ def test_every_task_is_written_as_by_transformers(written: tuple[Any, Path, Writ
         given = " a lorry, and more" if "{}" in task.prompt else ""
         works.append(work_on([image], instruction=name + given))
         prompts.append(task.prompt.format(given.strip()))
-    wanted = [florence_models.written(reference, directory, image, prompt, MOST) for prompt in prompts]
+    wanted = [
+        florence_models.written(reference, directory, image, prompt, MOST) for prompt in prompts
+    ]
     found = written_for(model, *works)
     assert [answer for (answer,) in found] == wanted
     assert len({tuple(each) for each in wanted}) > 8  # the prompts are read
     assert max(map(len, wanted)) >= 32
 
 
-def test_images_of_all_kinds_among_each_other(written: tuple[Any, Path, WriterModel]) -> None:
+def test_images_of_all_kinds_among_each_other(written: tuple[Any, Path, GenerativeModel]) -> None:
     reference, directory, model = written
     images = [*pictures(), *awkward_pictures().values()][:16]
     (found,) = written_for(model, work_on(images, text_kind="ocr"))
-    wanted = [florence_models.written(reference, directory, each, "What is the text in the image?", MOST) for each in images]
+    wanted = [
+        florence_models.written(reference, directory, each, "What is the text in the image?", MOST)
+        for each in images
+    ]
     assert found == wanted
     assert len({tuple(each) for each in wanted}) > 8  # the images are seen
 
 
-def test_the_encoders_states(written: tuple[Any, Path, WriterModel]) -> None:
+def test_encoders_states(written: tuple[Any, Path, GenerativeModel]) -> None:
     reference, directory, model = written
     image = pictures()[0]
     reader = model._reader
     assert isinstance(reader, FlorenceReader)
     (sequence,) = model.prepare(work_on([image], instruction="What is it?")).sequences
     found = reader.requests([sequence], nothing_between)[0].states
-    pixels = florence_models.processor(directory)(Image.open(BytesIO(image)), return_tensors="pt")["pixel_values"]
+    pixels = florence_models.processor(directory)(Image.open(BytesIO(image)), return_tensors="pt")[
+        "pixel_values"
+    ]
     with torch.inference_mode():
         seen = reference.get_image_features(pixels).pooler_output
         assert sequence.rows is not None
         (ours,) = reader._model.images.states([sequence.rows.values], nothing_between)
-        rows = reference.get_input_embeddings()(torch.from_numpy(sequence.ids[len(sequence.rows.places) :]).long())
-        wanted = reference.model.language_model.encoder(inputs_embeds=torch.cat([seen, rows[None]], dim=1)).last_hidden_state[0]
+        rows = reference.get_input_embeddings()(
+            torch.from_numpy(sequence.ids[len(sequence.rows.places) :]).long()
+        )
+        wanted = reference.model.language_model.encoder(
+            inputs_embeds=torch.cat([seen, rows[None]], dim=1)
+        ).last_hidden_state[0]
     assert apart(ours, seen[0]) < 1e-5
     assert found is not None
     assert apart(found, wanted) < 1e-5
@@ -80,7 +95,10 @@ def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
     reference = florence_models.write(tmp_path, num_beams=3)
     images = pictures()
     (found,) = written_for(load(tmp_path), work_on(images, text_kind="caption", max_tokens=33))
-    wanted = [florence_models.written(reference, tmp_path, each, "What does the image describe?", 33) for each in images]
+    wanted = [
+        florence_models.written(reference, tmp_path, each, "What does the image describe?", 33)
+        for each in images
+    ]
     assert found == wanted
 
 
@@ -88,14 +106,24 @@ def test_what_is_said_of_texts_counts_without_a_generation_config(tmp_path: Path
     """As microsoft's repositories have it."""
     florence_models.write(tmp_path, "microsoft", num_beams=3)
     said = tmp_path / "generation_config.json"
-    values, settings = json.loads((tmp_path / "config.json").read_text()), json.loads(said.read_text())
-    values["text_config"] |= {key: value for key, value in settings.items() if key in ("num_beams", "no_repeat_ngram_size")}
+    values, settings = (
+        json.loads((tmp_path / "config.json").read_text()),
+        json.loads(said.read_text()),
+    )
+    values["text_config"] |= {
+        key: value
+        for key, value in settings.items()
+        if key in ("num_beams", "no_repeat_ngram_size")
+    }
     (tmp_path / "config.json").write_text(json.dumps(values))
     said.unlink()
     reference, images = florence_models.read(tmp_path), pictures()
     assert reference.generation_config.num_beams == 3
     (found,) = written_for(load(tmp_path), work_on(images, text_kind="caption", max_tokens=33))
-    assert found == [florence_models.written(reference, tmp_path, each, "What does the image describe?", 33) for each in images]
+    assert found == [
+        florence_models.written(reference, tmp_path, each, "What does the image describe?", 33)
+        for each in images
+    ]
 
 
 def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
@@ -108,7 +136,9 @@ def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
         reader = load(tmp_path, dtype)._reader
         assert isinstance(reader, FlorenceReader)
         (states[dtype],) = reader._model.images.states([sequence.rows.values], nothing_between)
-    pixels = florence_models.processor(tmp_path)(Image.open(BytesIO(image)), return_tensors="pt")["pixel_values"]
+    pixels = florence_models.processor(tmp_path)(Image.open(BytesIO(image)), return_tensors="pt")[
+        "pixel_values"
+    ]
     with torch.inference_mode():
         theirs = reference.bfloat16().get_image_features(pixels.bfloat16()).pooler_output[0]
     wanted = states[torch.float32]
@@ -128,7 +158,9 @@ _POST: dict[Form, str] = {
 @pytest.mark.parametrize("form", list(_POST))
 def test_answers_mean_what_transformers_reads(form: Form, tmp_path: Path) -> None:
     florence_models.write(tmp_path)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json")
+    )
     banned = {"phrase_grounding": {"banned_grounding_tokens": ["x", "two wörds"]}}
     post = Florence2PostProcessor({name: {} for name in _POST.values()} | banned, tokenizer)
     chance = random.Random(5)
@@ -136,38 +168,63 @@ def test_answers_mean_what_transformers_reads(form: Form, tmp_path: Path) -> Non
     for _ in range(300):
         size = (chance.randint(1, 4000), chance.randint(1, 4000))
         text = _answer(chance, form)
-        found = [_known(form, each) for each in post(text=text, image_size=size, parse_tasks=[_POST[form]])[_POST[form]]]
+        found = [
+            _known(form, each)
+            for each in post(text=text, image_size=size, parse_tasks=[_POST[form]])[_POST[form]]
+        ]
         ours = regions_of(text, form, *size, frozenset({"x", "two wörds"}))
         made = [
-            (each.label, list(each.polygon) if each.polygon else [each.left, each.top, each.right, each.bottom]) for each in ours
+            (
+                each.label,
+                list(each.polygon)
+                if each.polygon
+                else [each.left, each.top, each.right, each.bottom],
+            )
+            for each in ours
         ]
         assert made == [one for each in found for one in each], text
         some += len(made)
     assert some > 100
 
 
-def test_phrases_that_have_no_place_are_left_out(written: tuple[Any, Path, WriterModel], tmp_path: Path) -> None:
+def test_phrases_that_have_no_place_are_left_out(
+    written: tuple[Any, Path, GenerativeModel], tmp_path: Path
+) -> None:
     _, directory, model = written
-    text = "".join(f"{phrase}<loc_1><loc_2><loc_30><loc_40>" for phrase in ("the image", "a lorry", "it", "xyz"))
+    text = "".join(
+        f"{phrase}<loc_1><loc_2><loc_30><loc_40>"
+        for phrase in ("the image", "a lorry", "it", "xyz")
+    )
 
-    def labels(model: WriterModel) -> list[str]:
+    def labels(model: GenerativeModel) -> list[str]:
         reader = model._reader
         assert isinstance(reader, FlorenceReader)
         ids = np.array(reader.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         work = work_on([pictures()[0]], instruction="<CAPTION_TO_PHRASE_GROUNDING> it")
         _, notes = reader.prepare(work, go_on_anyway)
-        return [region.label for region in reader.finish(work, notes, [WrittenIds(ids, "stop")]).items[0].regions]
+        return [
+            region.label
+            for region in reader.finish(work, notes, [WrittenIds(ids, "stop")]).items[0].regions
+        ]
 
     # microsoft's layout has the words in code, transformers' in a file.
-    is_microsoft = "dim_embed" in json.loads((directory / "config.json").read_text())["vision_config"]
-    assert labels(model) == (["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it", "xyz"])
+    is_microsoft = (
+        "dim_embed" in json.loads((directory / "config.json").read_text())["vision_config"]
+    )
+    assert labels(model) == (
+        ["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it", "xyz"]
+    )
     shutil.copytree(directory, tmp_path / "told")
     told = {"post_processor_config": {"phrase_grounding": {"banned_grounding_tokens": ["xyz"]}}}
     (tmp_path / "told" / "processor_config.json").write_text(json.dumps(told))
-    assert labels(load(tmp_path / "told")) == (["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it"])
+    assert labels(load(tmp_path / "told")) == (
+        ["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it"]
+    )
 
 
-def test_texts_are_told_while_they_are_written_and_regions_are_not(written: tuple[Any, Path, WriterModel]) -> None:
+def test_texts_are_told_while_they_are_written_and_regions_are_not(
+    written: tuple[Any, Path, GenerativeModel],
+) -> None:
     _, _, model = written
     image = pictures()[0]
     plain = ["<CAPTION>", "<DETAILED_CAPTION>", "<MORE_DETAILED_CAPTION>", "<OCR>", "What?"]
@@ -185,7 +242,7 @@ def test_texts_are_told_while_they_are_written_and_regions_are_not(written: tupl
     assert texts[-1] == whole
 
 
-def test_what_may_be_left_out_is_not_told(written: tuple[Any, Path, WriterModel]) -> None:
+def test_what_may_be_left_out_is_not_told(written: tuple[Any, Path, GenerativeModel]) -> None:
     _, _, model = written
     reader = model._reader
     assert isinstance(reader, FlorenceReader)
@@ -203,14 +260,24 @@ def _answer(chance: random.Random, form: Form) -> str:
         if form not in ("proposals", "polygons"):
             pieces.append(chance.choice(["a lorry", " two wörds ", "a\nb", "x", "café 99"]))
         if not is_outlined:
-            pieces.append("".join(f"<loc_{chance.randint(0, 999)}>" for _ in range(chance.choice([3, 4, 4, 5, 8, 8, 8, 9]))))
+            pieces.append(
+                "".join(
+                    f"<loc_{chance.randint(0, 999)}>"
+                    for _ in range(chance.choice([3, 4, 4, 5, 8, 8, 8, 9]))
+                )
+            )
             continue
         rings = [
-            "".join(f"<loc_{chance.randint(0, 999)}>" for _ in range(chance.randint(6, 11))) for _ in range(chance.randint(1, 3))
+            "".join(f"<loc_{chance.randint(0, 999)}>" for _ in range(chance.randint(6, 11)))
+            for _ in range(chance.randint(1, 3))
         ]
         whole = "<sep>".join(rings)
         pieces.append(f"<poly>{whole}</poly>" if form == "any" or chance.random() < 0.5 else whole)
-    return "".join(["<s>"] * chance.randint(0, 1) + pieces + ["</s>"]).replace("<s>", "").replace("</s>", "")
+    return (
+        "".join(["<s>"] * chance.randint(0, 1) + pieces + ["</s>"])
+        .replace("<s>", "")
+        .replace("</s>", "")
+    )
 
 
 def _known(form: Form, instance: dict[str, Any]) -> list[tuple[str, list[float]]]:
@@ -219,10 +286,12 @@ def _known(form: Form, instance: dict[str, Any]) -> list[tuple[str, list[float]]
     if "polygons" in instance:
         return [(instance["cat_name"], each) for each in instance["polygons"]]
     boxes = instance["bbox"] if form == "phrases" else [instance["bbox"]]
-    return [(instance["cat_name"], [min(a, c), min(b, d), max(a, c), max(b, d)]) for a, b, c, d in boxes]
+    return [
+        (instance["cat_name"], [min(a, c), min(b, d), max(a, c), max(b, d)]) for a, b, c, d in boxes
+    ]
 
 
-def test_regions_are_found_by_label(written: tuple[Any, Path, WriterModel]) -> None:
+def test_regions_are_found_by_label(written: tuple[Any, Path, GenerativeModel]) -> None:
     reference, directory, model = written
     image = pictures()[0]
     parts = {place: (Part(image, f"items[{place}].image"),) for place in range(2)}
@@ -234,11 +303,13 @@ def test_regions_are_found_by_label(written: tuple[Any, Path, WriterModel]) -> N
         for label in ("cat", "a red lorry")
     ]
     assert [each[:40] for each in outputs] == [each[:40] for each in wanted * 2]
-    assert [{region.label for region in item.regions} <= {"cat", "a red lorry"} for item in result.items] == [True, True]
+    assert [
+        {region.label for region in item.regions} <= {"cat", "a red lorry"} for item in result.items
+    ] == [True, True]
     assert result.output_tokens == sum(map(len, outputs))
 
 
-def test_a_region_is_told_in_thousandths(written: tuple[Any, Path, WriterModel]) -> None:
+def test_region_is_told_in_thousandths(written: tuple[Any, Path, GenerativeModel]) -> None:
     reference, directory, model = written
     image = pictures()[0]  # 36 x 36
     work = work_on([image], text_kind="ocr", region=(0.0, 9.0, 18.0, 36.0))
@@ -253,7 +324,11 @@ def test_a_region_is_told_in_thousandths(written: tuple[Any, Path, WriterModel])
         ({"instruction": "<OD> a lorry"}, "text.instruction", InvalidInput),
         ({"instruction": "<REGION_TO_OCR>"}, "text.instruction", InvalidInput),
         ({"instruction": "<CAPTION_TO_PHRASE_GROUNDING>"}, "text.instruction", InvalidInput),
-        ({"instruction": "<CAPTION_TO_PHRASE_GROUNDING>", "region": (0, 0, 9, 9)}, "text.region", InvalidInput),
+        (
+            {"instruction": "<CAPTION_TO_PHRASE_GROUNDING>", "region": (0, 0, 9, 9)},
+            "text.region",
+            InvalidInput,
+        ),
         ({"instruction": "What is it?", "region": (0, 0, 9, 9)}, "text.region", InvalidInput),
         ({"instruction": "<OD>", "region": (0, 0, 9, 9)}, "text.region", InvalidInput),
         ({"text_kind": "ocr", "region": (0, 0, 99, 9)}, "text.region", InvalidInput),
@@ -262,14 +337,17 @@ def test_a_region_is_told_in_thousandths(written: tuple[Any, Path, WriterModel])
     ],
 )
 def test_what_cannot_be_asked(
-    settings: dict[str, Any], field: str, kind: type[ShoalError], written: tuple[Any, Path, WriterModel]
+    settings: dict[str, Any],
+    field: str,
+    kind: type[ShoalError],
+    written: tuple[Any, Path, GenerativeModel],
 ) -> None:
     with pytest.raises(kind) as refused:
         written[2].prepare(work_on([pictures()[0]], **settings))
     assert refused.value.field == field
 
 
-def test_items_are_single_images(written: tuple[Any, Path, WriterModel]) -> None:
+def test_items_are_single_images(written: tuple[Any, Path, GenerativeModel]) -> None:
     model, image = written[2], pictures()[0]
     with pytest.raises(TaskNotSupported, match="reads images, not texts") as refused:
         model.prepare(TextWork(["a text"]))
@@ -282,10 +360,12 @@ def test_items_are_single_images(written: tuple[Any, Path, WriterModel]) -> None
     assert unread.value.field == "items[0].image"
 
 
-def test_a_checkpoint_that_does_not_fit_itself_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_that_does_not_fit_itself_is_refused(tmp_path: Path) -> None:
     florence_models.write(tmp_path)
     config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config.replace('"max_position_embeddings": 8', '"max_position_embeddings": 1'))
+    (tmp_path / "config.json").write_text(
+        config.replace('"max_position_embeddings": 8', '"max_position_embeddings": 1')
+    )
     with pytest.raises(ModelBroken, match="positions a side"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(config.replace('"window_size": 6', '"window_size": 1000'))

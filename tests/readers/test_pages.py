@@ -32,7 +32,15 @@ SMALL = {"distilled": True, "activation_function": "relu", "scale_embedding": Tr
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"sinusoidal": True}, {"projected": True}, {"activation_function": "relu"}, {"distilled": True}, SMALL]
+    "settings",
+    [
+        {},
+        {"sinusoidal": True},
+        {"projected": True},
+        {"activation_function": "relu"},
+        {"distilled": True},
+        SMALL,
+    ],
 )
 def test_trocr_writes_what_transformers_writes(settings: dict[str, Any], tmp_path: Path) -> None:
     reference = write_trocr(tmp_path, **settings)
@@ -57,7 +65,10 @@ def test_donut_writes_what_transformers_writes(
     task: str, prompt: str, instruction: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     reference = write_donut(tmp_path, task, **settings)
-    images = [*pictures()[:5], *(image for name, image in awkward_pictures().items() if name not in THIN)][:16]
+    images = [
+        *pictures()[:5],
+        *(image for name, image in awkward_pictures().items() if name not in THIN),
+    ][:16]
     wanted = [written(reference, tmp_path, image, MOST, prompt) for image in images]
     model = load(tmp_path)
     assert written_for(model, work_on(images, instruction=instruction)) == [wanted]
@@ -78,16 +89,26 @@ def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"forced_eos_token_id": 2}, {"no_repeat_ngram_size": 3, "forced_eos_token_id": None}, {"num_beams": 3}]
+    "said",
+    [
+        {"forced_eos_token_id": 2},
+        {"no_repeat_ngram_size": 3, "forced_eos_token_id": None},
+        {"num_beams": 3},
+    ],
 )
-def test_what_is_said_of_the_decoder_counts_without_a_generation_config(said: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_said_of_the_decoder_counts_without_a_generation_config(
+    said: dict[str, Any], tmp_path: Path
+) -> None:
     """As early repositories have it, with transformers' default of a length."""
     write_donut(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     values = json.loads((tmp_path / "config.json").read_text())
     values["decoder"] |= said
     (tmp_path / "config.json").write_text(json.dumps(values))
-    reference, images = transformers.VisionEncoderDecoderModel.from_pretrained(tmp_path).eval(), pictures()
+    reference, images = (
+        transformers.VisionEncoderDecoderModel.from_pretrained(tmp_path).eval(),
+        pictures(),
+    )
     wanted = [written(reference, tmp_path, image, 33, "<s_cord>") for image in images]
     assert written_for(load(tmp_path), work_on(images, max_tokens=33)) == [wanted]
     values["decoder"]["max_length"] = 20
@@ -100,7 +121,16 @@ def test_what_is_said_of_the_decoder_counts_without_a_generation_config(said: di
 def test_pages_are_fitted_as_by_transformers(turns: bool, tmp_path: Path) -> None:
     write_donut(tmp_path, turns=turns)
     processing = read_processing(tmp_path)
-    sizes = ((128, 96), (96, 128), (300, 200), (200, 300), (97, 97), (31, 77), (2000, 1500), (640, 41))
+    sizes = (
+        (128, 96),
+        (96, 128),
+        (300, 200),
+        (200, 300),
+        (97, 97),
+        (31, 77),
+        (2000, 1500),
+        (640, 41),
+    )
     noise = np.random.default_rng(0)
     for height, width in sizes:
         pixels = noise.integers(0, 256, (height, width, 3), np.uint8)
@@ -118,7 +148,7 @@ def _png(pixels: np.ndarray[Any, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("write", [write_trocr, partial(write_trocr, distilled=True), write_donut])
-def test_the_encoders_states(write: Any, tmp_path: Path) -> None:
+def test_encoders_states(write: Any, tmp_path: Path) -> None:
     reference = write(tmp_path)
     image = pictures()[4]
     pixels = processed(tmp_path, image)
@@ -170,21 +200,29 @@ def _tagged(chance: random.Random, depth: int) -> str:
     return f"<s_{name}>{inner}</s_{name}>" + chance.choice(["", "", "<sep/>"])
 
 
-def test_a_form_deeper_than_a_message_is_a_text_alone(tmp_path: Path) -> None:
+def test_form_deeper_than_a_message_is_a_text_alone(tmp_path: Path) -> None:
     write_donut(tmp_path, "docvqa")
     model = load(tmp_path)
     reader = model._reader
     assert isinstance(reader, EncoderDecoderReader)
     for levels, whole in ((20, True), (40, False)):
         names = [f"<s_{'a' * number}>" for number in range(1, levels)]
-        tags = "".join(["<s_answer>", *names, "x", *(name.replace("<", "</") for name in reversed(names)), "</s_answer>"])
+        tags = "".join(
+            [
+                "<s_answer>",
+                *names,
+                "x",
+                *(name.replace("<", "</") for name in reversed(names)),
+                "</s_answer>",
+            ]
+        )
         ids = np.array(reader.tokenizer.encode(tags, add_special_tokens=False).ids, np.int32)
         found = reader._extraction("<s_docvqa>", WrittenIds(ids, "stop"))
         assert found.text == tags
         assert (found.json is not None) == whole
 
 
-def test_a_form_is_answered(tmp_path: Path) -> None:
+def test_form_is_answered(tmp_path: Path) -> None:
     reference = write_donut(tmp_path, "docvqa")
     model, image = load(tmp_path), pictures()[0]
     result = result_of(model, work_on([image], instruction="who pays?"))
@@ -204,7 +242,9 @@ def test_a_form_is_answered(tmp_path: Path) -> None:
         ({"instruction": "word " * 90}, "text.instruction", InputTooLong),
     ],
 )
-def test_what_donut_cannot_be_asked(settings: dict[str, Any], field: str, kind: type[ShoalError], tmp_path: Path) -> None:
+def test_what_donut_cannot_be_asked(
+    settings: dict[str, Any], field: str, kind: type[ShoalError], tmp_path: Path
+) -> None:
     write_donut(tmp_path, "docvqa")
     model = load(tmp_path)
     with pytest.raises(kind) as refused:
@@ -225,7 +265,7 @@ def test_models_with_one_task_take_no_instruction(tmp_path: Path) -> None:
             load(tmp_path / name).prepare(work_on([pictures()[0]], instruction="what is it?"))
 
 
-def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
     write_donut(tmp_path)
     path = tmp_path / "config.json"
     values = json.loads(path.read_text())

@@ -1,4 +1,6 @@
-"""A worker without models, and what else the router's tests share. The worker speaks WorkerService over real gRPC."""
+"""A worker without models, and what else the router's tests share. The worker speaks WorkerService
+over real gRPC.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ EMBEDS = (models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE)
 Contents = TypeVar("Contents", bound=Message)
 
 
-def card(model: str = MODEL, *, labels: Sequence[str] = (), tasks: Sequence[models_pb2.Task] = EMBEDS) -> models_pb2.ModelCard:
+def card(
+    model: str = MODEL, *, labels: Sequence[str] = (), tasks: Sequence[models_pb2.Task] = EMBEDS
+) -> models_pb2.ModelCard:
     """Of an embedding model with 4 dimensions."""
     return models_pb2.ModelCard(
         model=model,
@@ -62,20 +66,28 @@ def vector(text: str) -> bytes:
 
 def encode_answer(request: pb.EncodeRequest) -> pb.EncodeResponse:
     data = b"".join(vector(item.text) for item in request.items)
-    dense = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[len(request.items), 4], data=data)
-    return pb.EncodeResponse(dense=dense, model_revision="r1", usage=pb.Usage(input_tokens=len(request.items)))
+    dense = tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[len(request.items), 4], data=data
+    )
+    return pb.EncodeResponse(
+        dense=dense, model_revision="r1", usage=pb.Usage(input_tokens=len(request.items))
+    )
 
 
 def score_answer(request: pb.ScoreRequest) -> pb.ScoreResponse:
     """A document's score is its length."""
     data = b"".join(struct.pack("<f", len(item.text)) for item in request.documents)
-    scores = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[len(request.documents)], data=data)
+    scores = tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[len(request.documents)], data=data
+    )
     return pb.ScoreResponse(scores=scores, model_revision="r1")
 
 
 def extract_answer(request: pb.ExtractRequest) -> pb.ExtractResponse:
     """The one label of an item is its text."""
-    results = [pb.Extraction(labels=[pb.LabelScore(label=item.text, score=1.0)]) for item in request.items]
+    results = [
+        pb.Extraction(labels=[pb.LabelScore(label=item.text, score=1.0)]) for item in request.items
+    ]
     return pb.ExtractResponse(results=results, model_revision="r1")
 
 
@@ -89,13 +101,20 @@ def tokenize_answer(request: pb.TokenizeRequest) -> pb.TokenizeResponse:
             counted.starts.extend(range(len(text)))
             counted.ends.extend(range(1, len(text) + 1))
         results.append(counted)
-    return pb.TokenizeResponse(results=results, max_tokens=512, model_revision="r1", usage=pb.Usage(input_tokens=len(results)))
+    return pb.TokenizeResponse(
+        results=results,
+        max_tokens=512,
+        model_revision="r1",
+        usage=pb.Usage(input_tokens=len(results)),
+    )
 
 
 def detokenize_answer(request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
     """As tokenize_answer, the other way."""
     texts = ["".join(map(chr, one.ids)) for one in request.sequences]
-    return pb.DetokenizeResponse(texts=texts, model_revision="r1", usage=pb.Usage(input_tokens=len(texts)))
+    return pb.DetokenizeResponse(
+        texts=texts, model_revision="r1", usage=pb.Usage(input_tokens=len(texts))
+    )
 
 
 def answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
@@ -112,8 +131,8 @@ def answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
 
 
 class FakeWorker:
-    """Pulls, answers and reports as a worker does. `hold`: keeps the batch that it pulls next until `resume`. `connects`: it opens
-    the stream by which routers know that it lives."""
+    """Pulls, answers and reports as a worker does. `hold`: keeps the batch that it pulls next until
+    `resume`. `connects`: it opens the stream by which routers know that it lives."""
 
     def __init__(
         self,
@@ -168,16 +187,22 @@ class FakeWorker:
         self._go.set()
 
     def hold_beats(self) -> None:
-        """No heartbeats by itself from now on, only when it is asked to or has something to tell."""
+        """No heartbeats by itself from now on, only when it is asked to or has something to
+        tell.
+        """
         self._beats_held = True
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[FakeWorker]:
-        async with grpc.aio.insecure_channel(self._address, options=[("grpc.max_receive_message_length", -1)]) as channel:
+        async with grpc.aio.insecure_channel(
+            self._address, options=[("grpc.max_receive_message_length", -1)]
+        ) as channel:
             self._stub = worker_stub(channel)
             await self.beat()
             if self._connects:
-                stream = self._stub.Connect(worker_pb2.ConnectRequest(worker_id=self.worker_id, epoch=self.epoch))
+                stream = self._stub.Connect(
+                    worker_pb2.ConnectRequest(worker_id=self.worker_id, epoch=self.epoch)
+                )
                 await stream.read()
             tasks = [asyncio.create_task(self._pull()), asyncio.create_task(self._beat())]
             try:
@@ -189,7 +214,10 @@ class FakeWorker:
 
     async def beat(self, *, leaving: bool = False) -> None:
         models = [self._report(name) for name in self._states]
-        held = [worker_pb2.HeldBatch(lane=lane, batch_id=batch_id) for batch_id, lane in self._held.items()]
+        held = [
+            worker_pb2.HeldBatch(lane=lane, batch_id=batch_id)
+            for batch_id, lane in self._held.items()
+        ]
         response = await self._stub.Heartbeat(
             worker_pb2.HeartbeatRequest(
                 worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, device="none", memory_bytes=1 << 30,
@@ -211,10 +239,15 @@ class FakeWorker:
                 self._pinned = (self._pinned | {directive.pin_model}) - {directive.unpin_model}
                 await self.beat()
             if directive.evict_model:
-                self._states[directive.evict_model] = (models_pb2.MODEL_STATE_COLD, card(directive.evict_model))
+                self._states[directive.evict_model] = (
+                    models_pb2.MODEL_STATE_COLD,
+                    card(directive.evict_model),
+                )
 
     async def load(self, model: str) -> None:
-        state = models_pb2.MODEL_STATE_FAILED if self.load_failure else models_pb2.MODEL_STATE_RESIDENT
+        state = (
+            models_pb2.MODEL_STATE_FAILED if self.load_failure else models_pb2.MODEL_STATE_RESIDENT
+        )
         self._states[model] = (state, card(model))
         await self.beat()
 
@@ -251,8 +284,14 @@ class FakeWorker:
                 await asyncio.sleep(0.05)
 
     async def _pull_once(self) -> None:
-        resident = [name for name, (state, _) in self._states.items() if state == models_pb2.MODEL_STATE_RESIDENT]
-        lanes = [(name, adapter) for name in resident for adapter in ("", *sorted(self._adapters[name]))]
+        resident = [
+            name
+            for name, (state, _) in self._states.items()
+            if state == models_pb2.MODEL_STATE_RESIDENT
+        ]
+        lanes = [
+            (name, adapter) for name in resident for adapter in ("", *sorted(self._adapters[name]))
+        ]
         response = await self._stub.Pull(
             worker_pb2.PullRequest(
                 worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, budget_tokens=self._budget_tokens, budget_jobs=256,
@@ -278,12 +317,19 @@ class FakeWorker:
         self.batches.append(pulled.batch_id)
         self._held[pulled.batch_id] = pulled.lane
         await self._go.wait()
-        done = [worker_pb2.CompletedJob(job_id=job.job_id, result=self.answer(job).SerializeToString()) for job in jobs]
+        done = [
+            worker_pb2.CompletedJob(job_id=job.job_id, result=self.answer(job).SerializeToString())
+            for job in jobs
+        ]
         while pulled.batch_id in self._held:
             try:
                 await self._stub.Complete(
                     worker_pb2.CompleteRequest(
-                        worker_id=self.worker_id, lane=pulled.lane, batch_id=pulled.batch_id, jobs=done, release=True
+                        worker_id=self.worker_id,
+                        lane=pulled.lane,
+                        batch_id=pulled.batch_id,
+                        jobs=done,
+                        release=True,
                     )
                 )
                 del self._held[pulled.batch_id]
@@ -292,7 +338,9 @@ class FakeWorker:
 
 
 def worker_stub(channel: grpc.aio.Channel) -> worker_pb2_grpc.WorkerServiceAsyncStub:
-    return cast("worker_pb2_grpc.WorkerServiceAsyncStub", worker_pb2_grpc.WorkerServiceStub(channel))
+    return cast(
+        "worker_pb2_grpc.WorkerServiceAsyncStub", worker_pb2_grpc.WorkerServiceStub(channel)
+    )
 
 
 def mesh_stub(channel: grpc.aio.Channel) -> mesh_pb2_grpc.MeshServiceAsyncStub:
@@ -301,7 +349,9 @@ def mesh_stub(channel: grpc.aio.Channel) -> mesh_pb2_grpc.MeshServiceAsyncStub:
 
 async def health(channel: grpc.aio.Channel, service: str = "") -> str:
     """SERVING or NOT_SERVING."""
-    check: grpc.aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse] = channel.unary_unary(
+    check: grpc.aio.UnaryUnaryMultiCallable[
+        health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
+    ] = channel.unary_unary(
         "/grpc.health.v1.Health/Check",
         health_pb2.HealthCheckRequest.SerializeToString,
         health_pb2.HealthCheckResponse.FromString,
@@ -316,10 +366,16 @@ class Client:
     def __init__(self, address: str) -> None:
         self.address = address
         self.channel = grpc.aio.insecure_channel(
-            address, options=[("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+            address,
+            options=[("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)],
         )
-        self.inference = cast("inference_pb2_grpc.InferenceServiceAsyncStub", inference_pb2_grpc.InferenceServiceStub(self.channel))
-        self.models = cast("models_pb2_grpc.ModelServiceAsyncStub", models_pb2_grpc.ModelServiceStub(self.channel))
+        self.inference = cast(
+            "inference_pb2_grpc.InferenceServiceAsyncStub",
+            inference_pb2_grpc.InferenceServiceStub(self.channel),
+        )
+        self.models = cast(
+            "models_pb2_grpc.ModelServiceAsyncStub", models_pb2_grpc.ModelServiceStub(self.channel)
+        )
         self.mesh = mesh_stub(self.channel)
 
     async def encode(
@@ -335,11 +391,17 @@ class Client:
         request = changed(encode_request(*texts, model=model), adapter=adapter, pool=pool)
         return await self.inference.Encode(request, timeout=timeout, metadata=metadata)
 
-    async def lane(self, model: str = MODEL, adapter: str = "", pool: str = "") -> mesh_pb2.LaneStatus:
-        """The model's lane (of any pool, unless one is named) as the router saw it last; all zero if it is unknown."""
+    async def lane(
+        self, model: str = MODEL, adapter: str = "", pool: str = ""
+    ) -> mesh_pb2.LaneStatus:
+        """The model's lane (of any pool, unless one is named) as the router saw it last; all zero
+        if it is unknown.
+        """
         mesh = (await self.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
         named = ((lane, (lane.model, lane.adapter, pool and lane.pool)) for lane in mesh.lanes)
-        return next((lane for lane, name in named if name == (model, adapter, pool)), mesh_pb2.LaneStatus())
+        return next(
+            (lane for lane, name in named if name == (model, adapter, pool)), mesh_pb2.LaneStatus()
+        )
 
     async def sees(self, *workers: str) -> None:
         """Returns once the router knows these workers."""
@@ -359,7 +421,9 @@ def encode_request(*texts: str, model: str = MODEL) -> pb.EncodeRequest:
 
 
 def changed(request: Contents, **values: int | float | str | list[int]) -> Contents:
-    """The request with these fields, whatever their types say: clients of other languages send any number for an enum."""
+    """The request with these fields, whatever their types say: clients of other languages send any
+    number for an enum.
+    """
     for name, value in values.items():
         if isinstance(value, list):
             getattr(request, name).extend(value)
@@ -417,7 +481,11 @@ class Refusal:
         status = status_pb2.Status.FromString(trailing.get("grpc-status-details-bin", b""))
         self.infos = _unpacked(status, error_details_pb2.ErrorInfo)
         self.reason = self.infos[0].reason if self.infos else ""
-        violations = [violation for bad in _unpacked(status, error_details_pb2.BadRequest) for violation in bad.field_violations]
+        violations = [
+            violation
+            for bad in _unpacked(status, error_details_pb2.BadRequest)
+            for violation in bad.field_violations
+        ]
         self.field = violations[0].field if violations else ""
         retries = _unpacked(status, error_details_pb2.RetryInfo)
         self.retry_seconds = retries[0].retry_delay.ToMicroseconds() / 1e6 if retries else 0.0
@@ -441,7 +509,11 @@ async def refused(call: Awaitable[object]) -> Refusal:
     raise AssertionError("the call was answered")
 
 
-async def until(predicate: Callable[[], Awaitable[bool] | object], what: str = "the condition", timeout: float = 30.0) -> None:
+async def until(
+    predicate: Callable[[], Awaitable[bool] | object],
+    what: str = "the condition",
+    timeout: float = 30.0,
+) -> None:
     """Returns once the predicate (it may be async) is true."""
     end = asyncio.get_running_loop().time() + timeout
     while True:

@@ -14,12 +14,12 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, QueueFull
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
-from libs.queue.standing import Standing
+from libs.queue.standing import QueuePosition
 from services.router.admission.control import (
     IN_TIME,
     MAX_JOBS,
-    MOST_UNKNOWN,
-    MOST_UNKNOWN_OF_TENANT,
+    MAX_UNKNOWN,
+    MAX_UNKNOWN_OF_TENANT,
     Part,
     is_near,
     job_id,
@@ -35,16 +35,24 @@ from services.router.admission.control import (
 )
 from services.router.admission.routing.routes import why_broken
 from services.router.admission.validation.requests import Sizes, check_extract
-from services.router.state.pace import Neighbour, Pace
+from services.router.state.pace import Neighbour, Throughput
 
 MODEL = "a/b"
 LANE = LaneKey("cpu", MODEL)
 RESIDENT = models_pb2.MODEL_STATE_RESIDENT
 
 
-def worker(worker_id: str, pool: str = "cpu", state: models_pb2.ModelState = RESIDENT, rate: float = 0.0) -> WorkerRecord:
+def worker(
+    worker_id: str, pool: str = "cpu", state: models_pb2.ModelState = RESIDENT, rate: float = 0.0
+) -> WorkerRecord:
     record = WorkerModelRecord(
-        model=MODEL, state=state, bytes=1, load_seconds=1.0, tokens_per_second=rate, idle_seconds=0.0, pinned=False
+        model=MODEL,
+        state=state,
+        bytes=1,
+        load_seconds=1.0,
+        tokens_per_second=rate,
+        idle_seconds=0.0,
+        pinned=False,
     )
     return WorkerRecord(
         worker_id=worker_id, epoch="e", pool=pool, device="d", memory_bytes=1, used_bytes=0, batch_tokens=4096,
@@ -52,14 +60,24 @@ def worker(worker_id: str, pool: str = "cpu", state: models_pb2.ModelState = RES
     )  # fmt: skip
 
 
-def fleet(*workers: WorkerRecord, failures: dict[str, dict[str, worker_pb2.Failure]] | None = None) -> FleetSnapshot:
+def fleet(
+    *workers: WorkerRecord, failures: dict[str, dict[str, worker_pb2.Failure]] | None = None
+) -> FleetSnapshot:
     return FleetSnapshot({one.worker_id: one for one in workers}, {}, failures or {}, 0)
 
 
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=400), st.integers(1, 5000), st.integers(0, 300))
-def test_parts_cover_all_items_once_in_order_within_the_target(costs: list[int], target: int, repeated: int) -> None:
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=400),
+    st.integers(1, 5000),
+    st.integers(0, 300),
+)
+def test_parts_cover_all_items_once_in_order_within_the_target(
+    costs: list[int], target: int, repeated: int
+) -> None:
     parts = split(costs, target, repeated)
-    assert [index for part in parts for index in range(part.first, part.first + part.count)] == list(range(len(costs)))
+    assert [
+        index for part in parts for index in range(part.first, part.first + part.count)
+    ] == list(range(len(costs)))
     for part in parts:
         own = sum(costs[part.first : part.first + part.count])
         assert part.tokens == own + repeated
@@ -75,7 +93,7 @@ def test_no_request_becomes_more_jobs_than_one_call_takes(costs: list[int], work
     assert len(split(costs, target)) <= MAX_JOBS + 1
 
 
-def test_a_middling_request_is_spread_over_the_workers_that_hold_the_model() -> None:
+def test_middling_request_is_spread_over_the_workers_that_hold_the_model() -> None:
     costs = [100] * 120
     one, four = fleet(worker("w1")), fleet(*(worker(f"w{number}") for number in range(4)))
     assert len(split(costs, job_target(12_000, LANE, four))) == 8
@@ -86,24 +104,34 @@ def test_a_middling_request_is_spread_over_the_workers_that_hold_the_model() -> 
 def test_jobs_of_a_slow_model_are_small() -> None:
     """Tenants overtake each other between jobs: none may take a device for seconds."""
     targets = [
-        job_target(100_000, LANE, fleet(worker("w1", rate=40_000.0), worker("w2", rate=rate))) for rate in (0.0, 1e5, 1e4, 1.0)
+        job_target(100_000, LANE, fleet(worker("w1", rate=40_000.0), worker("w2", rate=rate)))
+        for rate in (0.0, 1e5, 1e4, 1.0)
     ]
-    assert targets == [4096, 4096, 1024, 800]  # the last two: at least 128, and at most 250 jobs a request
+    assert targets == [
+        4096,
+        4096,
+        1024,
+        800,
+    ]  # the last two: at least 128, and at most 250 jobs a request
     assert job_target(2_000, LANE, fleet(worker("w1", rate=1.0))) == 128
 
 
-def test_a_price_follows_bytes_and_stops_at_the_models_longest_sequence() -> None:
+def test_price_follows_bytes_and_stops_at_the_models_longest_sequence() -> None:
     card = models_pb2.ModelCard(model=MODEL, tokens_per_byte=0.5, max_tokens=50)
     assert price(Sizes([10, 1000], each=10, once=20), card, pb.TRUNCATION_END) == ([12, 50], 10)
     assert price(Sizes([1000]), card, pb.TRUNCATION_NONE) == ([502], 0)
     assert price(Sizes([10]), None, pb.TRUNCATION_END) == ([5], 0)
 
 
-@pytest.mark.parametrize(("reason", "error"), [("MODEL_NOT_FOUND", ModelNotFound), ("MODEL_LOAD_FAILED", ModelBroken)])
-def test_a_standing_verdict_refuses(reason: str, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("reason", "error"), [("MODEL_NOT_FOUND", ModelNotFound), ("MODEL_LOAD_FAILED", ModelBroken)]
+)
+def test_standing_verdict_refuses(reason: str, error: type[Exception]) -> None:
     failed = {MODEL: {"w1": worker_pb2.Failure(reason=reason, message="why")}}
     with pytest.raises(error, match="why"):
-        refuse_broken(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_FAILED), failures=failed))
+        refuse_broken(
+            LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_FAILED), failures=failed)
+        )
     refuse_broken(LANE, fleet(worker("w1")))
 
 
@@ -115,16 +143,22 @@ def tuned(worker_id: str, *adapters: str, reason: str = "", rate: float = 0.0) -
     """A worker with these adapters, which could not load ADAPTER for that reason."""
     plain = worker(worker_id, rate=rate)
     failures = {ADAPTER: worker_pb2.Failure(reason=reason, message="why")} if reason else {}
-    return replace(plain, models={MODEL: replace(plain.models[MODEL], adapters=adapters, failed_adapters=failures)})
+    return replace(
+        plain,
+        models={MODEL: replace(plain.models[MODEL], adapters=adapters, failed_adapters=failures)},
+    )
 
 
-def test_the_first_worker_that_cannot_load_an_adapter_decides() -> None:
+def test_first_worker_that_cannot_load_an_adapter_decides() -> None:
     failed = fleet(tuned("w1"), tuned("w2", reason="MODEL_NOT_FOUND"))
     with pytest.raises(ModelNotFound, match="why"):
         refuse_broken(TUNED, failed)
     assert why_broken(LANE, failed) is None
     assert why_broken(LaneKey("l4", MODEL, ADAPTER), failed) is None
-    assert why_broken(TUNED, fleet(tuned("w1", ADAPTER), tuned("w2", reason="MODEL_NOT_FOUND"))) is None
+    assert (
+        why_broken(TUNED, fleet(tuned("w1", ADAPTER), tuned("w2", reason="MODEL_NOT_FOUND")))
+        is None
+    )
     out_of_reach = tuned("w1", reason="NO_CAPACITY")
     assert why_broken(TUNED, fleet(out_of_reach, worker("w2"))) is None  # which has not tried yet
     with pytest.raises(NoCapacity):
@@ -133,8 +167,8 @@ def test_the_first_worker_that_cannot_load_an_adapter_decides() -> None:
 
 def late(
     seconds: float,
-    pace: Pace,
-    standing: Standing,
+    pace: Throughput,
+    standing: QueuePosition,
     priority: Priority = "interactive",
     *,
     own: int = 1,
@@ -149,55 +183,72 @@ def late(
     return None
 
 
-def ahead(tokens: int) -> Standing:
-    return Standing(interactive=tokens, interactive_ahead=tokens)
+def ahead(tokens: int) -> QueuePosition:
+    return QueuePosition(interactive=tokens, interactive_ahead=tokens)
 
 
-def test_a_request_that_would_be_late_is_refused_with_the_time_until_the_lane_is_half_as_full_as_it_may_be() -> None:
-    refusal = late(60.0, Pace(100.0), ahead(10_000))
+def test_request_that_would_be_late_is_refused_with_the_time_until_the_lane_is_half_as_full_as_it_may_be() -> (
+    None
+):
+    refusal = late(60.0, Throughput(100.0), ahead(10_000))
     assert refusal is not None
     assert refusal.retry_after == pytest.approx(60.0)  # 100 - 48 / 2, and never more than a minute
-    refusal = late(2.0, Pace(100.0), ahead(200))
+    refusal = late(2.0, Throughput(100.0), ahead(200))
     assert refusal is not None
     assert refusal.retry_after == pytest.approx(2.0 - 2.0 * IN_TIME / 2)
-    assert late(126.0, Pace(100.0), ahead(10_000)) is None
+    assert late(126.0, Throughput(100.0), ahead(10_000)) is None
 
 
 def test_nothing_is_refused_while_no_speed_is_known_or_nothing_is_ahead() -> None:
-    assert late(1.0, Pace(), ahead(10_000)) is None
-    assert late(1.0, Pace(100.0, batch_seconds=1e6), Standing(), own=10**9) is None
+    assert late(1.0, Throughput(), ahead(10_000)) is None
+    assert late(1.0, Throughput(100.0, batch_seconds=1e6), QueuePosition(), own=10**9) is None
 
 
-def test_the_batch_that_it_will_be_part_of_must_be_in_time_too() -> None:
-    slow = Pace(100.0, batch_seconds=1.5)
-    assert late(2.0, Pace(100.0), ahead(100)) is None
+def test_batch_that_it_will_be_part_of_must_be_in_time_too() -> None:
+    slow = Throughput(100.0, batch_seconds=1.5)
+    assert late(2.0, Throughput(100.0), ahead(100)) is None
     assert late(2.0, slow, ahead(100)) is not None
     assert late(2.0, slow, ahead(10)) is None, "its batch is no larger than what there is"
 
 
 def test_all_of_its_own_work_counts_in_a_lane_whose_batches_were_full() -> None:
-    assert late(10.0, Pace(100.0, batch_seconds=1.0), ahead(100), own=5000) is None
-    assert late(10.0, Pace(100.0, drain=100.0, batch_seconds=1.0), ahead(100), own=5000) is not None
-    assert late(100.0, Pace(100.0, drain=100.0, batch_seconds=1.0), ahead(100), own=5000) is None
+    assert late(10.0, Throughput(100.0, batch_seconds=1.0), ahead(100), own=5000) is None
+    assert (
+        late(10.0, Throughput(100.0, drain=100.0, batch_seconds=1.0), ahead(100), own=5000)
+        is not None
+    )
+    assert (
+        late(100.0, Throughput(100.0, drain=100.0, batch_seconds=1.0), ahead(100), own=5000) is None
+    )
 
 
 def test_what_was_let_in_since_counts() -> None:
-    assert late(2.0, Pace(100.0), ahead(100), since=0) is None
-    assert late(2.0, Pace(100.0), ahead(100), since=100) is not None
+    assert late(2.0, Throughput(100.0), ahead(100), since=0) is None
+    assert late(2.0, Throughput(100.0), ahead(100), since=100) is not None
 
 
 def test_nothing_waits_longer_than_any_may_and_bulk_ten_times_as_long() -> None:
-    refusal = late(1e6, Pace(100.0), ahead(7000), most=60.0)
+    refusal = late(1e6, Throughput(100.0), ahead(7000), most=60.0)
     assert refusal is not None
     assert "no more than 60 s" in refusal.message
-    bulk = Standing(bulk=7000, bulk_ahead=7000)
-    assert late(1e6, Pace(100.0), bulk, "bulk", most=60.0) is None
-    assert late(1e6, Pace(100.0), replace(bulk, bulk_ahead=70_000), "bulk", most=60.0) is not None
+    bulk = QueuePosition(bulk=7000, bulk_ahead=7000)
+    assert late(1e6, Throughput(100.0), bulk, "bulk", most=60.0) is None
+    assert (
+        late(1e6, Throughput(100.0), replace(bulk, bulk_ahead=70_000), "bulk", most=60.0)
+        is not None
+    )
 
 
-@given(st.floats(0.01, 1e5), st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(["interactive", "bulk"]))
-def test_more_time_and_less_work_never_turn_a_yes_into_a_no(seconds: float, tokens: int, more: int, priority: Priority) -> None:
-    pace = Pace(1000.0, batch_seconds=0.5)
+@given(
+    st.floats(0.01, 1e5),
+    st.integers(0, 10**6),
+    st.integers(0, 10**6),
+    st.sampled_from(["interactive", "bulk"]),
+)
+def test_more_time_and_less_work_never_turn_a_yes_into_a_no(
+    seconds: float, tokens: int, more: int, priority: Priority
+) -> None:
+    pace = Throughput(1000.0, batch_seconds=0.5)
     fewer, longer = ahead(tokens), ahead(tokens + more)
     if late(seconds, pace, longer, priority) is None:
         assert late(seconds, pace, fewer, priority) is None
@@ -206,17 +257,21 @@ def test_more_time_and_less_work_never_turn_a_yes_into_a_no(seconds: float, toke
 
 
 @given(st.floats(0.01, 1e5), st.integers(0, 10**9), st.integers(0, 10**9))
-def test_a_refusal_says_when_to_come_again(seconds: float, leased: int, waiting: int) -> None:
-    refusal = late(seconds, Pace(1000.0, 700.0, 0.5, (Neighbour(3.0, 0.5),)), replace(ahead(waiting), leased=leased))
+def test_refusal_says_when_to_come_again(seconds: float, leased: int, waiting: int) -> None:
+    refusal = late(
+        seconds,
+        Throughput(1000.0, 700.0, 0.5, (Neighbour(3.0, 0.5),)),
+        replace(ahead(waiting), leased=leased),
+    )
     assert refusal is None or 0.1 <= refusal.retry_after <= 60.0
 
 
-def test_a_tenant_keeps_to_its_quota_at_a_router() -> None:
-    refuse_over_quota(50, 40, 100, Pace(10.0))
-    refuse_over_quota(500, 0, 100, Pace(10.0))
-    refuse_over_quota(500, 400, 0, Pace(10.0))
+def test_tenant_keeps_to_its_quota_at_a_router() -> None:
+    refuse_over_quota(50, 40, 100, Throughput(10.0))
+    refuse_over_quota(500, 0, 100, Throughput(10.0))
+    refuse_over_quota(500, 400, 0, Throughput(10.0))
     with pytest.raises(QueueFull, match="quota is 100") as refusal:
-        refuse_over_quota(50, 80, 100, Pace(10.0))
+        refuse_over_quota(50, 80, 100, Throughput(10.0))
     assert refusal.value.retry_after == pytest.approx(3.0)
 
 
@@ -224,14 +279,18 @@ def test_models_that_nobody_knows_open_a_bounded_number_of_lanes() -> None:
     def lanes(count: int, tenant: str) -> dict[LaneKey, list[str]]:
         return {LaneKey("cpu", f"made/up-{tenant}-{number}"): [tenant] for number in range(count)}
 
-    refuse_unknown(LANE, "a", lanes(MOST_UNKNOWN_OF_TENANT - 1, "a"))
-    refuse_unknown(LANE, "b", lanes(MOST_UNKNOWN_OF_TENANT, "a"))
-    refuse_unknown(LANE, "a", lanes(MOST_UNKNOWN_OF_TENANT, "a") | {LANE: ["b"]})
+    refuse_unknown(LANE, "a", lanes(MAX_UNKNOWN_OF_TENANT - 1, "a"))
+    refuse_unknown(LANE, "b", lanes(MAX_UNKNOWN_OF_TENANT, "a"))
+    refuse_unknown(LANE, "a", lanes(MAX_UNKNOWN_OF_TENANT, "a") | {LANE: ["b"]})
     with pytest.raises(QueueFull, match="of this tenant") as refusal:
-        refuse_unknown(LANE, "a", lanes(MOST_UNKNOWN_OF_TENANT, "a"))
+        refuse_unknown(LANE, "a", lanes(MAX_UNKNOWN_OF_TENANT, "a"))
     assert refusal.value.retry_after > 0
-    many = {lane: names for number in range(8) for lane, names in lanes(MOST_UNKNOWN // 8, str(number)).items()}
-    with pytest.raises(QueueFull, match=str(MOST_UNKNOWN)):
+    many = {
+        lane: names
+        for number in range(8)
+        for lane, names in lanes(MAX_UNKNOWN // 8, str(number)).items()
+    }
+    with pytest.raises(QueueFull, match=str(MAX_UNKNOWN)):
         refuse_unknown(LANE, "a", many)
 
 
@@ -249,10 +308,14 @@ def test_job_ids_tell_requests_apart_and_retries_together() -> None:
     assert job_id(same, Part(0, 5, 1)) != job_id(same, Part(0, 6, 1))
 
 
-def test_a_missed_deadline_is_explained() -> None:
+def test_missed_deadline_is_explained() -> None:
     assert "no worker" in why_late(LANE, fleet())
-    assert "being loaded" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_LOADING)))
-    assert "downloaded" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_DOWNLOADING)))
+    assert "being loaded" in why_late(
+        LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_LOADING))
+    )
+    assert "downloaded" in why_late(
+        LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_DOWNLOADING))
+    )
     assert "could load" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_COLD)))
     assert "answered" in why_late(LANE, fleet(worker("w1")))
     assert f"loaded {ADAPTER} into {MODEL}" in why_late(TUNED, fleet(tuned("w1", "o/other")))
@@ -260,12 +323,22 @@ def test_a_missed_deadline_is_explained() -> None:
 
 
 def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:
-    """Models without labels of their own read the request's with each text; others never read them."""
+    """Models without labels of their own read the request's with each text; others never read
+    them.
+    """
     items = [pb.Item(text="abc"), pb.Item(text="abcdef")]
-    entities = pb.ExtractRequest(model="t/m", items=items, entities=pb.EntitiesTask(labels=["ab", "cde"]))
-    relations = pb.ExtractRequest(model="t/m", items=items, relations=pb.RelationsTask(labels=["in"], entity_labels=["city"]))
-    zero_shot = models_pb2.ModelCard(model="t/m", tasks=[models_pb2.TASK_ENTITIES, models_pb2.TASK_RELATIONS])
-    fixed = models_pb2.ModelCard(model="t/m", tasks=[models_pb2.TASK_ENTITIES], labels=["ab", "cde"])
+    entities = pb.ExtractRequest(
+        model="t/m", items=items, entities=pb.EntitiesTask(labels=["ab", "cde"])
+    )
+    relations = pb.ExtractRequest(
+        model="t/m", items=items, relations=pb.RelationsTask(labels=["in"], entity_labels=["city"])
+    )
+    zero_shot = models_pb2.ModelCard(
+        model="t/m", tasks=[models_pb2.TASK_ENTITIES, models_pb2.TASK_RELATIONS]
+    )
+    fixed = models_pb2.ModelCard(
+        model="t/m", tasks=[models_pb2.TASK_ENTITIES], labels=["ab", "cde"]
+    )
     sizes = check_extract(entities, zero_shot)
     plain = check_extract(relations, None)
     relations.items[1].entities.add(start=0, end=3, label="a kind of entity")
@@ -276,10 +349,10 @@ def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:
     assert (check_extract(entities, fixed).each, check_extract(entities, fixed).once) == (0, 5)
 
 
-def test_a_lane_is_near_when_it_holds_more_than_a_batch_or_was_backlogged() -> None:
-    slow = Pace(1.0, batch_tokens=2048)
+def test_lane_is_near_when_it_holds_more_than_a_batch_or_was_backlogged() -> None:
+    slow = Throughput(1.0, batch_tokens=2048)
     assert not is_near(60.0, slow, 2048), "its speed may have been measured in a bad moment"
     assert is_near(60.0, slow, 2049)
     assert is_near(60.0, replace(slow, drain=1.0), 2048)
     assert not is_near(60.0, replace(slow, rate=1e6), 2049)
-    assert not is_near(60.0, Pace(), 10**9), "nothing was measured"
+    assert not is_near(60.0, Throughput(), 10**9), "nothing was measured"

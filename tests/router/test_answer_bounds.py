@@ -23,29 +23,54 @@ ANY = answer_bytes_of("-1")
 
 
 def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:
-    tasks = [f"extract.{field.name}" for field in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields]
-    forms = [name.removeprefix("REPRESENTATION_").lower() for name, number in pb.Representation.items() if number]
-    kinds = {*tasks, *(f"encode.{form}" for form in forms), "encode.chunks", "score", "tokenize", "detokenize"}
+    tasks = [
+        f"extract.{field.name}"
+        for field in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields
+    ]
+    forms = [
+        name.removeprefix("REPRESENTATION_").lower()
+        for name, number in pb.Representation.items()
+        if number
+    ]
+    kinds = {
+        *tasks,
+        *(f"encode.{form}" for form in forms),
+        "encode.chunks",
+        "score",
+        "tokenize",
+        "detokenize",
+    }
     assert set(answers.BOUNDS) == kinds
     assert {limit for bounds in answers.BOUNDS.values() for limit in bounds} <= set(limits.ALL)
     assert all(answers.BOUNDS.values())
 
 
 def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
-    forms = {field.name for field in pb.EncodeResponse.DESCRIPTOR.fields} - {"model_revision", "usage", "timings"}
+    forms = {field.name for field in pb.EncodeResponse.DESCRIPTOR.fields} - {
+        "model_revision",
+        "usage",
+        "timings",
+    }
     assert {f"encode.{form}" for form in forms} <= set(answers.BOUNDS)
 
 
 def test_items_share_what_an_answer_may_have_and_as_many_bytes_as_the_request_has() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
     assert answers.item_share(request, 359_000, ANY) == (limits.SHARED.most + 359_000) // 200
-    assert answers.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100, ANY) // 8 == 419
+    assert (
+        answers.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100, ANY) // 8
+        == 419
+    )
 
 
 @pytest.mark.parametrize(("max_tokens", "allowed"), [(0, 4096), (4096, 256)])
 def test_more_tokens_than_an_answer_holds_are_not_written(max_tokens: int, allowed: int) -> None:
     writes = card(tasks=[models_pb2.TASK_TEXT])
-    request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")] * (allowed + 1), text=pb.TextTask(max_tokens=max_tokens))
+    request = pb.ExtractRequest(
+        model=MODEL,
+        items=[pb.Item(text="a")] * (allowed + 1),
+        text=pb.TextTask(max_tokens=max_tokens),
+    )
     with pytest.raises(InvalidInput, match=f"send at most {allowed:,} at a time") as caught:
         check_extract(request, writes)
     assert caught.value.field == "items"
@@ -68,7 +93,9 @@ def test_pages_are_texts_to_be_written_unless_their_layers_alone_are_asked_for()
 def test_any_number_of_images_may_be_searched_for_regions() -> None:
     finds = card(tasks=[models_pb2.TASK_REGIONS])
     items = [pb.Item(image=pb.Image(data=b"p"))] * 500
-    check_extract(pb.ExtractRequest(model=MODEL, regions=pb.RegionsTask(labels=["cat"]), items=items), finds)
+    check_extract(
+        pb.ExtractRequest(model=MODEL, regions=pb.RegionsTask(labels=["cat"]), items=items), finds
+    )
 
 
 def vectors_card() -> models_pb2.ModelCard:
@@ -80,14 +107,22 @@ def vectors_card() -> models_pb2.ModelCard:
 
 @pytest.mark.parametrize(
     ("data_type", "dimensions", "allowed"),
-    [(tensor_pb2.DATA_TYPE_FLOAT32, 0, 1024), (tensor_pb2.DATA_TYPE_BFLOAT16, 0, 2048), (tensor_pb2.DATA_TYPE_FLOAT32, 1024, 4096)],
+    [
+        (tensor_pb2.DATA_TYPE_FLOAT32, 0, 1024),
+        (tensor_pb2.DATA_TYPE_BFLOAT16, 0, 2048),
+        (tensor_pb2.DATA_TYPE_FLOAT32, 1024, 4096),
+    ],
 )
 def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
     data_type: tensor_pb2.DataType, dimensions: int, allowed: int
 ) -> None:
-    request = pb.EncodeRequest(items=[pb.Item(text="a")] * (allowed + 1), data_type=data_type, dimensions=dimensions)
+    request = pb.EncodeRequest(
+        items=[pb.Item(text="a")] * (allowed + 1), data_type=data_type, dimensions=dimensions
+    )
     with pytest.raises(InvalidInput, match="call EncodeStream") as caught:
-        answers.check_encoded(request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=ANY)
+        answers.check_encoded(
+            request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=ANY
+        )
     found = re.search(r"send about ([\d,]+) items", caught.value.message)
     assert found is not None
     assert int(found[1].replace(",", "")) == allowed
@@ -96,13 +131,27 @@ def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize(("dimensions", "allowed"), [(384, 2_730), (4096, 255)])
-def test_a_client_that_says_nothing_is_refused_what_its_grpc_would_not_read(dimensions: int, allowed: int) -> None:
+def test_client_that_says_nothing_is_refused_what_its_grpc_would_not_read(
+    dimensions: int, allowed: int
+) -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * allowed, dimensions=dimensions)
-    answers.check_encoded(request, vectors_card(), [1] * allowed, is_streamed=False, readable=DEFAULT_ANSWER_BYTES)
+    answers.check_encoded(
+        request, vectors_card(), [1] * allowed, is_streamed=False, readable=DEFAULT_ANSWER_BYTES
+    )
     request.items.add(text="a")
-    with pytest.raises(InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: any\)"):
-        answers.check_encoded(request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=DEFAULT_ANSWER_BYTES)
-    answers.check_encoded(request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=8 << 20)
+    with pytest.raises(
+        InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: any\)"
+    ):
+        answers.check_encoded(
+            request,
+            vectors_card(),
+            [1] * (allowed + 1),
+            is_streamed=False,
+            readable=DEFAULT_ANSWER_BYTES,
+        )
+    answers.check_encoded(
+        request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=8 << 20
+    )
 
 
 def test_what_is_found_fits_what_the_client_reads() -> None:
@@ -112,47 +161,70 @@ def test_what_is_found_fits_what_the_client_reads() -> None:
 
 
 @pytest.mark.parametrize("value", ["-2", "4 MiB", "1e6", "9" * 19, "\u0663"])
-def test_a_limit_that_is_no_number_is_refused(value: str) -> None:
+def test_limit_that_is_no_number_is_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match="x-shoal-max-answer-bytes must be a number of bytes"):
         answer_bytes_of(value)
 
 
-async def test_a_router_refuses_before_any_work_what_a_default_client_could_not_read(redis_url: str, redis: Redis) -> None:
+async def test_router_refuses_before_any_work_what_a_default_client_could_not_read(
+    redis_url: str, redis: Redis
+) -> None:
     """Through gRPC with its default limit, and with the metadata that says another one."""
     request = encode_request(*["a"] * 300)
-    async with router(redis_url) as client, FakeWorker(client.address, models=[vectors_card()]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[vectors_card()]).working() as worker,
+    ):
         await client.sees("w1")
         async with grpc.aio.insecure_channel(client.address) as channel:
             stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
             refusal = await refused(stub.Encode(request, timeout=20))
             assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "items")
             assert not worker.jobs
-            assert sum([part.dense.shape[0] async for part in stub.EncodeStream(request, timeout=20)]) == 300
-        async with grpc.aio.insecure_channel(client.address, [("grpc.max_receive_message_length", -1)]) as channel:
+            assert (
+                sum([part.dense.shape[0] async for part in stub.EncodeStream(request, timeout=20)])
+                == 300
+            )
+        async with grpc.aio.insecure_channel(
+            client.address, [("grpc.max_receive_message_length", -1)]
+        ) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             answer = await stub.Encode(request, timeout=20, metadata=ANY_ANSWER)
             assert answer.dense.shape[0] == 300
 
 
 def test_multi_vectors_beyond_one_answer_are_refused_unless_they_are_pooled() -> None:
-    request = pb.EncodeRequest(items=[pb.Item(text="a")] * 20, representations=[pb.REPRESENTATION_MULTI_VECTOR])
+    request = pb.EncodeRequest(
+        items=[pb.Item(text="a")] * 20, representations=[pb.REPRESENTATION_MULTI_VECTOR]
+    )
     with pytest.raises(InvalidInput, match="call EncodeStream"):
         answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY)
     request.pooling_factor = 4
     answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY)
 
 
-def test_a_stream_of_more_vectors_than_its_bound_is_refused() -> None:
-    request = pb.EncodeRequest(items=[pb.Item(text="a")] * 600, representations=[pb.REPRESENTATION_MULTI_VECTOR])
-    answers.check_encoded(request, vectors_card(), [400] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES)
+def test_stream_of_more_vectors_than_its_bound_is_refused() -> None:
+    request = pb.EncodeRequest(
+        items=[pb.Item(text="a")] * 600, representations=[pb.REPRESENTATION_MULTI_VECTOR]
+    )
+    answers.check_encoded(
+        request, vectors_card(), [400] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES
+    )
     with pytest.raises(InvalidInput, match=r"send about 5[0-9][0-9] items") as caught:
-        answers.check_encoded(request, vectors_card(), [500] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES)
+        answers.check_encoded(
+            request, vectors_card(), [500] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES
+        )
     assert "EncodeStream" not in caught.value.message
 
 
-async def test_a_router_refuses_large_vectors_in_one_answer_and_streams_them(redis_url: str, redis: Redis) -> None:
+async def test_router_refuses_large_vectors_in_one_answer_and_streams_them(
+    redis_url: str, redis: Redis
+) -> None:
     request = encode_request(*["a"] * 1100)
-    async with router(redis_url) as client, FakeWorker(client.address, models=[vectors_card()]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[vectors_card()]).working() as worker,
+    ):
         await client.sees("w1")
         refusal = await refused(client.inference.Encode(request))
         assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "items")

@@ -9,31 +9,35 @@ from itertools import count
 import pytest
 
 from libs.queue import LaneKey
-from services.router.admission.appointments import BOOKED, LONGEST_SECONDS, Appointments
+from services.router.admission.appointments import BOOKED, MAX_SECONDS, RetrySlots
 
 LANE, OTHER = LaneKey("cpu", "a/b"), LaneKey("cpu", "c/d")
 
 
 def test_one_after_another_and_lanes_apart() -> None:
-    given = Appointments()
-    first, second, third = (given.give(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) for _ in range(3))
+    given = RetrySlots()
+    first, second, third = (
+        given.give(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) for _ in range(3)
+    )
     assert (first, second, third) == (1.0, 1.0 + 0.5 * BOOKED, 1.0 + 1.0 * BOOKED)
     assert given.give(OTHER, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) == 1.0
     assert given.give(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=100.0) == 1.0
 
 
 def test_who_cannot_come_in_time_books_nothing() -> None:
-    given = Appointments()
+    given = RetrySlots()
     for _ in range(100):
         assert given.give(LANE, soonest=3.0, remaining=2.0, cost=0.5, now=10.0) == 3.0
-    assert given.give(LANE, soonest=90.0, remaining=2.0, cost=0.5, now=10.0) == LONGEST_SECONDS
+    assert given.give(LANE, soonest=90.0, remaining=2.0, cost=0.5, now=10.0) == MAX_SECONDS
 
 
 @pytest.mark.parametrize("deadline", [2.0, 10.0, 60.0])
 @pytest.mark.parametrize("routers", [1, 2])
 def test_in_a_long_overload_few_come_back(deadline: float, routers: int) -> None:
-    """Clients without any budget of their own, which come back when they are told if they still have time, forever."""
-    generator, given, numbers = random.Random(1), [Appointments() for _ in range(routers)], count()
+    """Clients without any budget of their own, which come back when they are told if they still
+    have time, forever.
+    """
+    generator, given, numbers = random.Random(1), [RetrySlots() for _ in range(routers)], count()
     capacity, seconds, waiting, last, asked, new, done = 100.0, 60.0, 0.0, 0.0, 0, 0, 0
     events = [(0.0, next(numbers), 0.0)]
     while events:

@@ -1,4 +1,6 @@
-"""Every request that breaks its contract gets its code, reason and field path, and the next good one is answered."""
+"""Every request that breaks its contract gets its code, reason and field path, and the next good
+one is answered.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ import pytest
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
-from tests.router.parts import MODEL, Client, FakeWorker, card, changed, encode_request, refused, router, until, vector
+from tests.router.parts import (
+    MODEL,
+    Client,
+    FakeWorker,
+    card,
+    changed,
+    encode_request,
+    refused,
+    router,
+    until,
+    vector,
+)
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 BINARY = int(tensor_pb2.DATA_TYPE_BINARY)
@@ -20,7 +33,9 @@ TEXT = pb.Item(text="a")
 
 
 def given(*places: tuple[int, int], label: str = "", text: str = "東京 😀") -> pb.Item:
-    return pb.Item(text=text, entities=[pb.Entity(start=start, end=end, label=label) for start, end in places])
+    return pb.Item(
+        text=text, entities=[pb.Entity(start=start, end=end, label=label) for start, end in places]
+    )
 
 
 RELATIONS = pb.RelationsTask(labels=["in"])
@@ -90,14 +105,38 @@ SAMPLING: list[tuple[str, Any]] = [
 
 EXTRACT = {
     "no task": (pb.ExtractRequest(), "task"),
-    "threshold is no number": (pb.ExtractRequest(entities=pb.EntitiesTask(threshold=float("nan"))), "entities.threshold"),
-    "threshold above 1": (pb.ExtractRequest(classify=pb.ClassifyTask(threshold=1.5)), "classify.threshold"),
-    "threshold below 0": (pb.ExtractRequest(entities=pb.EntitiesTask(threshold=-0.1)), "entities.threshold"),
-    "unknown aggregation": (pb.ExtractRequest(entities=changed(pb.EntitiesTask(), aggregation=9)), "entities.aggregation"),
-    "empty label": (pb.ExtractRequest(entities=pb.EntitiesTask(labels=["a", ""])), "entities.labels[1]"),
-    "257 labels": (pb.ExtractRequest(classify=pb.ClassifyTask(labels=["a"] * 257)), "classify.labels"),
-    "hypothesis without place": (pb.ExtractRequest(classify=pb.ClassifyTask(hypothesis="it is")), "classify.hypothesis"),
-    "relations without labels": (pb.ExtractRequest(relations=pb.RelationsTask()), "relations.labels"),
+    "threshold is no number": (
+        pb.ExtractRequest(entities=pb.EntitiesTask(threshold=float("nan"))),
+        "entities.threshold",
+    ),
+    "threshold above 1": (
+        pb.ExtractRequest(classify=pb.ClassifyTask(threshold=1.5)),
+        "classify.threshold",
+    ),
+    "threshold below 0": (
+        pb.ExtractRequest(entities=pb.EntitiesTask(threshold=-0.1)),
+        "entities.threshold",
+    ),
+    "unknown aggregation": (
+        pb.ExtractRequest(entities=changed(pb.EntitiesTask(), aggregation=9)),
+        "entities.aggregation",
+    ),
+    "empty label": (
+        pb.ExtractRequest(entities=pb.EntitiesTask(labels=["a", ""])),
+        "entities.labels[1]",
+    ),
+    "257 labels": (
+        pb.ExtractRequest(classify=pb.ClassifyTask(labels=["a"] * 257)),
+        "classify.labels",
+    ),
+    "hypothesis without place": (
+        pb.ExtractRequest(classify=pb.ClassifyTask(hypothesis="it is")),
+        "classify.hypothesis",
+    ),
+    "relations without labels": (
+        pb.ExtractRequest(relations=pb.RelationsTask()),
+        "relations.labels",
+    ),
     "empty entity label": (
         pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], entity_labels=["b", ""])),
         "relations.entity_labels[1]",
@@ -106,20 +145,35 @@ EXTRACT = {
         pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], entity_labels=["b"] * 257)),
         "relations.entity_labels",
     ),
-    "relations' threshold": (pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], threshold=1.5)), "relations.threshold"),
+    "relations' threshold": (
+        pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], threshold=1.5)),
+        "relations.threshold",
+    ),
     "relations of nothing": (pb.ExtractRequest(relations=RELATIONS), "relations.entity_labels"),
     "entities of a text to classify": (
         pb.ExtractRequest(items=[given((0, 1))], classify=pb.ClassifyTask(labels=["a"])),
         "items[0].entities",
     ),
-    "empty entity": (pb.ExtractRequest(items=[given((0, 1), (2, 2))], relations=RELATIONS), "items[0].entities[1]"),
-    "entity from back to front": (pb.ExtractRequest(items=[given((2, 1))], relations=RELATIONS), "items[0].entities[0]"),
-    "entity beyond the text": (pb.ExtractRequest(items=[given((0, 4), (3, 5))], relations=RELATIONS), "items[0].entities[1]"),
+    "empty entity": (
+        pb.ExtractRequest(items=[given((0, 1), (2, 2))], relations=RELATIONS),
+        "items[0].entities[1]",
+    ),
+    "entity from back to front": (
+        pb.ExtractRequest(items=[given((2, 1))], relations=RELATIONS),
+        "items[0].entities[0]",
+    ),
+    "entity beyond the text": (
+        pb.ExtractRequest(items=[given((0, 4), (3, 5))], relations=RELATIONS),
+        "items[0].entities[1]",
+    ),
     "entity of 1,001 characters": (
         pb.ExtractRequest(items=[given((0, 1001), text="a" * 1001)], relations=RELATIONS),
         "items[0].entities[0]",
     ),
-    "129 entities": (pb.ExtractRequest(items=[given(*[(0, 1)] * 129)], relations=RELATIONS), "items[0].entities"),
+    "129 entities": (
+        pb.ExtractRequest(items=[given(*[(0, 1)] * 129)], relations=RELATIONS),
+        "items[0].entities",
+    ),
     "entity with a long label": (
         pb.ExtractRequest(items=[given((0, 1), label="a" * 257)], relations=RELATIONS),
         "items[0].entities[0].label",
@@ -129,30 +183,71 @@ EXTRACT = {
         "items[0].text",
     ),
     "entity with a long text": (
-        pb.ExtractRequest(items=[pb.Item(text="a", entities=[pb.Entity(end=1, text="a" * 1001)])], relations=RELATIONS),
+        pb.ExtractRequest(
+            items=[pb.Item(text="a", entities=[pb.Entity(end=1, text="a" * 1001)])],
+            relations=RELATIONS,
+        ),
         "items[0].entities[0].text",
     ),
-    "long schema": (pb.ExtractRequest(text=pb.TextTask(json_schema="é" * 16_385)), "text.json_schema"),
+    "long schema": (
+        pb.ExtractRequest(text=pb.TextTask(json_schema="é" * 16_385)),
+        "text.json_schema",
+    ),
     "too many turns": (pb.ExtractRequest(text=pb.TextTask(turns=[said()] * 129)), "text.turns"),
-    "long turns": (pb.ExtractRequest(text=pb.TextTask(turns=[said(), said("é" * 65_536)])), "text.turns"),
-    "an empty turn": (pb.ExtractRequest(text=pb.TextTask(turns=[said(), said(" \n")])), "text.turns[1].text"),
-    "a turn of nobody": (pb.ExtractRequest(text=pb.TextTask(turns=[said(role=0)])), "text.turns[0].role"),
-    "a turn of somebody": (pb.ExtractRequest(text=pb.TextTask(turns=[said(role=9)])), "text.turns[0].role"),
+    "long turns": (
+        pb.ExtractRequest(text=pb.TextTask(turns=[said(), said("é" * 65_536)])),
+        "text.turns",
+    ),
+    "an empty turn": (
+        pb.ExtractRequest(text=pb.TextTask(turns=[said(), said(" \n")])),
+        "text.turns[1].text",
+    ),
+    "a turn of nobody": (
+        pb.ExtractRequest(text=pb.TextTask(turns=[said(role=0)])),
+        "text.turns[0].role",
+    ),
+    "a turn of somebody": (
+        pb.ExtractRequest(text=pb.TextTask(turns=[said(role=9)])),
+        "text.turns[0].role",
+    ),
     "text layers in a conversation": (
         pb.ExtractRequest(text=pb.TextTask(turns=[said()], text_layer=pb.TextTask.TEXT_LAYER_ONLY)),
         "text.text_layer",
     ),
     "text layers by a schema": (
-        pb.ExtractRequest(text=pb.TextTask(json_schema="{}", text_layer=pb.TextTask.TEXT_LAYER_ONLY)),
+        pb.ExtractRequest(
+            text=pb.TextTask(json_schema="{}", text_layer=pb.TextTask.TEXT_LAYER_ONLY)
+        ),
         "text.text_layer",
     ),
-    "long values for a template": (pb.ExtractRequest(text=values(f'{{"a": "{"b" * 4096}"}}')), "text.template_values"),
-    "values for a template cut off": (pb.ExtractRequest(text=values('{"a": ')), "text.template_values"),
-    "values for a template in a list": (pb.ExtractRequest(text=values("[1]")), "text.template_values"),
-    "nested values for a template": (pb.ExtractRequest(text=values('{"a": {}}')), "text.template_values"),
-    "deep values for a template": (pb.ExtractRequest(text=values("[" * 4000)), "text.template_values"),
-    "long label": (pb.ExtractRequest(entities=pb.EntitiesTask(labels=["a", "b" * 1025])), "entities.labels[1]"),
-    "long label of a region": (pb.ExtractRequest(regions=pb.RegionsTask(labels=["b" * 1025])), "regions.labels[0]"),
+    "long values for a template": (
+        pb.ExtractRequest(text=values(f'{{"a": "{"b" * 4096}"}}')),
+        "text.template_values",
+    ),
+    "values for a template cut off": (
+        pb.ExtractRequest(text=values('{"a": ')),
+        "text.template_values",
+    ),
+    "values for a template in a list": (
+        pb.ExtractRequest(text=values("[1]")),
+        "text.template_values",
+    ),
+    "nested values for a template": (
+        pb.ExtractRequest(text=values('{"a": {}}')),
+        "text.template_values",
+    ),
+    "deep values for a template": (
+        pb.ExtractRequest(text=values("[" * 4000)),
+        "text.template_values",
+    ),
+    "long label": (
+        pb.ExtractRequest(entities=pb.EntitiesTask(labels=["a", "b" * 1025])),
+        "entities.labels[1]",
+    ),
+    "long label of a region": (
+        pb.ExtractRequest(regions=pb.RegionsTask(labels=["b" * 1025])),
+        "regions.labels[0]",
+    ),
     "long entity label": (
         pb.ExtractRequest(relations=pb.RelationsTask(labels=["a"], entity_labels=["b" * 1025])),
         "relations.entity_labels[0]",
@@ -162,14 +257,22 @@ EXTRACT = {
         "classify.hypothesis",
     ),
     "picture of 16 MiB and a byte": (
-        pb.ExtractRequest(items=[pb.Item(image=pb.Image(data=bytes((1 << 24) + 1)))], text=pb.TextTask()),
+        pb.ExtractRequest(
+            items=[pb.Item(image=pb.Image(data=bytes((1 << 24) + 1)))], text=pb.TextTask()
+        ),
         "items[0].image.data",
     ),
     "unknown kind of text": (pb.ExtractRequest(text=changed(pb.TextTask(), kind=9)), "text.kind"),
-    "a schema that asks for nothing": (pb.ExtractRequest(structure=pb.StructureTask()), "structure"),
+    "a schema that asks for nothing": (
+        pb.ExtractRequest(structure=pb.StructureTask()),
+        "structure",
+    ),
     "label twice": (schema(entities=[LABEL, LABEL]), "structure.entities[1].label"),
     "empty relation": (schema(relations=[pb.SchemaLabel()]), "structure.relations[0].label"),
-    "long name of a schema": (schema(relations=[pb.SchemaLabel(label="a" * 257)]), "structure.relations[0].label"),
+    "long name of a schema": (
+        schema(relations=[pb.SchemaLabel(label="a" * 257)]),
+        "structure.relations[0].label",
+    ),
     "long description": (
         schema(entities=[pb.SchemaLabel(label="a", description="a" * 1025)]),
         "structure.entities[0].description",
@@ -183,9 +286,16 @@ EXTRACT = {
         schema(entities=[pb.SchemaLabel(label=str(number)) for number in range(257)]),
         "structure.entities",
     ),
-    "65 relations": (schema(relations=[pb.SchemaLabel(label=str(number)) for number in range(65)]), "structure.relations"),
+    "65 relations": (
+        schema(relations=[pb.SchemaLabel(label=str(number)) for number in range(65)]),
+        "structure.relations",
+    ),
     "33 questions": (
-        schema(classifications=[pb.SchemaClassification(name=str(number), labels=[LABEL]) for number in range(33)]),
+        schema(
+            classifications=[
+                pb.SchemaClassification(name=str(number), labels=[LABEL]) for number in range(33)
+            ]
+        ),
         "structure.classifications",
     ),
     "question without labels": (
@@ -193,16 +303,33 @@ EXTRACT = {
         "structure.classifications[0].labels",
     ),
     "threshold of a question's label": (
-        schema(classifications=[pb.SchemaClassification(name="a", labels=[pb.SchemaLabel(label="b", threshold=0.5)])]),
+        schema(
+            classifications=[
+                pb.SchemaClassification(name="a", labels=[pb.SchemaLabel(label="b", threshold=0.5)])
+            ]
+        ),
         "structure.classifications[0].labels[0].threshold",
     ),
     "17 structures": (
-        schema(structures=[pb.SchemaStructure(name=str(number), fields=[FIELD]) for number in range(17)]),
+        schema(
+            structures=[
+                pb.SchemaStructure(name=str(number), fields=[FIELD]) for number in range(17)
+            ]
+        ),
         "structure.structures",
     ),
-    "structure without fields": (schema(structures=[pb.SchemaStructure(name="a")]), "structure.structures[0].fields"),
+    "structure without fields": (
+        schema(structures=[pb.SchemaStructure(name="a")]),
+        "structure.structures[0].fields",
+    ),
     "33 fields": (
-        schema(structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name=str(number)) for number in range(33)])]),
+        schema(
+            structures=[
+                pb.SchemaStructure(
+                    name="a", fields=[pb.SchemaField(name=str(number)) for number in range(33)]
+                )
+            ]
+        ),
         "structure.structures[0].fields",
     ),
     "field twice": (
@@ -210,33 +337,60 @@ EXTRACT = {
         "structure.structures[0].fields[1].name",
     ),
     "unknown kind of field": (
-        schema(structures=[pb.SchemaStructure(name="a", fields=[changed(pb.SchemaField(name="b"), kind=9)])]),
+        schema(
+            structures=[
+                pb.SchemaStructure(name="a", fields=[changed(pb.SchemaField(name="b"), kind=9)])
+            ]
+        ),
         "structure.structures[0].fields[0].kind",
     ),
     "choice twice": (
-        schema(structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name="b", choices=["c", "c"])])]),
+        schema(
+            structures=[
+                pb.SchemaStructure(name="a", fields=[pb.SchemaField(name="b", choices=["c", "c"])])
+            ]
+        ),
         "structure.structures[0].fields[0].choices[1]",
     ),
     "65 choices": (
-        schema(structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name="b", choices=map(str, range(65)))])]),
+        schema(
+            structures=[
+                pb.SchemaStructure(
+                    name="a", fields=[pb.SchemaField(name="b", choices=map(str, range(65)))]
+                )
+            ]
+        ),
         "structure.structures[0].fields[0].choices",
     ),
     "a schema of more than 64 KiB": (
-        schema(entities=[pb.SchemaLabel(label=str(number), description="a" * 1024) for number in range(65)]),
+        schema(
+            entities=[
+                pb.SchemaLabel(label=str(number), description="a" * 1024) for number in range(65)
+            ]
+        ),
         "structure",
     ),
     "answers that would be too large": (
         pb.ExtractRequest(
             items=[pb.Item(text="a")] * 3000,
-            structure=pb.StructureTask(structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name="b" * 250)])]),
+            structure=pb.StructureTask(
+                structures=[pb.SchemaStructure(name="a", fields=[pb.SchemaField(name="b" * 250)])]
+            ),
         ),
         "items",
     ),
     "a seed where nothing is written": (
-        pb.ExtractRequest(items=[pb.Item(text="a", seed=1)], classify=pb.ClassifyTask(labels=["a"])),
+        pb.ExtractRequest(
+            items=[pb.Item(text="a", seed=1)], classify=pb.ClassifyTask(labels=["a"])
+        ),
         "items[0].seed",
     ),
-    **{f"{name} out of range": written(f"text.sampling.{name}", sampling=pb.Sampling(**{name: value})) for name, value in SAMPLING},
+    **{
+        f"{name} out of range": written(
+            f"text.sampling.{name}", sampling=pb.Sampling(**{name: value})
+        )
+        for name, value in SAMPLING
+    },
     "too many stop strings": written("text.stop", stop=["a"] * 17),
     "an empty stop string": written("text.stop[1]", stop=["a", ""]),
     "a long stop string": written("text.stop[0]", stop=["a" * 257]),
@@ -245,7 +399,9 @@ EXTRACT = {
         pb.ExtractRequest(items=[TEXT] * 25, text=pb.TextTask(top_logprobs=20)),
         "text.top_logprobs",
     ),
-    "log probabilities of text layers": written("text.text_layer", top_logprobs=1, text_layer=pb.TextTask.TEXT_LAYER_ONLY),
+    "log probabilities of text layers": written(
+        "text.text_layer", top_logprobs=1, text_layer=pb.TextTask.TEXT_LAYER_ONLY
+    ),
     "a prompt with an instruction": written("text.instruction", raw_prompt=True, instruction="a"),
     "a prompt with turns": written("text.turns", raw_prompt=True, turns=[said()]),
     "tools that are no JSON": written("text.tools", tools="[" * 5000),
@@ -253,19 +409,31 @@ EXTRACT = {
     "too many tools": written("text.tools", tools=tools(*map(str, range(65)))),
     "tools that are long": written("text.tools", tools=tools("a") + " " * (64 << 10)),
     "another kind of tool": written("text.tools[0]", tools='[{"type": "web_search"}]'),
-    "a tool without a name": written("text.tools[0].function.name", tools='[{"type": "function", "function": {}}]'),
-    "a tool with a name of other letters": written("text.tools[1].function.name", tools=tools("a", "b c")),
+    "a tool without a name": written(
+        "text.tools[0].function.name", tools='[{"type": "function", "function": {}}]'
+    ),
+    "a tool with a name of other letters": written(
+        "text.tools[1].function.name", tools=tools("a", "b c")
+    ),
     "two tools of one name": written("text.tools[1].function.name", tools=tools("a", "a")),
     "tools and a schema": written("text.json_schema", tools=tools("a"), json_schema="{}"),
     "a tool that is not there": written("text.tool", tools=tools("a"), tool="b"),
-    "a choice of no tools": written("text.tool_choice", tool_choice=pb.TextTask.TOOL_CHOICE_REQUIRED),
-    "a choice that nobody knows": (pb.ExtractRequest(text=changed(pb.TextTask(), tool_choice=9)), "text.tool_choice"),
+    "a choice of no tools": written(
+        "text.tool_choice", tool_choice=pb.TextTask.TOOL_CHOICE_REQUIRED
+    ),
+    "a choice that nobody knows": (
+        pb.ExtractRequest(text=changed(pb.TextTask(), tool_choice=9)),
+        "text.tool_choice",
+    ),
     "calls of a user": written(
-        "text.turns[0].tool_calls", turns=[pb.Turn(role=pb.Turn.ROLE_USER, tool_calls=[pb.ToolCall(name="a", arguments="{}")])]
+        "text.turns[0].tool_calls",
+        turns=[pb.Turn(role=pb.Turn.ROLE_USER, tool_calls=[pb.ToolCall(name="a", arguments="{}")])],
     ),
     "a call without arguments": written(
         "text.turns[0].tool_calls[0].arguments",
-        turns=[pb.Turn(role=pb.Turn.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="a", arguments="[]")])],
+        turns=[
+            pb.Turn(role=pb.Turn.ROLE_ASSISTANT, tool_calls=[pb.ToolCall(name="a", arguments="[]")])
+        ],
     ),
     "a result of no call": written("text.item_role", item_role=pb.Turn.ROLE_TOOL),
     "an item of the assistant": written("text.item_role", item_role=pb.Turn.ROLE_ASSISTANT),
@@ -277,10 +445,22 @@ SCORE = {
     "query without content": (pb.ScoreRequest(query=pb.Item(), documents=[TEXT]), "query"),
     "empty query": (pb.ScoreRequest(query=pb.Item(text=""), documents=[TEXT]), "query.text"),
     "no documents": (pb.ScoreRequest(query=TEXT), "documents"),
-    "entities of the query": (pb.ScoreRequest(query=given((0, 1)), documents=[TEXT]), "query.entities"),
-    "entities of a document": (pb.ScoreRequest(query=TEXT, documents=[given((0, 1))]), "documents[0].entities"),
-    "empty document": (pb.ScoreRequest(query=TEXT, documents=[TEXT, pb.Item(text="")]), "documents[1].text"),
-    "query too long": (pb.ScoreRequest(query=pb.Item(text="q" * 131_073), documents=[TEXT]), "query.text"),
+    "entities of the query": (
+        pb.ScoreRequest(query=given((0, 1)), documents=[TEXT]),
+        "query.entities",
+    ),
+    "entities of a document": (
+        pb.ScoreRequest(query=TEXT, documents=[given((0, 1))]),
+        "documents[0].entities",
+    ),
+    "empty document": (
+        pb.ScoreRequest(query=TEXT, documents=[TEXT, pb.Item(text="")]),
+        "documents[1].text",
+    ),
+    "query too long": (
+        pb.ScoreRequest(query=pb.Item(text="q" * 131_073), documents=[TEXT]),
+        "query.text",
+    ),
     "instruction of a query too long": (
         changed(pb.ScoreRequest(query=TEXT, documents=[TEXT]), instruction="i" * 16_385),
         "instruction",
@@ -301,7 +481,11 @@ async def test_each_broken_contract_names_its_field(redis_url: str) -> None:
             calls[name] = (client.inference.Score(changed(score, model=MODEL)), field)
         for name, (call, field) in calls.items():
             refusal = await refused(call)
-            assert (refusal.code, refusal.reason, refusal.field) == (INVALID, "INVALID_INPUT", field), name
+            assert (refusal.code, refusal.reason, refusal.field) == (
+                INVALID,
+                "INVALID_INPUT",
+                field,
+            ), name
             assert len(refusal.infos) == 1, name
             assert refusal.infos[0].domain == "shoal", name
             assert refusal.infos[0].metadata["request_id"] == refusal.request_id != "", name
@@ -319,9 +503,21 @@ TASKS = {
         pb.ExtractRequest(model=MODEL, items=[TEXT], entities=pb.EntitiesTask(labels=["a"])),
         "entities",
     ),
-    "vectors of a classifier": ("Encode", changed(encode_request("a"), model="tests/labels"), "model"),
-    "scores of a classifier": ("Score", pb.ScoreRequest(model="tests/labels", query=TEXT, documents=[TEXT]), "model"),
-    "sparse vectors of a dense model": ("Encode", changed(encode_request("a"), representations=[2]), "representations[0]"),
+    "vectors of a classifier": (
+        "Encode",
+        changed(encode_request("a"), model="tests/labels"),
+        "model",
+    ),
+    "scores of a classifier": (
+        "Score",
+        pb.ScoreRequest(model="tests/labels", query=TEXT, documents=[TEXT]),
+        "model",
+    ),
+    "sparse vectors of a dense model": (
+        "Encode",
+        changed(encode_request("a"), representations=[2]),
+        "representations[0]",
+    ),
     "pictures for a text model": (
         "Encode",
         pb.EncodeRequest(model=MODEL, items=[TEXT, pb.Item(image=pb.Image(data=b"x"))]),
@@ -330,45 +526,76 @@ TASKS = {
 }
 
 
-async def test_a_model_is_only_asked_for_what_its_card_names(redis_url: str) -> None:
+async def test_model_is_only_asked_for_what_its_card_names(redis_url: str) -> None:
     labels = card("tests/labels", labels=["yes", "no"], tasks=[models_pb2.TASK_CLASSIFY])
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card(), labels]).working():
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card(), labels]).working(),
+    ):
         for name, (method, request, field) in TASKS.items():
             refusal = await refused(getattr(client.inference, method)(request))
-            assert (refusal.code, refusal.reason, refusal.field) == (INVALID, "TASK_NOT_SUPPORTED", field), name
-        unknown = pb.ExtractRequest(model="tests/labels", items=[TEXT], classify=pb.ClassifyTask(labels=["yes", "maybe"]))
+            assert (refusal.code, refusal.reason, refusal.field) == (
+                INVALID,
+                "TASK_NOT_SUPPORTED",
+                field,
+            ), name
+        unknown = pb.ExtractRequest(
+            model="tests/labels", items=[TEXT], classify=pb.ClassifyTask(labels=["yes", "maybe"])
+        )
         refusal = await refused(client.inference.Extract(unknown))
         assert (refusal.reason, refusal.field) == ("INVALID_INPUT", "classify.labels[1]")
         await still_answers(client)
 
 
-async def test_a_model_of_inference_takes_any_labels_or_none(redis_url: str) -> None:
-    nli = card("tests/nli", labels=["contradiction", "entailment"], tasks=[models_pb2.TASK_CLASSIFY])
+async def test_model_of_inference_takes_any_labels_or_none(redis_url: str) -> None:
+    nli = card(
+        "tests/nli", labels=["contradiction", "entailment"], tasks=[models_pb2.TASK_CLASSIFY]
+    )
     nli.open_labels = True
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card(), nli]).working():
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card(), nli]).working(),
+    ):
         for labels in ([], ["sport"]):
-            request = pb.ExtractRequest(model="tests/nli", items=[TEXT], classify=pb.ClassifyTask(labels=labels))
+            request = pb.ExtractRequest(
+                model="tests/nli", items=[TEXT], classify=pb.ClassifyTask(labels=labels)
+            )
             assert len((await client.inference.Extract(request)).results) == 1
 
 
 async def test_entities_are_for_models_that_are_given_them(redis_url: str) -> None:
-    finds, relates = (card(name, tasks=[models_pb2.TASK_RELATIONS]) for name in ("tests/finds", "tests/relates"))
+    finds, relates = (
+        card(name, tasks=[models_pb2.TASK_RELATIONS]) for name in ("tests/finds", "tests/relates")
+    )
     relates.given_entities = True
     task = pb.RelationsTask(labels=["in"], entity_labels=["city"])
     refusals = {
         "tests/finds": (given((0, 1)), "items[1].entities"),
         "tests/relates": (TEXT, "items[0].entities"),
     }
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card(), finds, relates]).working():
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card(), finds, relates]).working(),
+    ):
         for model, (item, field) in refusals.items():
-            refusal = await refused(client.inference.Extract(pb.ExtractRequest(model=model, items=[TEXT, item], relations=task)))
-            assert (refusal.code, refusal.reason, refusal.field) == (INVALID, "INVALID_INPUT", field)
-        request = pb.ExtractRequest(model="tests/relates", items=[TEXT, given((0, 4), (1, 2))], relations=RELATIONS)
+            refusal = await refused(
+                client.inference.Extract(
+                    pb.ExtractRequest(model=model, items=[TEXT, item], relations=task)
+                )
+            )
+            assert (refusal.code, refusal.reason, refusal.field) == (
+                INVALID,
+                "INVALID_INPUT",
+                field,
+            )
+        request = pb.ExtractRequest(
+            model="tests/relates", items=[TEXT, given((0, 4), (1, 2))], relations=RELATIONS
+        )
         assert len((await client.inference.Extract(request)).results) == 2
         await still_answers(client)
 
 
-async def test_a_request_of_100_megabytes_is_refused_in_words(redis_url: str) -> None:
+async def test_request_of_100_megabytes_is_refused_in_words(redis_url: str) -> None:
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
         refusal = await refused(client.inference.Encode(encode_request("x" * 100_000_000)))
         assert (refusal.code, refusal.reason) == (INVALID, "INVALID_INPUT")
@@ -381,15 +608,22 @@ async def test_a_request_of_100_megabytes_is_refused_in_words(redis_url: str) ->
     ("body", "field"),
     [
         (b"\x0a\x01\xff", "model"),
-        (encode_request("a", "b").SerializeToString() + b"\x12\x04\x0a\x02\xc3\x28", "items[2].text"),
+        (
+            encode_request("a", "b").SerializeToString() + b"\x12\x04\x0a\x02\xc3\x28",
+            "items[2].text",
+        ),
         (encode_request("a").SerializeToString() + b"\x42\x01\xfe", "instruction"),
         (b"\xff\xff\xff", ""),
         (b"\x12\x7f\x0a", ""),
     ],
 )
-async def test_bytes_that_are_no_request_name_the_bad_text(redis_url: str, body: bytes, field: str) -> None:
+async def test_bytes_that_are_no_request_name_the_bad_text(
+    redis_url: str, body: bytes, field: str
+) -> None:
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
-        raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = client.channel.unary_unary("/shoal.v1.InferenceService/Encode")
+        raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = client.channel.unary_unary(
+            "/shoal.v1.InferenceService/Encode"
+        )
         refusal = await refused(raw(body))
         assert (refusal.code, refusal.reason, refusal.field) == (INVALID, "INVALID_INPUT", field)
         if not field:
@@ -399,18 +633,26 @@ async def test_bytes_that_are_no_request_name_the_bad_text(redis_url: str, body:
 
 async def test_metadata_is_checked_and_the_request_id_comes_back(redis_url: str) -> None:
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
-        refusal = await refused(client.inference.Encode(encode_request("a"), metadata=(("x-request-id", "x" * 200),)))
+        refusal = await refused(
+            client.inference.Encode(encode_request("a"), metadata=(("x-request-id", "x" * 200),))
+        )
         assert (refusal.code, refusal.field) == (INVALID, "x-request-id")
         call = client.inference.Encode(encode_request("a"), metadata=(("x-request-id", "mine"),))
         await call
         assert ("x-request-id", "mine") in list(await call.trailing_metadata())
 
 
-async def test_a_model_that_no_worker_finds_is_not_found(redis_url: str) -> None:
-    failure = worker_pb2.Failure(reason="MODEL_NOT_FOUND", message="tests/none is in none of the model directories", field="model")
+async def test_model_that_no_worker_finds_is_not_found(redis_url: str) -> None:
+    failure = worker_pb2.Failure(
+        reason="MODEL_NOT_FOUND",
+        message="tests/none is in none of the model directories",
+        field="model",
+    )
     async with (
         router(redis_url) as client,
-        FakeWorker(client.address, models=[card()], can_load=True, failure=failure).working() as worker,
+        FakeWorker(
+            client.address, models=[card()], can_load=True, failure=failure
+        ).working() as worker,
     ):
         for _ in range(2):  # the first waits for the worker's word, the second is refused at once
             refusal = await refused(client.encode("a", model="tests/none"))
@@ -423,8 +665,10 @@ async def test_a_model_that_no_worker_finds_is_not_found(redis_url: str) -> None
         await still_answers(client)
 
 
-async def test_a_model_that_cannot_be_loaded_fails_its_requests_everywhere(redis_url: str) -> None:
-    failure = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="model.safetensors: tensor pooler.bias is missing")
+async def test_model_that_cannot_be_loaded_fails_its_requests_everywhere(redis_url: str) -> None:
+    failure = worker_pb2.Failure(
+        reason="MODEL_LOAD_FAILED", message="model.safetensors: tensor pooler.bias is missing"
+    )
     async with (
         router(redis_url, "a") as a,
         router(redis_url, "b") as b,
@@ -434,13 +678,16 @@ async def test_a_model_that_cannot_be_loaded_fails_its_requests_everywhere(redis
         await b.sees("w1", "w2")
         refusals = await asyncio.gather(*(refused(client.encode("a")) for client in (a, b)))
         for refusal in refusals:
-            assert (refusal.code, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "MODEL_LOAD_FAILED")
+            assert (refusal.code, refusal.reason) == (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "MODEL_LOAD_FAILED",
+            )
             assert "pooler.bias" in refusal.message
         listed = (await a.models.GetModel(models_pb2.GetModelRequest(model=MODEL))).model
         assert "pooler.bias" in listed.last_error
 
 
-async def test_a_full_lane_says_when_to_come_back(redis_url: str) -> None:
+async def test_full_lane_says_when_to_come_back(redis_url: str) -> None:
     async with router(redis_url, max_queued_tokens=100) as client:
         refusal = await refused(client.encode("x" * 1000))
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
@@ -448,7 +695,7 @@ async def test_a_full_lane_says_when_to_come_back(redis_url: str) -> None:
         assert (await client.lane()).enqueued_jobs == 0
 
 
-async def test_a_large_request_is_taken_whole_or_not_at_all(redis_url: str) -> None:
+async def test_large_request_is_taken_whole_or_not_at_all(redis_url: str) -> None:
     async with router(redis_url, max_queued_tokens=10_000) as client:
         refusal = await refused(client.encode(*["x" * 3000] * 40))
         assert refusal.reason == "QUEUE_FULL"
@@ -457,7 +704,7 @@ async def test_a_large_request_is_taken_whole_or_not_at_all(redis_url: str) -> N
             assert [item.text for job in worker.jobs for item in job.encode.items] == ["good"]
 
 
-async def test_a_wait_beyond_the_deadline_is_refused_where_the_speed_is_known(redis_url: str) -> None:
+async def test_wait_beyond_the_deadline_is_refused_where_the_speed_is_known(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(client.address, models=[card()], tokens_per_second=200.0).working() as worker,

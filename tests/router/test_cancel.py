@@ -13,26 +13,50 @@ from shoal.v1 import worker_pb2
 
 from libs.fleet.versions import WIRE_VERSION, check_worker
 from services.router.lanes import pull
-from tests.router.parts import MODEL, Client, FakeWorker, card, encode_answer, refused, router, until, vector, worker_stub
+from tests.router.parts import (
+    MODEL,
+    Client,
+    FakeWorker,
+    card,
+    encode_answer,
+    refused,
+    router,
+    until,
+    vector,
+    worker_stub,
+)
 
 
-def asking(worker_id: str = "w1", *, wait_seconds: float = 5.0, wire_version: int = WIRE_VERSION) -> worker_pb2.PullRequest:
+def asking(
+    worker_id: str = "w1", *, wait_seconds: float = 5.0, wire_version: int = WIRE_VERSION
+) -> worker_pb2.PullRequest:
     return worker_pb2.PullRequest(
         worker_id=worker_id, epoch="e", pool="cpu", lanes=[worker_pb2.Lane(pool="cpu", model=MODEL)],
         budget_tokens=1000, budget_jobs=10, wait_seconds=wait_seconds, wire_version=wire_version,
     )  # fmt: skip
 
 
-def beating(worker_id: str = "w1", *, draining: bool = False, wire_version: int = WIRE_VERSION) -> worker_pb2.HeartbeatRequest:
-    return worker_pb2.HeartbeatRequest(worker_id=worker_id, epoch="e", pool="cpu", draining=draining, wire_version=wire_version)
+def beating(
+    worker_id: str = "w1", *, draining: bool = False, wire_version: int = WIRE_VERSION
+) -> worker_pb2.HeartbeatRequest:
+    return worker_pb2.HeartbeatRequest(
+        worker_id=worker_id, epoch="e", pool="cpu", draining=draining, wire_version=wire_version
+    )
 
 
 @pytest.mark.parametrize("routers", [1, 2])
-async def test_a_worker_hears_of_a_cancellation_without_a_heartbeat_of_its_own(redis_url: str, routers: int) -> None:
+async def test_worker_hears_of_a_cancellation_without_a_heartbeat_of_its_own(
+    redis_url: str, routers: int
+) -> None:
     """Also if its pull waits at another router than the client's."""
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(router(redis_url, router_id=f"r{number}")) for number in range(routers)]
-        worker = await stack.enter_async_context(FakeWorker(clients[-1].address, models=[card()]).working())
+        clients = [
+            await stack.enter_async_context(router(redis_url, router_id=f"r{number}"))
+            for number in range(routers)
+        ]
+        worker = await stack.enter_async_context(
+            FakeWorker(clients[-1].address, models=[card()]).working()
+        )
         worker.hold_beats()
         worker.hold()
         leaving = asyncio.create_task(clients[0].encode("leaves", timeout=30))
@@ -60,7 +84,9 @@ async def test_work_of_a_dead_worker_comes_back_while_all_others_only_wait(redis
         asking_again.cancel()
 
 
-async def test_what_a_router_was_about_to_give_when_it_died_is_given_by_another(redis_url: str) -> None:
+async def test_what_a_router_was_about_to_give_when_it_died_is_given_by_another(
+    redis_url: str,
+) -> None:
     """At once, not when the lease has run out."""
     async with router(redis_url, router_id="r1", lease_ms=600_000) as client:
         waiting = asyncio.create_task(client.encode("kept", timeout=30))
@@ -76,10 +102,16 @@ async def test_what_a_router_was_about_to_give_when_it_died_is_given_by_another(
         named.asked_again = True
         found = await stub.Pull(named)
         assert (found.batch_id, found.lane, list(found.jobs)) == ("e-1", lost.lane, list(lost.jobs))
-        answer = worker_pb2.JobResult(encode=encode_answer(worker_pb2.Job.FromString(found.jobs[0]).encode))
+        answer = worker_pb2.JobResult(
+            encode=encode_answer(worker_pb2.Job.FromString(found.jobs[0]).encode)
+        )
         job_id = worker_pb2.Job.FromString(found.jobs[0]).job_id
         done = worker_pb2.CompletedJob(job_id=job_id, result=answer.SerializeToString())
-        await stub.Complete(worker_pb2.CompleteRequest(worker_id="w1", lane=found.lane, batch_id="e-1", jobs=[done], release=True))
+        await stub.Complete(
+            worker_pb2.CompleteRequest(
+                worker_id="w1", lane=found.lane, batch_id="e-1", jobs=[done], release=True
+            )
+        )
         assert (await waiting).dense.data == vector("kept")
         named.wait_seconds = 0.0
         assert not (await stub.Pull(named)).batch_id, "it is over"
@@ -91,7 +123,7 @@ async def test_pulls_bring_the_time(redis_url: str) -> None:
         assert abs(answer.now_unix_ms / 1000 - time.time()) < 60
 
 
-async def test_a_waiting_pull_of_a_worker_that_drains_ends_at_once(redis_url: str) -> None:
+async def test_waiting_pull_of_a_worker_that_drains_ends_at_once(redis_url: str) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
         waiting = [asyncio.ensure_future(stub.Pull(asking(wait_seconds=10))) for _ in range(2)]
@@ -107,11 +139,13 @@ async def test_a_waiting_pull_of_a_worker_that_drains_ends_at_once(redis_url: st
         leaving.cancel()
 
 
-async def test_a_router_at_the_end_of_its_grace_sends_clients_to_another_one(redis_url: str) -> None:
+async def test_router_at_the_end_of_its_grace_sends_clients_to_another_one(redis_url: str) -> None:
     async with router(redis_url, router_id="r1") as staying:
         async with router(redis_url, router_id="r2", grace_seconds=0.2) as going:
             client = Client(going.address)  # `going` is closed before its router ends
-            waiting = asyncio.create_task(refused(client.encode("in flight", request_id="same", timeout=30)))
+            waiting = asyncio.create_task(
+                refused(client.encode("in flight", request_id="same", timeout=30))
+            )
 
             async def is_queued() -> bool:
                 return (await staying.lane()).queued_jobs == 1
@@ -130,7 +164,9 @@ async def test_a_router_at_the_end_of_its_grace_sends_clients_to_another_one(red
             assert lane.enqueued_jobs == 1
 
 
-async def test_long_polls_end_when_a_router_drains_though_calls_are_in_flight(redis_url: str) -> None:
+async def test_long_polls_end_when_a_router_drains_though_calls_are_in_flight(
+    redis_url: str,
+) -> None:
     async with AsyncExitStack() as stack:
         address = (await stack.enter_async_context(router(redis_url, grace_seconds=20.0))).address
         client = Client(address)
@@ -153,24 +189,41 @@ async def test_long_polls_end_when_a_router_drains_though_calls_are_in_flight(re
         batch = await stub.Pull(asking())
         jobs = [worker_pb2.Job.FromString(data) for data in batch.jobs]
         assert [job.encode.items[0].text for job in jobs] == ["in flight"]
-        failure = worker_pb2.JobResult(failure=worker_pb2.Failure(reason="INVALID_INPUT", message="as good as any"))
-        done = [worker_pb2.CompletedJob(job_id=job.job_id, result=failure.SerializeToString()) for job in jobs]
+        failure = worker_pb2.JobResult(
+            failure=worker_pb2.Failure(reason="INVALID_INPUT", message="as good as any")
+        )
+        done = [
+            worker_pb2.CompletedJob(job_id=job.job_id, result=failure.SerializeToString())
+            for job in jobs
+        ]
         await stub.Complete(
-            worker_pb2.CompleteRequest(worker_id="w1", lane=batch.lane, batch_id=batch.batch_id, jobs=done, release=True)
+            worker_pb2.CompleteRequest(
+                worker_id="w1", lane=batch.lane, batch_id=batch.batch_id, jobs=done, release=True
+            )
         )
         assert (await refused(calling)).message == "as good as any"
         await leaving
         await client.close()
 
 
-async def test_workers_that_are_too_old_are_told_what_to_upgrade(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_that_are_too_old_are_told_what_to_upgrade(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pull, "check_worker", partial(check_worker, oldest=WIRE_VERSION + 3))
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
         for call in (stub.Pull(asking()), stub.Heartbeat(beating())):
             refusal = await refused(call)
-            assert (refusal.code, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "OUTDATED")
-            wanted = (f"wire version {WIRE_VERSION}", f"needs {WIRE_VERSION + 3} or newer", "upgrade the worker", "w1")
+            assert (refusal.code, refusal.reason) == (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "OUTDATED",
+            )
+            wanted = (
+                f"wire version {WIRE_VERSION}",
+                f"needs {WIRE_VERSION + 3} or newer",
+                "upgrade the worker",
+                "w1",
+            )
             assert all(words in refusal.message for words in wanted)
 
 

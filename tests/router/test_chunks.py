@@ -1,4 +1,6 @@
-"""Chunks in the router: what is refused before any work, what it is priced as, and how answers are joined and streamed."""
+"""Chunks in the router: what is refused before any work, what it is priced as, and how answers are
+joined and streamed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 from libs.errors import InternalError, InvalidInput, TaskNotSupported
 from services.router.admission import control
 from services.router.admission.validation import answers
-from services.router.admission.validation.requests import Sizes, check_encode, check_extract, check_score
+from services.router.admission.validation.requests import (
+    Sizes,
+    check_encode,
+    check_extract,
+    check_score,
+)
 from services.router.lanes import codec
 from services.router.lanes.chunks import split
 from tests.router.parts import MODEL, card
@@ -23,7 +30,9 @@ def request(*items: pb.Item, **chunking: object) -> pb.EncodeRequest:
 
 
 def spanned(*spans: tuple[int, int], text: str = "abcdefgh", context: str = "") -> pb.Item:
-    return pb.Item(text=text, spans=[pb.Span(start=start, end=end) for start, end in spans], context=context)
+    return pb.Item(
+        text=text, spans=[pb.Span(start=start, end=end) for start, end in spans], context=context
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +56,12 @@ def spanned(*spans: tuple[int, int], text: str = "abcdefgh", context: str = "") 
         (request(pb.Item(text="a", context="c" * 4097)), "items[0].context"),
         (request(pb.Item(parts=[pb.Part(text="a"), pb.Part(text="b")])), "items[0].parts"),
         (request(pb.Item(text="a", context="c"), late=True), "items[0].context"),
-        (request(pb.Item(text="a", spans=[pb.Span(end=1, context="c")]), method=SPANS, late=True), "items[0].spans[0].context"),
+        (
+            request(
+                pb.Item(text="a", spans=[pb.Span(end=1, context="c")]), method=SPANS, late=True
+            ),
+            "items[0].spans[0].context",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused(asked: pb.EncodeRequest, field: str) -> None:
@@ -66,7 +80,12 @@ def test_spans_and_contexts_are_for_chunks_alone() -> None:
     with pytest.raises(InvalidInput, match="with chunking"):
         check_score(pb.ScoreRequest(model=MODEL, query=item, documents=[pb.Item(text="a")]), None)
     with pytest.raises(InvalidInput, match="with chunking"):
-        check_extract(pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a", context="b")], text=pb.TextTask()), None)
+        check_extract(
+            pb.ExtractRequest(
+                model=MODEL, items=[pb.Item(text="a", context="b")], text=pb.TextTask()
+            ),
+            None,
+        )
 
 
 def test_models_that_read_images_have_no_chunks() -> None:
@@ -76,20 +95,24 @@ def test_models_that_read_images_have_no_chunks() -> None:
         check_encode(request(pb.Item(text="a")), reads)
 
 
-def test_a_long_text_costs_all_of_its_tokens_and_what_chunks_repeat() -> None:
+def test_long_text_costs_all_of_its_tokens_and_what_chunks_repeat() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
     plain = check_encode(request(pb.Item(text="x" * 100_000), max_tokens=100), None)
     assert plain.chunks == [251]
-    assert control.price(plain, known, pb.TRUNCATION_END)[0] == [25_000 + 251 * control.SPECIAL_TOKENS]
+    assert control.price(plain, known, pb.TRUNCATION_END)[0] == [
+        25_000 + 251 * control.SPECIAL_TOKENS
+    ]
     repeats = check_encode(request(pb.Item(text="x" * 100_000), max_tokens=100, overlap=50), None)
     assert repeats.items == [200_000]
-    titled = check_encode(request(pb.Item(text="x" * 100_000, context="t" * 400), max_tokens=100), None)
+    titled = check_encode(
+        request(pb.Item(text="x" * 100_000, context="t" * 400), max_tokens=100), None
+    )
     assert titled.items == [100_000 + 251 * 400]
     spans = check_encode(request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS), None)
     assert (spans.items, spans.chunks) == ([50_000], [50])
-    assert check_encode(request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS, late=True), None).items == [
-        1000 + 50_000 // 16
-    ]
+    assert check_encode(
+        request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS, late=True), None
+    ).items == [1000 + 50_000 // 16]
     late = request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS, late=True)
     late.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
     assert check_encode(late, None).items == [50_000]
@@ -101,10 +124,14 @@ def test_vectors_of_estimated_chunks_count() -> None:
     known.dimensions = 1024
     asked = request(*[pb.Item(text="x" * 40_000)] * 20, max_tokens=50)
     sizes = check_encode(asked, known)
-    answers.check_encoded(asked, known, [1] * 20, is_streamed=True, readable=1 << 40, chunks=sum(sizes.chunks))
+    answers.check_encoded(
+        asked, known, [1] * 20, is_streamed=True, readable=1 << 40, chunks=sum(sizes.chunks)
+    )
     answers.check_encoded(asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4096)
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_encoded(asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4097)
+        answers.check_encoded(
+            asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4097
+        )
     with pytest.raises(InvalidInput, match="call EncodeStream"):
         answers.check_divided(4 << 20, (4 << 20) - 1)
 
@@ -115,8 +142,15 @@ def answer(*counts: int, first: int = 0) -> pb.EncodeResponse:
     values = np.arange(first, first + rows, dtype="<f4")[:, None].repeat(4, axis=1)
     places = list(range(rows))
     return pb.EncodeResponse(
-        dense=tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[rows, 4], data=values.tobytes()),
-        chunks=pb.Chunks(offsets=np.cumsum([0, *counts]), starts=places, ends=[place + 1 for place in places], tokens=[5] * rows),
+        dense=tensor_pb2.Tensor(
+            data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[rows, 4], data=values.tobytes()
+        ),
+        chunks=pb.Chunks(
+            offsets=np.cumsum([0, *counts]),
+            starts=places,
+            ends=[place + 1 for place in places],
+            tokens=[5] * rows,
+        ),
         model_revision="r1",
     )
 
@@ -134,7 +168,7 @@ def test_answers_of_jobs_are_joined() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 60, 100, 10_000])
-def test_a_stream_has_whole_items(most: int) -> None:
+def test_stream_has_whole_items(most: int) -> None:
     messages = list(split(answer(2, 3, 1, 4), most_bytes=most))
     assert [message.chunks.offsets[0] for message in messages] == [0] * len(messages)
     joined = codec.merge_encode([*messages])

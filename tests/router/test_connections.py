@@ -13,15 +13,22 @@ from tests.router.parts import MODEL, Client, FakeWorker, card
 
 
 async def test_clients_and_workers_do_not_notice_that_their_connections_end(redis_url: str) -> None:
-    settings = Settings("a", "127.0.0.1:0", redis_url=redis_url, connection_seconds=0.2, grace_seconds=5.0)
-    async with running(settings) as address, FakeWorker(address, models=[card()]).working() as worker:
+    settings = Settings(
+        "a", "127.0.0.1:0", redis_url=redis_url, connection_seconds=0.2, grace_seconds=5.0
+    )
+    async with (
+        running(settings) as address,
+        FakeWorker(address, models=[card()]).working() as worker,
+    ):
         client = Client(address)
         try:
             await client.sees(worker.worker_id)
             states = asyncio.create_task(reconnections(client.channel, 3))
             answers: list[pb.EncodeResponse] = []
             while not states.done():
-                answers += await asyncio.gather(*(client.encode("text", model=MODEL) for _ in range(4)))
+                answers += await asyncio.gather(
+                    *(client.encode("text", model=MODEL) for _ in range(4))
+                )
             await states
         finally:
             await client.close()

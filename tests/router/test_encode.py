@@ -14,10 +14,21 @@ from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
 from libs.fleet.versions import WIRE_VERSION
 from libs.queue import connect
-from tests.router.parts import MODEL, Client, FakeWorker, card, encode_request, refused, router, until, vector, worker_stub
+from tests.router.parts import (
+    MODEL,
+    Client,
+    FakeWorker,
+    card,
+    encode_request,
+    refused,
+    router,
+    until,
+    vector,
+    worker_stub,
+)
 
 
-async def test_a_request_is_answered(redis_url: str) -> None:
+async def test_request_is_answered(redis_url: str) -> None:
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
         response = await client.encode("hello", "you")
         assert response.dense.data == vector("hello") + vector("you")
@@ -27,7 +38,11 @@ async def test_a_request_is_answered(redis_url: str) -> None:
 
 
 async def test_worker_and_client_may_use_different_routers(redis_url: str) -> None:
-    async with router(redis_url, "a") as a, router(redis_url, "b") as b, FakeWorker(a.address, models=[card()]).working():
+    async with (
+        router(redis_url, "a") as a,
+        router(redis_url, "b") as b,
+        FakeWorker(a.address, models=[card()]).working(),
+    ):
         await b.sees("w1")
         for text in ("one", "two", "three"):
             assert (await b.encode(text)).dense.data == vector(text)
@@ -54,7 +69,9 @@ async def settled(client: Client) -> mesh_pb2.LaneStatus:
 
     async def idle() -> bool:
         lane = await client.lane()
-        return lane.enqueued_jobs > 0 and not (lane.queued_jobs or lane.queued_tokens or lane.leased_tokens)
+        return lane.enqueued_jobs > 0 and not (
+            lane.queued_jobs or lane.queued_tokens or lane.leased_tokens
+        )
 
     await until(idle, "the lane to be idle")
     return await client.lane()
@@ -62,11 +79,21 @@ async def settled(client: Client) -> mesh_pb2.LaneStatus:
 
 async def test_scores_are_ranked_over_all_jobs(redis_url: str) -> None:
     texts = ["x" * (1 + number * 7 % 2000) for number in range(300)]
-    request = pb.ScoreRequest(model=MODEL, query=pb.Item(text="what"), documents=[pb.Item(text=text) for text in texts], top_n=5)
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    request = pb.ScoreRequest(
+        model=MODEL,
+        query=pb.Item(text="what"),
+        documents=[pb.Item(text=text) for text in texts],
+        top_n=5,
+    )
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         response = await client.inference.Score(request)
         assert struct.unpack("<300f", response.scores.data) == tuple(map(len, texts))
-        assert list(response.ranking) == sorted(range(300), key=lambda index: -len(texts[index]))[:5]
+        assert (
+            list(response.ranking) == sorted(range(300), key=lambda index: -len(texts[index]))[:5]
+        )
         assert len(worker.jobs) > 1
         assert all(job.score.query.text == "what" for job in worker.jobs)
 
@@ -74,17 +101,24 @@ async def test_scores_are_ranked_over_all_jobs(redis_url: str) -> None:
 async def test_extractions_are_joined_in_order(redis_url: str) -> None:
     texts = [f"{number} {'y' * 300}" for number in range(200)]
     request = pb.ExtractRequest(
-        model="tests/labels", items=[pb.Item(text=text) for text in texts], classify=pb.ClassifyTask(labels=["a"])
+        model="tests/labels",
+        items=[pb.Item(text=text) for text in texts],
+        classify=pb.ClassifyTask(labels=["a"]),
     )
     made = card("tests/labels", labels=["a", "b"], tasks=[models_pb2.TASK_CLASSIFY])
-    async with router(redis_url) as client, FakeWorker(client.address, models=[made]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[made]).working() as worker,
+    ):
         response = await client.inference.Extract(request)
         assert [result.labels[0].label for result in response.results] == texts
-        assert [job.first_item for job in worker.jobs] == sorted(job.first_item for job in worker.jobs)
+        assert [job.first_item for job in worker.jobs] == sorted(
+            job.first_item for job in worker.jobs
+        )
         assert len(worker.jobs) > 1
 
 
-async def test_a_cold_model_is_loaded_by_a_worker_with_room(redis_url: str) -> None:
+async def test_cold_model_is_loaded_by_a_worker_with_room(redis_url: str) -> None:
     async with (
         router(redis_url, "a") as a,
         router(redis_url, "b") as b,
@@ -94,7 +128,7 @@ async def test_a_cold_model_is_loaded_by_a_worker_with_room(redis_url: str) -> N
         assert (await b.encode("cold")).dense.data == vector("cold")
 
 
-async def test_a_cold_request_waits_for_the_first_worker(redis_url: str) -> None:
+async def test_cold_request_waits_for_the_first_worker(redis_url: str) -> None:
     async with router(redis_url) as client:
         waiting = asyncio.create_task(client.encode("early"))
         await until(lambda: is_queued(client, 1), "the job to be queued")
@@ -107,20 +141,24 @@ async def is_queued(client: Client, jobs: int) -> bool:
 
 
 async def test_many_requests_at_once_are_coalesced_and_all_answered(redis_url: str) -> None:
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         texts = [f"text {number}" for number in range(300)]
         responses = await asyncio.gather(*(client.encode(text) for text in texts))
         assert [response.dense.data for response in responses] == [vector(text) for text in texts]
         assert len(worker.batches) < len(texts)
 
 
-async def test_a_single_request_costs_three_scripts(redis_url: str) -> None:
+async def test_single_request_costs_three_scripts(redis_url: str) -> None:
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
         await client.encode("first")
         before = await scripts_run(redis_url)
         for number in range(100):
             await client.encode(f"text {number}")
-        # Enqueue, pull, complete; besides them only what happens once or twice a second: heartbeats and looking around.
+        # Enqueue, pull, complete; besides them only what happens once or twice a second: heartbeats
+        # and looking around.
         assert await scripts_run(redis_url) - before < 400
 
 
@@ -128,11 +166,16 @@ async def scripts_run(redis_url: str) -> int:
     redis = connect(redis_url)
     statistics = await redis.info("commandstats")
     await redis.aclose()
-    return sum(int(entry["calls"]) for name, entry in statistics.items() if name.startswith("cmdstat_eval"))
+    return sum(
+        int(entry["calls"]) for name, entry in statistics.items() if name.startswith("cmdstat_eval")
+    )
 
 
-async def test_a_request_id_asked_again_finds_its_job(redis_url: str) -> None:
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+async def test_request_id_asked_again_finds_its_job(redis_url: str) -> None:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         worker.hold()
         twice = [asyncio.create_task(client.encode("same", request_id="r-1")) for _ in range(2)]
         other = asyncio.create_task(client.encode("other", request_id="r-1"))
@@ -147,7 +190,7 @@ async def is_queued_or_held(client: Client, jobs: int) -> bool:
     return (await client.lane()).enqueued_jobs == jobs
 
 
-async def test_a_retry_at_another_router_takes_the_answer_along(redis_url: str) -> None:
+async def test_retry_at_another_router_takes_the_answer_along(redis_url: str) -> None:
     async with (
         router(redis_url, "a") as a,
         router(redis_url, "b") as b,
@@ -165,7 +208,11 @@ async def test_a_retry_at_another_router_takes_the_answer_along(redis_url: str) 
 
 async def test_one_failing_job_fails_the_request_and_cancels_the_others(redis_url: str) -> None:
     def fails(job: worker_pb2.Job) -> worker_pb2.JobResult:
-        failure = worker_pb2.Failure(reason="INPUT_TOO_LONG", message="600 tokens, 512 fit", field=f"items[{job.first_item}].text")
+        failure = worker_pb2.Failure(
+            reason="INPUT_TOO_LONG",
+            message="600 tokens, 512 fit",
+            field=f"items[{job.first_item}].text",
+        )
         return worker_pb2.JobResult(failure=failure)
 
     async with router(redis_url) as client:
@@ -173,15 +220,21 @@ async def test_one_failing_job_fails_the_request_and_cancels_the_others(redis_ur
         worker.answer = fails
         async with worker.working():
             refusal = await refused(client.encode(*["z" * 5000] * 40))
-            assert (refusal.code, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG")
+            assert (refusal.code, refusal.reason) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "INPUT_TOO_LONG",
+            )
             assert refusal.field == "items[0].text"
             lane = await settled(client)
             assert lane.done_jobs + lane.cancelled_jobs == lane.enqueued_jobs
             assert lane.cancelled_jobs > 0
 
 
-async def test_a_client_that_leaves_cancels_its_jobs(redis_url: str) -> None:
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()], budget_tokens=1).working() as worker:
+async def test_client_that_leaves_cancels_its_jobs(redis_url: str) -> None:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()], budget_tokens=1).working() as worker,
+    ):
         worker.hold()
         call = client.inference.Encode(encode_request(*["z" * 5000] * 20))
         await until(lambda: worker.jobs, "the worker to hold a job")
@@ -199,25 +252,36 @@ async def test_a_client_that_leaves_cancels_its_jobs(redis_url: str) -> None:
         assert (await client.encode("next")).dense.data == vector("next")
 
 
-async def test_a_deadline_that_passes_says_so_and_cancels(redis_url: str) -> None:
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+async def test_deadline_that_passes_says_so_and_cancels(redis_url: str) -> None:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         worker.hold()
         refusal = await refused(client.encode("late", timeout=1.0))
-        assert (refusal.code, refusal.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_PASSED")
+        assert (refusal.code, refusal.reason) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "DEADLINE_PASSED",
+        )
         assert "no worker" not in refusal.message
         worker.resume()
         assert (await settled(client)).cancelled_jobs == 1
 
 
-async def test_a_deadline_that_passes_without_a_worker_says_that_there_was_none(redis_url: str) -> None:
+async def test_deadline_that_passes_without_a_worker_says_that_there_was_none(
+    redis_url: str,
+) -> None:
     async with router(redis_url, default_deadline_seconds=0.5) as client:
         refusal = await refused(client.inference.Encode(encode_request("late")))
-        assert (refusal.code, refusal.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_PASSED")
+        assert (refusal.code, refusal.reason) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "DEADLINE_PASSED",
+        )
         assert "no worker" in refusal.message
         assert (await settled(client)).cancelled_jobs == 1
 
 
-async def test_a_worker_that_dies_gives_its_jobs_back_after_the_lease(redis_url: str) -> None:
+async def test_worker_that_dies_gives_its_jobs_back_after_the_lease(redis_url: str) -> None:
     async with router(redis_url, lease_ms=1000) as client:
         dying = FakeWorker(client.address, "w1", models=[card()])
         dying.hold()
@@ -228,7 +292,7 @@ async def test_a_worker_that_dies_gives_its_jobs_back_after_the_lease(redis_url:
             assert (await call).dense.data == vector("again")
 
 
-async def test_a_job_that_kills_its_workers_is_given_up(redis_url: str) -> None:
+async def test_job_that_kills_its_workers_is_given_up(redis_url: str) -> None:
     async with router(redis_url, lease_ms=1000, max_attempts=1) as client:
         dying = FakeWorker(client.address, "w1", models=[card()])
         dying.hold()
@@ -242,15 +306,24 @@ async def test_a_job_that_kills_its_workers_is_given_up(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 2])
-async def test_a_pull_that_leaves_a_tenant_out_waits_for_others(redis_url: str, routers: int) -> None:
-    """Whatever that tenant has in the lane, and also if the other one asks another router. A newer pull takes its place."""
+async def test_pull_that_leaves_a_tenant_out_waits_for_others(redis_url: str, routers: int) -> None:
+    """Whatever that tenant has in the lane, and also if the other one asks another router. A newer
+    pull takes its place.
+    """
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(router(redis_url, router_id=f"r{number}")) for number in range(routers)]
+        clients = [
+            await stack.enter_async_context(router(redis_url, router_id=f"r{number}"))
+            for number in range(routers)
+        ]
         calls: list[asyncio.Future[object]] = []
 
         def ask(tenant: str, text: str) -> None:
             metadata = (("x-shoal-tenant", tenant),)
-            calls.append(asyncio.ensure_future(clients[0].inference.Encode(encode_request(text), timeout=30, metadata=metadata)))
+            calls.append(
+                asyncio.ensure_future(
+                    clients[0].inference.Encode(encode_request(text), timeout=30, metadata=metadata)
+                )
+            )
 
         async def queued() -> int:
             return (await clients[0].lane()).enqueued_jobs
@@ -276,7 +349,9 @@ async def test_a_pull_that_leaves_a_tenant_out_waits_for_others(redis_url: str, 
         assert not newer.done()
         ask("light", "light")
         found = await asyncio.wait_for(newer, 5)
-        assert [worker_pb2.Job.FromString(job).encode.items[0].text for job in found.jobs] == ["light"]
+        assert [worker_pb2.Job.FromString(job).encode.items[0].text for job in found.jobs] == [
+            "light"
+        ]
         for call in calls:
             call.cancel()
 

@@ -1,4 +1,6 @@
-"""Pulls and answers of one worker on one stream: what its calls alone would give, whatever order they end in."""
+"""Pulls and answers of one worker on one stream: what its calls alone would give, whatever order
+they end in.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.support.redis import RedisServer
 class Stream:
     """A worker's side of one stream."""
 
-    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         self._call: Any = worker_stub(channel).Exchange(metadata=metadata)
 
     async def send(self, *calls: worker_pb2.WorkerCall) -> None:
@@ -69,8 +73,13 @@ def pull(number: int, **more: Any) -> worker_pb2.WorkerCall:
 
 def completing(number: int, pulled: worker_pb2.PullResponse) -> worker_pb2.WorkerCall:
     jobs = [worker_pb2.Job.FromString(payload) for payload in pulled.jobs]
-    done = [worker_pb2.CompletedJob(job_id=job.job_id, result=answer(job).SerializeToString()) for job in jobs]
-    request = worker_pb2.CompleteRequest(worker_id="w1", lane=pulled.lane, batch_id=pulled.batch_id, jobs=done, release=True)
+    done = [
+        worker_pb2.CompletedJob(job_id=job.job_id, result=answer(job).SerializeToString())
+        for job in jobs
+    ]
+    request = worker_pb2.CompleteRequest(
+        worker_id="w1", lane=pulled.lane, batch_id=pulled.batch_id, jobs=done, release=True
+    )
     return worker_pb2.WorkerCall(number=number, complete=request)
 
 
@@ -80,7 +89,9 @@ async def test_jobs_and_their_answers_go_over_one_stream(redis_url: str) -> None
         await stream.send(pull(1), pull(7, worker_id="w1", wait_seconds=0.0))
         found = await stream.answers(2)
         pulled = next(one.pull for one in found.values() if one.pull.batch_id)
-        assert sorted(len(one.pull.jobs) for one in found.values()) == [0, 1], "one job, in one of the answers"
+        assert sorted(len(one.pull.jobs) for one in found.values()) == [0, 1], (
+            "one job, in one of the answers"
+        )
         await stream.send(completing(8, pulled))
         assert (await stream.answers(1))[8].complete.accepted == 1
         assert (await call).dense.data == vector("a text")
@@ -88,7 +99,7 @@ async def test_jobs_and_their_answers_go_over_one_stream(redis_url: str) -> None
         assert await stream.end() is grpc.StatusCode.OK
 
 
-async def test_an_answer_does_not_wait_for_the_calls_before_it(redis_url: str) -> None:
+async def test_answer_does_not_wait_for_the_calls_before_it(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
         await stream.send(pull(1, wait_seconds=10))
         await stream.send(pull(2, wait_seconds=0.0))
@@ -96,7 +107,9 @@ async def test_an_answer_does_not_wait_for_the_calls_before_it(redis_url: str) -
         stream.cut()
 
 
-async def test_a_stream_that_the_worker_closes_ends_when_its_calls_are_answered(redis_url: str) -> None:
+async def test_stream_that_the_worker_closes_ends_when_its_calls_are_answered(
+    redis_url: str,
+) -> None:
     async with streaming(redis_url) as (_, stream):
         await stream.send(pull(1, wait_seconds=0.5))
         await stream.close()
@@ -105,7 +118,9 @@ async def test_a_stream_that_the_worker_closes_ends_when_its_calls_are_answered(
 
 
 @pytest.mark.parametrize("how", ["cancelled", "cut"])
-async def test_what_a_call_without_a_caller_would_get_goes_to_another(redis_url: str, how: str) -> None:
+async def test_what_a_call_without_a_caller_would_get_goes_to_another(
+    redis_url: str, how: str
+) -> None:
     async with streaming(redis_url) as (client, stream):
         await stream.send(pull(1, wait_seconds=10))
         await stream.send(pull(2, wait_seconds=0.0))
@@ -120,9 +135,11 @@ async def test_what_a_call_without_a_caller_would_get_goes_to_another(redis_url:
         call.cancel()
 
 
-async def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url: str) -> None:
+async def test_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
-        await stream.send(pull(1), worker_pb2.WorkerCall(number=1, cancelled=True), pull(2, wait_seconds=0.0))
+        await stream.send(
+            pull(1), worker_pb2.WorkerCall(number=1, cancelled=True), pull(2, wait_seconds=0.0)
+        )
         assert list(await stream.answers(1)) == [2]
         await stream.send(pull(1, wait_seconds=0.0))
         assert (await stream.answers(1))[1].WhichOneof("outcome") == "pull"
@@ -130,7 +147,7 @@ async def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_ur
         assert await stream.end() is grpc.StatusCode.OK
 
 
-async def test_a_call_that_is_wrong_is_refused_and_no_other(redis_url: str) -> None:
+async def test_call_that_is_wrong_is_refused_and_no_other(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
         wrong = pull(1)
         wrong.pull.budget_jobs = 0
@@ -138,7 +155,9 @@ async def test_a_call_that_is_wrong_is_refused_and_no_other(redis_url: str) -> N
         old.pull.worker_id = ""
         await stream.send(wrong, old, worker_pb2.WorkerCall(number=3), pull(4, wait_seconds=0.0))
         found = await stream.answers(4)
-        assert [found[number].refusal.code for number in (1, 2, 3)] == [grpc.StatusCode.INVALID_ARGUMENT.value[0]] * 3
+        assert [found[number].refusal.code for number in (1, 2, 3)] == [
+            grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        ] * 3
         assert "budget_jobs" in found[1].refusal.message
         assert found[4].WhichOneof("outcome") == "pull"
         await stream.send(pull(5, wait_seconds=10), pull(5))
@@ -147,13 +166,13 @@ async def test_a_call_that_is_wrong_is_refused_and_no_other(redis_url: str) -> N
         stream.cut()
 
 
-async def test_a_message_that_is_wrong_ends_the_stream(redis_url: str) -> None:
+async def test_message_that_is_wrong_ends_the_stream(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
         await stream.send(worker_pb2.WorkerCall(number=1, traceparent="x" * 257, pull=asking()))
         assert await stream.end() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_stream_ends_at_its_age(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_ends_at_its_age(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "EXCHANGE_SECONDS", 0.2)
     async with streaming(redis_url) as (_, stream):
         await stream.send(pull(1, wait_seconds=10))
@@ -161,10 +180,25 @@ async def test_a_stream_ends_at_its_age(redis_url: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("redis")
-async def test_a_worker_id_of_another_credential_ends_the_stream(server: RedisServer, tmp_path: Path) -> None:
+async def test_worker_id_of_another_credential_ends_the_stream(
+    server: RedisServer, tmp_path: Path
+) -> None:
     tokens = tmp_path / "tokens.yaml"
-    tokens.write_text("".join(["tokens:\n", *(f"- {{token: {name * 20}, subject: {name}, role: worker}}\n" for name in "ab")]))
-    settings = Settings("r", "127.0.0.1:0", security=Security(tokens=tokens), redis_url=server.url, grace_seconds=1.0)
+    tokens.write_text(
+        "".join(
+            [
+                "tokens:\n",
+                *(f"- {{token: {name * 20}, subject: {name}, role: worker}}\n" for name in "ab"),
+            ]
+        )
+    )
+    settings = Settings(
+        "r",
+        "127.0.0.1:0",
+        security=Security(tokens=tokens),
+        redis_url=server.url,
+        grace_seconds=1.0,
+    )
     async with app.running(settings) as address, grpc.aio.insecure_channel(address) as channel:
         mine, other = ((("authorization", f"Bearer {name * 20}"),) for name in "ab")
         beat = worker_pb2.HeartbeatRequest(worker_id="w1", epoch="e", pool="cpu")

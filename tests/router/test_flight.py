@@ -1,4 +1,6 @@
-"""What requests in flight may take of a router's memory, and that nothing else grows with what clients make up."""
+"""What requests in flight may take of a router's memory, and that nothing else grows with what
+clients make up.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,23 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import mesh_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import QueueFull
-from services.router.admission.control import MOST_UNKNOWN, MOST_UNKNOWN_OF_TENANT
-from services.router.flight import COPIES, LEAST_BYTES, PART_BYTES, Flight, Rpc
+from services.router.admission.control import MAX_UNKNOWN, MAX_UNKNOWN_OF_TENANT
+from services.router.flight import COPIES, MIN_BYTES, PART_BYTES, InFlightMemory, Rpc
 from services.router.lanes.codec import count_parts
-from services.router.operators.mesh import MOST_WATCHERS
-from tests.router.parts import MODEL, Client, FakeWorker, Refusal, card, encode_request, refused, router, until
+from services.router.operators.mesh import MAX_WATCHERS
+from tests.router.parts import (
+    MODEL,
+    Client,
+    FakeWorker,
+    Refusal,
+    card,
+    encode_request,
+    refused,
+    router,
+    until,
+)
 
-EMPTY = LEAST_BYTES
+EMPTY = MIN_BYTES
 
 
 class FakeRpc:
@@ -39,13 +51,13 @@ class FakeRpc:
             callback(cast(Rpc, self))
 
 
-def enter(flight: Flight, size: int, tenant: str = "t") -> tuple[FakeRpc, object]:
+def enter(flight: InFlightMemory, size: int, tenant: str = "t") -> tuple[FakeRpc, object]:
     rpc = FakeRpc()
     return rpc, flight.enter(size, tenant, cast(Rpc, rpc))
 
 
 def test_what_is_held_is_what_requests_take_and_ends_with_them() -> None:
-    flight, rpc = Flight(limit_bytes=10**9), FakeRpc()
+    flight, rpc = InFlightMemory(limit_bytes=10**9), FakeRpc()
     held = flight.enter(1000, "t", cast(Rpc, rpc))
     assert flight.held_bytes == COPIES * 1000 + EMPTY
     held.answered(500)
@@ -60,16 +72,18 @@ def test_what_is_held_is_what_requests_take_and_ends_with_them() -> None:
 
 
 def test_what_is_in_many_parts_takes_more() -> None:
-    flight = Flight(limit_bytes=10**9)
+    flight = InFlightMemory(limit_bytes=10**9)
     flight.enter(1000, "t", cast(Rpc, FakeRpc()), 100)
     assert flight.held_bytes == COPIES * 1000 + PART_BYTES * 100 + EMPTY
     entities = [pb.Entity(start=0, end=1)] * 3
-    request = pb.ExtractRequest(items=[pb.Item(text="a", entities=entities)] * 2, relations=pb.RelationsTask())
+    request = pb.ExtractRequest(
+        items=[pb.Item(text="a", entities=entities)] * 2, relations=pb.RelationsTask()
+    )
     assert count_parts(request) == 8
 
 
 def test_beyond_the_limit_nothing_enters_but_what_comes_alone() -> None:
-    flight = Flight(limit_bytes=100_000)
+    flight = InFlightMemory(limit_bytes=100_000)
     large, _ = enter(flight, 10**6)
     with pytest.raises(QueueFull) as refusal:
         enter(flight, 1, "u")
@@ -79,7 +93,7 @@ def test_beyond_the_limit_nothing_enters_but_what_comes_alone() -> None:
 
 
 def test_one_tenant_cannot_keep_all_others_out() -> None:
-    flight = Flight(limit_bytes=10 * EMPTY)
+    flight = InFlightMemory(limit_bytes=10 * EMPTY)
     for _ in range(5):
         enter(flight, 0, "greedy")
     with pytest.raises(QueueFull, match="of this tenant"):
@@ -92,7 +106,7 @@ def working(client: Client) -> AbstractAsyncContextManager[FakeWorker]:
     return FakeWorker(client.address, models=[card()]).working()
 
 
-async def test_a_router_with_full_hands_says_when_to_come_again_and_recovers(redis_url: str) -> None:
+async def test_router_with_full_hands_says_when_to_come_again_and_recovers(redis_url: str) -> None:
     text = "word " * 20_000
     async with router(redis_url, in_flight_bytes=1 << 21) as client, working(client) as worker:
         worker.hold()
@@ -122,11 +136,15 @@ ANSWER_BYTES = 24 << 20
 def large_answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
     """For the slow tenant."""
     size = ANSWER_BYTES if job.tenant == "slow" else 16
-    dense = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, size // 4], data=bytes(size))
+    dense = tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, size // 4], data=bytes(size)
+    )
     return worker_pb2.JobResult(encode=pb.EncodeResponse(dense=dense, model_revision="r1"))
 
 
-async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(redis_url: str) -> None:
+async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(
+    redis_url: str,
+) -> None:
     async with router(redis_url, in_flight_bytes=64 << 20) as client, working(client) as worker:
         worker.answer = large_answer
         worker.hold()
@@ -152,7 +170,9 @@ async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(re
             await until(is_refused, "the answers to fill the router", 120.0)
             slow.send_signal(signal.SIGCONT)
             lines = [await slow.stdout.readline() for _ in range(4)]
-            assert [int(line) for line in lines] == [ANSWER_BYTES] * 4, "nothing of what was promised is lost"
+            assert [int(line) for line in lines] == [ANSWER_BYTES] * 4, (
+                "nothing of what was promised is lost"
+            )
 
             async def is_served() -> bool:
                 return not await is_refused()
@@ -169,14 +189,20 @@ def ask_for(client: Client, model: str, tenant: str) -> asyncio.Task[Refusal]:
 
     async def ask() -> Refusal:
         request = encode_request("text", model=model)
-        return await refused(client.inference.Encode(request, timeout=30.0, metadata=(("x-shoal-tenant", tenant),)))
+        return await refused(
+            client.inference.Encode(request, timeout=30.0, metadata=(("x-shoal-tenant", tenant),))
+        )
 
     return asyncio.create_task(ask())
 
 
 async def refusals_of(calls: Sequence[asyncio.Task[Refusal]], waiting: int) -> list[Refusal]:
     """Once all calls but `waiting` were refused; those are then given up."""
-    await until(lambda: sum(call.done() for call in calls) == len(calls) - waiting, "the others to be refused", 20.0)
+    await until(
+        lambda: sum(call.done() for call in calls) == len(calls) - waiting,
+        "the others to be refused",
+        20.0,
+    )
     await asyncio.sleep(0)
     ended = [await call for call in calls if call.done()]
     for call in calls:
@@ -184,17 +210,24 @@ async def refusals_of(calls: Sequence[asyncio.Task[Refusal]], waiting: int) -> l
     return ended
 
 
-async def test_made_up_models_open_few_lanes_and_leave_none_behind(redis_url: str, redis: Redis) -> None:
+async def test_made_up_models_open_few_lanes_and_leave_none_behind(
+    redis_url: str, redis: Redis
+) -> None:
     async with router(redis_url) as client, working(client):
         await client.sees("w1")
         for again in "ab":
-            calls = [ask_for(client, f"made/up-{again}-{number}", f"t{number % 16}") for number in range(600)]
-            refusals = await refusals_of(calls, MOST_UNKNOWN)
-            assert {(refusal.reason, refusal.retry_seconds > 0) for refusal in refusals} == {("QUEUE_FULL", True)}
+            calls = [
+                ask_for(client, f"made/up-{again}-{number}", f"t{number % 16}")
+                for number in range(600)
+            ]
+            refusals = await refusals_of(calls, MAX_UNKNOWN)
+            assert {(refusal.reason, refusal.retry_seconds > 0) for refusal in refusals} == {
+                ("QUEUE_FULL", True)
+            }
         await client.encode("a model that is there is served meanwhile")
 
         async def is_tidy() -> bool:
-            return await redis.zcard("v1:{0}:lanes") <= MOST_UNKNOWN + 1
+            return await redis.zcard("v1:{0}:lanes") <= MAX_UNKNOWN + 1
 
         await until(is_tidy, "idle lanes to be forgotten", 20.0)
 
@@ -202,16 +235,21 @@ async def test_made_up_models_open_few_lanes_and_leave_none_behind(redis_url: st
 async def test_one_tenant_opens_only_so_many(redis_url: str) -> None:
     async with router(redis_url) as client:
         calls = [ask_for(client, f"made/up-{number}", "t") for number in range(100)]
-        refusals = await refusals_of(calls, MOST_UNKNOWN_OF_TENANT)
+        refusals = await refusals_of(calls, MAX_UNKNOWN_OF_TENANT)
         assert {refusal.reason for refusal in refusals} == {"QUEUE_FULL"}
 
 
 async def test_only_so_many_watch_a_router(redis_url: str) -> None:
     async with router(redis_url) as client:
-        streams = [client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60)) for _ in range(MOST_WATCHERS)]
+        streams = [
+            client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60))
+            for _ in range(MAX_WATCHERS)
+        ]
         for stream in streams:
             await stream.read()
-        refusal = await refused(client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60)).read())
+        refusal = await refused(
+            client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60)).read()
+        )
         assert (refusal.reason, refusal.retry_seconds) == ("QUEUE_FULL", 10.0)
         streams[0].cancel()
 

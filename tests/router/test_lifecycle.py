@@ -1,4 +1,6 @@
-"""Redis that goes and comes, routers that drain, health, reflection, and the services for operators."""
+"""Redis that goes and comes, routers that drain, health, reflection, and the services for
+operators.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,19 @@ from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 from libs.fleet import Fleet
 from libs.serving import LIVENESS
 from services.local.settings import free_port
-from tests.router.parts import MODEL, Client, FakeWorker, card, changed, health, refused, router, until, vector, worker_stub
+from tests.router.parts import (
+    MODEL,
+    Client,
+    FakeWorker,
+    card,
+    changed,
+    health,
+    refused,
+    router,
+    until,
+    vector,
+    worker_stub,
+)
 from tests.support.redis import RedisServer
 
 ROOT = Path(__file__).parents[2]
@@ -72,11 +86,15 @@ async def test_reflection_lists_the_services(redis_url: str) -> None:
             Told.FromString,
         )
         call = ask(iter([Asked(list_services="")]))
-        listed = [service.name async for response in call for service in response.list_services_response.service]
+        listed = [
+            service.name
+            async for response in call
+            for service in response.list_services_response.service
+        ]
         assert set(SERVICES) | {"grpc.health.v1.Health"} <= set(listed)
 
 
-async def test_a_drain_finishes_what_is_in_flight_and_refuses_the_rest(redis_url: str) -> None:
+async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(redis_url: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     environment = {
         **os.environ,
@@ -85,7 +103,12 @@ async def test_a_drain_finishes_what_is_in_flight_and_refuses_the_rest(redis_url
         "SHOAL_REDIS_URL": redis_url,
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.router", cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "services.router",
+        cwd=ROOT,
+        env=environment,
+        stderr=asyncio.subprocess.PIPE,
     )
     client = Client(address)
     try:
@@ -113,7 +136,7 @@ async def test_a_drain_finishes_what_is_in_flight_and_refuses_the_rest(redis_url
         await client.close()
 
 
-async def test_a_taken_address_is_named(redis_url: str) -> None:
+async def test_taken_address_is_named(redis_url: str) -> None:
     async with router(redis_url) as client:
         environment = {
             **os.environ,
@@ -122,7 +145,12 @@ async def test_a_taken_address_is_named(redis_url: str) -> None:
             "SHOAL_REDIS_URL": redis_url,
         }
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.router", cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "services.router",
+            cwd=ROOT,
+            env=environment,
+            stderr=asyncio.subprocess.PIPE,
         )
         _, log = await asyncio.wait_for(process.communicate(), 20)
         assert process.returncode == 2
@@ -130,10 +158,17 @@ async def test_a_taken_address_is_named(redis_url: str) -> None:
 
 
 async def test_models_are_loaded_pinned_and_evicted_on_order(redis_url: str) -> None:
-    async with router(redis_url) as client, FakeWorker(client.address, on_disk=[card()]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, on_disk=[card()]).working() as worker,
+    ):
         listed = (await client.models.ListModels(models_pb2.ListModelsRequest())).models
-        assert [(model.model, model.state) for model in listed] == [(MODEL, models_pb2.MODEL_STATE_COLD)]
-        loaded = (await client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60)).model
+        assert [(model.model, model.state) for model in listed] == [
+            (MODEL, models_pb2.MODEL_STATE_COLD)
+        ]
+        loaded = (
+            await client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60)
+        ).model
         assert loaded.state == models_pb2.MODEL_STATE_RESIDENT
         assert [place.worker_id for place in loaded.places] == ["w1"]
         assert loaded.card.dimensions == 4
@@ -144,7 +179,10 @@ async def test_models_are_loaded_pinned_and_evicted_on_order(redis_url: str) -> 
         evicted = await client.models.EvictModel(models_pb2.EvictModelRequest(model=MODEL))
         assert list(evicted.worker_ids) == ["w1"]
         orders = ["load_model", "pin_model", "unpin_model", "evict_model"]
-        await until(lambda: [directive.WhichOneof("order") for directive in worker.directives] == orders, "the orders")
+        await until(
+            lambda: [directive.WhichOneof("order") for directive in worker.directives] == orders,
+            "the orders",
+        )
 
         async def is_cold() -> bool:
             return (
@@ -164,20 +202,33 @@ async def test_operators_hear_what_is_wrong(redis_url: str) -> None:
         refusal = await refused(client.models.GetModel(models_pb2.GetModelRequest()))
         assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "model")
         async with FakeWorker(client.address, on_disk=[card()], failure=failure).working():
-            refusal = await refused(client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60))
-            assert (refusal.code, refusal.message) == (grpc.StatusCode.FAILED_PRECONDITION, "no safetensors")
+            refusal = await refused(
+                client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60)
+            )
+            assert (refusal.code, refusal.message) == (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "no safetensors",
+            )
 
 
-async def test_the_mesh_is_shown_and_explained(redis_url: str) -> None:
+async def test_mesh_is_shown_and_explained(redis_url: str) -> None:
     async with router(redis_url) as client:
-        explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
+        explained = await client.mesh.ExplainPlacement(
+            mesh_pb2.ExplainPlacementRequest(model=MODEL)
+        )
         assert "no worker" in explained.summary
         async with FakeWorker(client.address, models=[card()]).working() as worker:
             mesh = (await client.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
-            assert [(found.worker_id, list(found.resident)) for found in mesh.workers] == [("w1", [MODEL])]
+            assert [(found.worker_id, list(found.resident)) for found in mesh.workers] == [
+                ("w1", [MODEL])
+            ]
             assert mesh.router_id == "a"
-            explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
-            assert [(reason.worker_id, reason.eligible) for reason in explained.workers] == [("w1", True)]
+            explained = await client.mesh.ExplainPlacement(
+                mesh_pb2.ExplainPlacementRequest(model=MODEL)
+            )
+            assert [(reason.worker_id, reason.eligible) for reason in explained.workers] == [
+                ("w1", True)
+            ]
             watched = client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=0.2))
             seen: list[str] = []
             async for response in watched:
@@ -187,11 +238,15 @@ async def test_the_mesh_is_shown_and_explained(redis_url: str) -> None:
             assert seen == ["a", "a"]
             watched.cancel()
             await worker.beat(leaving=True)
-        refusal = await refused(client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=float("nan"))).read())
+        refusal = await refused(
+            client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=float("nan"))).read()
+        )
         assert refusal.field == "interval_seconds"
 
 
-async def test_the_mesh_tells_what_waits_longest_and_what_the_leader_wants(redis: Redis, redis_url: str) -> None:
+async def test_mesh_tells_what_waits_longest_and_what_the_leader_wants(
+    redis: Redis, redis_url: str
+) -> None:
     scheduler = Fleet(redis)
     fence = await scheduler.lead("s1", last_ms=60_000)
     assert fence is not None
@@ -213,34 +268,47 @@ async def waits_no_more(client: Client) -> bool:
     return (await client.lane()).oldest_seconds == 0
 
 
-async def test_a_download_is_shown(redis_url: str) -> None:
+async def test_download_is_shown(redis_url: str) -> None:
     async with router(redis_url) as client:
         coming = worker_pb2.WorkerModel(
-            model=MODEL, state=models_pb2.MODEL_STATE_DOWNLOADING, downloaded_bytes=3000, download_bytes=4000
+            model=MODEL,
+            state=models_pb2.MODEL_STATE_DOWNLOADING,
+            downloaded_bytes=3000,
+            download_bytes=4000,
         )
         await worker_stub(client.channel).Heartbeat(
             worker_pb2.HeartbeatRequest(worker_id="w1", epoch="1", pool="cpu", models=[coming])
         )
         listed = (await client.models.GetModel(models_pb2.GetModelRequest(model=MODEL))).model
         assert listed.state == models_pb2.MODEL_STATE_DOWNLOADING
-        assert [(place.downloaded_bytes, place.download_bytes) for place in listed.places] == [(3000, 4000)]
-        explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
+        assert [(place.downloaded_bytes, place.download_bytes) for place in listed.places] == [
+            (3000, 4000)
+        ]
+        explained = await client.mesh.ExplainPlacement(
+            mesh_pb2.ExplainPlacementRequest(model=MODEL)
+        )
         assert "3,000 of 4,000 bytes" in explained.workers[0].reason
 
 
-async def test_a_worker_that_can_never_have_a_model_is_explained(redis_url: str) -> None:
+async def test_worker_that_can_never_have_a_model_is_explained(redis_url: str) -> None:
     async with router(redis_url) as client:
         cold = worker_pb2.WorkerModel(model=MODEL, state=models_pb2.MODEL_STATE_COLD)
         for name, models in (("has", [cold]), ("lacks", [])):
             await worker_stub(client.channel).Heartbeat(
-                worker_pb2.HeartbeatRequest(worker_id=name, epoch="1", pool="cpu", models=models, local_models_only=True)
+                worker_pb2.HeartbeatRequest(
+                    worker_id=name, epoch="1", pool="cpu", models=models, local_models_only=True
+                )
             )
-        explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
-        reasons = {one.worker_id: (one.eligible, "SHOAL_STORES" in one.reason) for one in explained.workers}
+        explained = await client.mesh.ExplainPlacement(
+            mesh_pb2.ExplainPlacementRequest(model=MODEL)
+        )
+        reasons = {
+            one.worker_id: (one.eligible, "SHOAL_STORES" in one.reason) for one in explained.workers
+        }
         assert reasons == {"has": (True, False), "lacks": (False, True)}
 
 
-async def test_a_worker_that_asks_wrongly_is_told(redis_url: str) -> None:
+async def test_worker_that_asks_wrongly_is_told(redis_url: str) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
         good = worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1)
@@ -253,16 +321,20 @@ async def test_a_worker_that_asks_wrongly_is_told(redis_url: str) -> None:
             "wait_seconds": float("nan"),
         }
         for field, value in wrong.items():
-            request = changed(worker_pb2.PullRequest.FromString(good.SerializeToString()), **{field: value})
+            request = changed(
+                worker_pb2.PullRequest.FromString(good.SerializeToString()), **{field: value}
+            )
             refusal = await refused(stub.Pull(request))
             assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
 
 
-async def test_a_long_pull_that_is_given_up_loses_no_job(redis_url: str) -> None:
+async def test_long_pull_that_is_given_up_loses_no_job(redis_url: str) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
         lane = worker_pb2.Lane(pool="cpu", model=MODEL)
-        pull = worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=9, budget_jobs=9, lanes=[lane], wait_seconds=10)
+        pull = worker_pb2.PullRequest(
+            worker_id="w", pool="cpu", budget_tokens=9, budget_jobs=9, lanes=[lane], wait_seconds=10
+        )
         given_up = [stub.Pull(pull) for _ in range(5)]
         call = asyncio.create_task(client.encode("a"))
         for pulled in given_up:

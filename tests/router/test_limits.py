@@ -1,4 +1,6 @@
-"""What requests may bring is what the protos and docs/security.md say, and what it costs a router is bounded."""
+"""What requests may bring is what the protos and docs/security.md say, and what it costs a router
+is bounded.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ from shoal.v1 import inference_pb2_grpc, mesh_pb2, models_pb2
 from libs.errors import InvalidInput
 from services.router.admission import control as admission
 from services.router.admission.validation import limits
-from services.router.admission.validation.requests import Sizes, check_encode, check_extract, check_score
+from services.router.admission.validation.requests import (
+    Sizes,
+    check_encode,
+    check_extract,
+    check_score,
+)
 from services.router.lanes import codec
-from services.router.lanes.codec import Stamp
+from services.router.lanes.codec import JobHeader
 from tests.router.parts import MODEL, FakeWorker, card, changed, encode_request, refused, router
 from tests.support.cluster import Cluster
 from tests.support.peak import Peak
@@ -30,13 +37,17 @@ CLASSIFIES = card(tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_CLASSIFY])
 LISTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-def test_the_table_of_the_security_page_is_what_validation_refuses_by() -> None:
+def test_table_of_the_security_page_is_what_validation_refuses_by() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
-    assert limits.table() in page, "print it by python -m services.router.admission.validation.limits"
+    assert limits.table() in page, (
+        "print it by python -m services.router.admission.validation.limits"
+    )
 
 
 def comments() -> dict[str, str]:
-    """What stands above each field and each message of the protos, by `Message.field` and `Message`."""
+    """What stands above each field and each message of the protos, by `Message.field` and
+    `Message`.
+    """
     found: dict[str, str] = {}
     for name in ("inference", "multiplex", "models", "mesh", "worker"):
         message, above = "", list[str]()
@@ -53,11 +64,13 @@ def comments() -> dict[str, str]:
     return found
 
 
-def test_the_protos_say_the_same() -> None:
+def test_protos_say_the_same() -> None:
     said = comments()
     for limit in limits.ALL:
         for field in limit.fields:
-            assert re.search(rf"(?<![\d,]){re.escape(limit.number)}(?!,?\d)", said[field]), f"{field}: {limit.number}"
+            assert re.search(rf"(?<![\d,]){re.escape(limit.number)}(?!,?\d)", said[field]), (
+                f"{field}: {limit.number}"
+            )
 
 
 def lists_of(message: Descriptor, seen: set[str]) -> Iterator[str]:
@@ -81,7 +94,9 @@ def test_every_field_of_a_clients_request_that_may_be_long_has_a_limit() -> None
 
 
 def test_what_is_refused_says_how_many_items_may_come() -> None:
-    request = pb.ScoreRequest(model="a/b", query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d" * 1000)] * 4000)
+    request = pb.ScoreRequest(
+        model="a/b", query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d" * 1000)] * 4000
+    )
     with pytest.raises(InvalidInput, match="send at most ") as refusal:
         check_score(request, None)
     found = re.search(r"at most ([\d,]+) items", refusal.value.message)
@@ -104,19 +119,23 @@ def test_labels_that_an_answer_would_repeat_into_hundreds_of_megabytes_are_refus
 @pytest.mark.parametrize(("named", "own"), [(256, 0), (0, 1_000)])
 def test_very_many_short_labels_are_as_many_scores(named: int, own: int) -> None:
     """Named in the request, or the model's own."""
-    card = models_pb2.ModelCard(tasks=[models_pb2.TASK_CLASSIFY], labels=[f"{number:04}" for number in range(own)])
+    card = models_pb2.ModelCard(
+        tasks=[models_pb2.TASK_CLASSIFY], labels=[f"{number:04}" for number in range(own)]
+    )
     task = pb.ClassifyTask(labels=[f"{number:04}" for number in range(named)])
     allowed = limits.ANSWERED.most // ((named or own) * 20)
 
     def check(items: int) -> None:
-        check_extract(pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")] * items, classify=task), card)
+        check_extract(
+            pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")] * items, classify=task), card
+        )
 
     with pytest.raises(InvalidInput, match=f"send at most {allowed:,} items at a time"):
         check(allowed + 1)
     check(allowed)
 
 
-def test_a_hypothesis_has_few_places_for_the_label_and_each_counts() -> None:
+def test_hypothesis_has_few_places_for_the_label_and_each_counts() -> None:
     def asked(places: int) -> pb.ExtractRequest:
         task = pb.ClassifyTask(labels=["x" * 1000], hypothesis="{} " * places)
         return pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")], classify=task)
@@ -132,8 +151,12 @@ def test_labels_count_as_often_as_they_are_read() -> None:
     names = 6 + 1 + 2 * 8
     embeds = models_pb2.ModelCard(tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_CLASSIFY])
     zero_shot = models_pb2.ModelCard(tasks=[models_pb2.TASK_CLASSIFY])
-    infers = models_pb2.ModelCard(tasks=[models_pb2.TASK_CLASSIFY], labels=["contradiction", "entailment"], open_labels=True)
-    read_once, before_each, in_pairs = (check_extract(request, one) for one in (embeds, zero_shot, infers))
+    infers = models_pb2.ModelCard(
+        tasks=[models_pb2.TASK_CLASSIFY], labels=["contradiction", "entailment"], open_labels=True
+    )
+    read_once, before_each, in_pairs = (
+        check_extract(request, one) for one in (embeds, zero_shot, infers)
+    )
     assert (read_once.once, read_once.each, read_once.times) == (names, 0, 1)
     assert (before_each.once, before_each.each, before_each.times) == (0, names, 1)
     assert (in_pairs.once, in_pairs.each, in_pairs.times) == (0, (names + 1) // 2, 2)
@@ -142,7 +165,10 @@ def test_labels_count_as_often_as_they_are_read() -> None:
 
 
 def test_what_stands_before_each_text_counts_for_each() -> None:
-    turns = [pb.Turn(role=pb.Turn.ROLE_USER, text="東京"), pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="a" * 994)]
+    turns = [
+        pb.Turn(role=pb.Turn.ROLE_USER, text="東京"),
+        pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="a" * 994),
+    ]
     task = pb.TextTask(instruction="b" * 1000, turns=turns, json_schema="{}")
     request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")] * 3, text=task)
     sizes = check_extract(request, card(tasks=[models_pb2.TASK_TEXT]))
@@ -155,30 +181,48 @@ def test_what_stands_before_each_text_counts_for_each() -> None:
         check_extract(request, None)
 
 
-def test_the_price_of_an_item_grows_with_what_is_cut_off_and_with_its_sequences() -> None:
+def test_price_of_an_item_grows_with_what_is_cut_off_and_with_its_sequences() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
-    (short, long, longest), _ = admission.price(Sizes([2000, 10_000, 4 << 20]), known, pb.TRUNCATION_END)
+    (short, long, longest), _ = admission.price(
+        Sizes([2000, 10_000, 4 << 20]), known, pb.TRUNCATION_END
+    )
     assert (short, long) == (502, 519)
     assert 4000 < longest < 5000
     assert admission.price(Sizes([2000], times=3), known, pb.TRUNCATION_END)[0] == [3 * 502]
 
 
-@pytest.mark.parametrize(("measured", "counted"), [(0.0, 0.3), (0.0046, 1 / 16), (0.5, 0.5), (40.0, 1.0)])
-def test_no_measurement_moves_prices_beyond_what_texts_have(measured: float, counted: float) -> None:
+@pytest.mark.parametrize(
+    ("measured", "counted"), [(0.0, 0.3), (0.0046, 1 / 16), (0.5, 0.5), (40.0, 1.0)]
+)
+def test_no_measurement_moves_prices_beyond_what_texts_have(
+    measured: float, counted: float
+) -> None:
     known = models_pb2.ModelCard(tokens_per_byte=measured)
-    assert admission.price(Sizes([1600]), known, pb.TRUNCATION_END)[0] == [int(counted * 1600) + admission.SPECIAL_TOKENS]
+    assert admission.price(Sizes([1600]), known, pb.TRUNCATION_END)[0] == [
+        int(counted * 1600) + admission.SPECIAL_TOKENS
+    ]
 
 
-@given(st.lists(st.tuples(st.integers(1, 9000), st.integers(1, 1 << 22)), min_size=1, max_size=600), st.integers(1, 250))
-def test_jobs_are_small_in_bytes_too_as_far_as_their_number_allows(items: list[tuple[int, int]], most: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 9000), st.integers(1, 1 << 22)), min_size=1, max_size=600),
+    st.integers(1, 250),
+)
+def test_jobs_are_small_in_bytes_too_as_far_as_their_number_allows(
+    items: list[tuple[int, int]], most: int
+) -> None:
     costs, read = [cost for cost, _ in items], [size for _, size in items]
     parts = admission.parts(costs, read, 4096, most=most)
-    assert [index for part in parts for index in range(part.first, part.first + part.count)] == list(range(len(items)))
+    assert [
+        index for part in parts for index in range(part.first, part.first + part.count)
+    ] == list(range(len(items)))
     assert len(parts) <= most
     wanted = 2 * sum(max(cost / 4096, size / admission.JOB_BYTES) + 1 for cost, size in items)
     for part in parts:
         if wanted < most:
-            assert part.count == 1 or sum(read[part.first : part.first + part.count]) <= admission.JOB_BYTES
+            assert (
+                part.count == 1
+                or sum(read[part.first : part.first + part.count]) <= admission.JOB_BYTES
+            )
 
 
 def payloads(request: pb.EncodeRequest) -> list[bytes]:
@@ -188,29 +232,43 @@ def payloads(request: pb.EncodeRequest) -> list[bytes]:
     shared = codec.without_items(request).ByteSize()
     most = admission.most_jobs(request.ByteSize(), shared)
     parts = admission.parts(costs, sizes.read, 1024, repeated, most)
-    stamp = Stamp("r" * 36, 2**41, 2**41, "tenant", 1.0, "t" * 55)
-    return codec.job_payloads(request, parts, [f"{'0' * 32}-{part.first}-{part.count}" for part in parts], stamp)
+    stamp = JobHeader("r" * 36, 2**41, 2**41, "tenant", 1.0, "t" * 55)
+    return codec.job_payloads(
+        request, parts, [f"{'0' * 32}-{part.first}-{part.count}" for part in parts], stamp
+    )
 
 
 @given(st.integers(0, 16_384), st.lists(st.integers(1, 3000), min_size=1, max_size=300))
-def test_jobs_take_at_most_twice_what_their_request_does(instruction: int, lengths: list[int]) -> None:
-    request = changed(encode_request(*("x" * length for length in lengths)), instruction="i" * instruction)
+def test_jobs_take_at_most_twice_what_their_request_does(
+    instruction: int, lengths: list[int]
+) -> None:
+    request = changed(
+        encode_request(*("x" * length for length in lengths)), instruction="i" * instruction
+    )
     jobs = payloads(request)
     assert sum(map(len, jobs)) <= 2 * request.ByteSize() + admission.COPIED_BYTES
     assert len(jobs) > 1 or sum(lengths) < 20_000
 
 
-async def test_a_long_instruction_is_not_copied_into_hundreds_of_jobs(redis_url: str, redis: Redis) -> None:
+async def test_long_instruction_is_not_copied_into_hundreds_of_jobs(
+    redis_url: str, redis: Redis
+) -> None:
     request = changed(encode_request(*["text"] * 2000), instruction="i" * 16_384)
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         await client.sees("w1")
         await client.inference.Encode(request)
-        assert sum(job.ByteSize() for job in worker.jobs) <= 2 * request.ByteSize() + admission.COPIED_BYTES
+        assert (
+            sum(job.ByteSize() for job in worker.jobs)
+            <= 2 * request.ByteSize() + admission.COPIED_BYTES
+        )
         assert sum(len(job.encode.items) for job in worker.jobs) == 2000
         assert len(worker.jobs) > 1, "others may come in between"
 
 
-async def test_a_name_that_is_asked_about_is_not_repeated_whatever_its_length(redis_url: str) -> None:
+async def test_name_that_is_asked_about_is_not_repeated_whatever_its_length(redis_url: str) -> None:
     long = "a/" + "b" * 300
     async with router(redis_url) as client:
         calls = (
@@ -223,46 +281,72 @@ async def test_a_name_that_is_asked_about_is_not_repeated_whatever_its_length(re
 
 
 def hypothesis_of(size: int, labels: int) -> pb.ExtractRequest:
-    task = pb.ClassifyTask(labels=[f"label {number}" for number in range(labels)], hypothesis="{}" + "h" * size)
+    task = pb.ClassifyTask(
+        labels=[f"label {number}" for number in range(labels)], hypothesis="{}" + "h" * size
+    )
     return pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a text")], classify=task)
 
 
 def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path: Path) -> None:
-    """Peaks of the process: with requests beyond limits (a hypothesis of 4 MB for 256 labels took 4.2 GB), then with about the
-    most that is let in."""
+    """Peaks of the process: with requests beyond limits (a hypothesis of 4 MB for 256 labels took
+    4.2 GB), then with about the most that is let in."""
     beyond: dict[str, codec.Request] = {
         "Extract": hypothesis_of(4_000_000, 256),
         "Encode": changed(encode_request(*["x" * 100] * 2000), instruction="i" * 2_000_000),
-        "Score": pb.ScoreRequest(model=MODEL, query=pb.Item(text="q" * 4_000_000), documents=[pb.Item(text="d")] * 10_000),
+        "Score": pb.ScoreRequest(
+            model=MODEL, query=pb.Item(text="q" * 4_000_000), documents=[pb.Item(text="d")] * 10_000
+        ),
     }
     within: dict[str, codec.Request] = {
         "Extract": hypothesis_of(1022, 256),
         "Encode": changed(encode_request(*["x" * 100] * 3500), instruction="i" * 16_384),
-        "Score": pb.ScoreRequest(model=MODEL, query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d")] * 400),
+        "Score": pb.ScoreRequest(
+            model=MODEL, query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d")] * 400
+        ),
     }
-    with Cluster(tmp_path, models="", workers=0) as cluster, grpc.insecure_channel(cluster.address) as channel:
+    with (
+        Cluster(tmp_path, models="", workers=0) as cluster,
+        grpc.insecure_channel(cluster.address) as channel,
+    ):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        router_process, redis_process = (Peak(cluster.processes[name].pid) for name in ("router-0", "redis"))
-        for requests, code in ((beyond, grpc.StatusCode.INVALID_ARGUMENT), (within, grpc.StatusCode.DEADLINE_EXCEEDED)):
+        router_process, redis_process = (
+            Peak(cluster.processes[name].pid) for name in ("router-0", "redis")
+        )
+        for requests, code in (
+            (beyond, grpc.StatusCode.INVALID_ARGUMENT),
+            (within, grpc.StatusCode.DEADLINE_EXCEEDED),
+        ):
             for verb, request in requests.items():
-                request.model = f"tests/{verb}"  # a lane of its own: what is given up leaves one a little later
+                request.model = (
+                    f"tests/{verb}"  # a lane of its own: what is given up leaves one a little later
+                )
                 with pytest.raises(grpc.RpcError) as error:
                     getattr(stub, verb)(request, timeout=2.0)
                 assert error.value.code() == code, f"{verb}: {error.value.details()}"
-        print(f"router {router_process.grown / 1e6:.1f} MB, Redis {redis_process.grown / 1e6:.1f} MB")
+        print(
+            f"router {router_process.grown / 1e6:.1f} MB, Redis {redis_process.grown / 1e6:.1f} MB"
+        )
         assert router_process.grown < 64e6
         assert redis_process.grown < 16e6
 
 
 def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path) -> None:
-    """Of the smallest items and of the longest query: the router's peak when it has let in what it may."""
+    """Of the smallest items and of the longest query: the router's peak when it has let in what it
+    may.
+    """
     limit = 96 << 20
     few: list[codec.Request] = [encode_request(*["a"] * 10_000) for _ in range(120)]
     large: list[codec.Request] = [
-        pb.ScoreRequest(query=pb.Item(text="東" * 131_072), documents=[pb.Item(text="d" * 4000)] * 100) for _ in range(40)
+        pb.ScoreRequest(
+            query=pb.Item(text="東" * 131_072), documents=[pb.Item(text="d" * 4000)] * 100
+        )
+        for _ in range(40)
     ]
     room = {"SHOAL_IN_FLIGHT_BYTES": str(limit), "SHOAL_MAX_QUEUED_TOKENS": "4000000000"}
-    with Cluster(tmp_path, models="", workers=0, environment=room) as cluster, grpc.insecure_channel(cluster.address) as channel:
+    with (
+        Cluster(tmp_path, models="", workers=0, environment=room) as cluster,
+        grpc.insecure_channel(cluster.address) as channel,
+    ):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         for verb, requests in (("Encode", few), ("Score", large)):
             peak, calls = Peak(cluster.processes["router-0"].pid), []
@@ -271,7 +355,10 @@ def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path
                 metadata = (("x-shoal-tenant", f"t{number}"),)
                 calls.append(getattr(stub, verb).future(request, timeout=5.0, metadata=metadata))
             codes = {call.code() for call in calls}
-            assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED}, verb
+            assert codes == {
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            }, verb
             print(f"{verb}: {peak.grown / 1e6:.1f} MB")
             assert peak.grown < 1.5 * limit, verb
 

@@ -1,4 +1,6 @@
-"""Many calls of one client on one stream: each is what a call of its own would be, and a router of before is called as it knows."""
+"""Many calls of one client on one stream: each is what a call of its own would be, and a router of
+before is called as it knows.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ class Stream:
 
     async def vectors(self, count: int) -> dict[int, bytes]:
         return {
-            number: pb.EncodeResponse.FromString(one.response).dense.data for number, one in (await self.answers(count)).items()
+            number: pb.EncodeResponse.FromString(one.response).dense.data
+            for number, one in (await self.answers(count)).items()
         }
 
     async def end(self) -> grpc.StatusCode:
@@ -85,7 +88,12 @@ class Stream:
 def call(number: int, request: Message | str, **more: Any) -> multiplex_pb2.MultiplexedCall:
     message = encode_request(request) if isinstance(request, str) else request
     kind = message.DESCRIPTOR.name.removesuffix("Request").lower()
-    fields = {"number": number, "request_id": f"id-{number}", "timeout_seconds": SECONDS, kind: message.SerializeToString()}
+    fields = {
+        "number": number,
+        "request_id": f"id-{number}",
+        "timeout_seconds": SECONDS,
+        kind: message.SerializeToString(),
+    }
     return multiplex_pb2.MultiplexedCall(**fields | more)  # type: ignore[arg-type]
 
 
@@ -102,21 +110,34 @@ def reason(answer: multiplex_pb2.MultiplexedAnswer) -> str:
 
 @asynccontextmanager
 async def serving(redis_url: str, **options: Any) -> AsyncIterator[tuple[Client, FakeWorker]]:
-    async with router(redis_url, **options) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url, **options) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         yield client, worker
 
 
-async def test_calls_of_all_kinds_are_answered_as_calls_of_their_own(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_calls_of_all_kinds_are_answered_as_calls_of_their_own(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(redis_url) as (client, worker):
         stream = Stream(client, ("x-shoal-tenant", "green"))
-        score = pb.ScoreRequest(model=MODEL, query=pb.Item(text="q"), documents=[pb.Item(text="ab"), pb.Item(text="c")])
+        score = pb.ScoreRequest(
+            model=MODEL, query=pb.Item(text="q"), documents=[pb.Item(text="ab"), pb.Item(text="c")]
+        )
         with caplog.at_level(logging.INFO):
             await stream.send(call(1, "one", traceparent=PARENT), call(7, "seven"), call(8, score))
             found = await stream.answers(3)
 
             def calls() -> set[tuple[str, str]]:
-                told = [record.__dict__["shoal_fields"] for record in caplog.records if record.message == "call"]
-                return {(one["method"], one["outcome"]) for one in told if "Inference" in one["method"]}
+                told = [
+                    record.__dict__["shoal_fields"]
+                    for record in caplog.records
+                    if record.message == "call"
+                ]
+                return {
+                    (one["method"], one["outcome"]) for one in told if "Inference" in one["method"]
+                }
 
             lines = {(f"/shoal.v1.InferenceService/{name}", "OK") for name in ("Encode", "Score")}
             await until(lambda: calls() == lines, "the calls' lines", timeout=SECONDS)
@@ -127,18 +148,27 @@ async def test_calls_of_all_kinds_are_answered_as_calls_of_their_own(redis_url: 
         assert scored.scores.data == score_answer(score).scores.data
         assert {job.tenant for job in worker.jobs} == {"green"}
         assert {job.request_id for job in worker.jobs} == {"id-1", "id-7", "id-8"}
-        assert next(job for job in worker.jobs if job.request_id == "id-1").traceparent.split("-")[1] == ID
+        assert (
+            next(job for job in worker.jobs if job.request_id == "id-1").traceparent.split("-")[1]
+            == ID
+        )
         await stream.close()
         assert await stream.end() is grpc.StatusCode.OK
 
 
-async def test_a_failure_is_that_of_a_call_of_its_own(redis_url: str) -> None:
+async def test_failure_is_that_of_a_call_of_its_own(redis_url: str) -> None:
     async with serving(redis_url) as (client, _):
         wrong = encode_request("a", "")
         wrong.items[1].Clear()
-        alone = await status_of(client.inference.Encode(wrong, metadata=(("x-request-id", "id-1"),)))
+        alone = await status_of(
+            client.inference.Encode(wrong, metadata=(("x-request-id", "id-1"),))
+        )
         stream = Stream(client)
-        await stream.send(call(1, wrong), call(2, "fine"), call(3, "late", timeout_seconds=SECONDS, request_id="no spaces"))
+        await stream.send(
+            call(1, wrong),
+            call(2, "fine"),
+            call(3, "late", timeout_seconds=SECONDS, request_id="no spaces"),
+        )
         found = await stream.answers(3)
         failure = found[1].failure
         assert (failure.code, failure.message, failure.details) == alone
@@ -157,7 +187,7 @@ async def status_of(answer: Any) -> tuple[int, str, bytes]:
     raise AssertionError("the call was answered")
 
 
-async def test_the_same_request_on_a_stream_and_alone_is_one_job(redis_url: str) -> None:
+async def test_same_request_on_a_stream_and_alone_is_one_job(redis_url: str) -> None:
     async with serving(redis_url) as (client, worker):
         worker.hold()
         alone = asyncio.create_task(client.encode("text", timeout=SECONDS, request_id="same"))
@@ -172,7 +202,9 @@ async def test_the_same_request_on_a_stream_and_alone_is_one_job(redis_url: str)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "cut"])
-async def test_a_call_that_nobody_waits_for_is_cancelled_at_the_worker(redis_url: str, how: str) -> None:
+async def test_call_that_nobody_waits_for_is_cancelled_at_the_worker(
+    redis_url: str, how: str
+) -> None:
     async with serving(redis_url) as (client, worker):
         worker.hold()
         stream = Stream(client)
@@ -182,12 +214,14 @@ async def test_a_call_that_nobody_waits_for_is_cancelled_at_the_worker(redis_url
             await stream.send(cancelling(1))
         else:
             stream.cut()
-        await until(lambda: worker.cancelled == {worker.jobs[0].job_id}, "the cancellation", timeout=SECONDS)
+        await until(
+            lambda: worker.cancelled == {worker.jobs[0].job_id}, "the cancellation", timeout=SECONDS
+        )
         worker.resume()
         stream.cut()
 
 
-async def test_a_call_has_its_own_deadline(redis_url: str) -> None:
+async def test_call_has_its_own_deadline(redis_url: str) -> None:
     async with serving(redis_url) as (client, worker):
         worker.hold()
         stream = Stream(client)
@@ -198,7 +232,7 @@ async def test_a_call_has_its_own_deadline(redis_url: str) -> None:
         stream.cut()
 
 
-async def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url: str) -> None:
+async def test_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url: str) -> None:
     async with serving(redis_url) as (client, _):
         stream = Stream(client)
         await stream.send(call(1, "never"), cancelling(1), cancelling(9), call(2, "text"))
@@ -209,17 +243,21 @@ async def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_ur
         assert await stream.end() is grpc.StatusCode.OK
 
 
-async def test_more_calls_than_may_be_in_progress_wait_for_room(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_calls_than_may_be_in_progress_wait_for_room(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(multiplex, "_MOST_CALLS", 2)
     async with serving(redis_url) as (client, _):
         stream = Stream(client)
         await stream.send(*(call(number, f"text {number}") for number in range(20)))
-        assert await stream.vectors(20) == {number: vector(f"text {number}") for number in range(20)}
+        assert await stream.vectors(20) == {
+            number: vector(f"text {number}") for number in range(20)
+        }
         stream.cut()
 
 
 @pytest.mark.parametrize("wrong", ["number", "kind", "traceparent"])
-async def test_a_message_that_is_wrong_ends_the_stream(redis_url: str, wrong: str) -> None:
+async def test_message_that_is_wrong_ends_the_stream(redis_url: str, wrong: str) -> None:
     async with router(redis_url) as client:
         stream = Stream(client)
         calls = {
@@ -231,7 +269,9 @@ async def test_a_message_that_is_wrong_ends_the_stream(redis_url: str, wrong: st
         assert await stream.end() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_stream_ends_at_its_age_when_its_calls_are_answered(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_ends_at_its_age_when_its_calls_are_answered(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(multiplex, "STREAM_SECONDS", 1.0)
     async with serving(redis_url) as (client, worker):
         worker.hold()
@@ -243,8 +283,11 @@ async def test_a_stream_ends_at_its_age_when_its_calls_are_answered(redis_url: s
         assert await stream.end() is grpc.StatusCode.OK
 
 
-async def test_a_drain_answers_what_is_in_flight_and_refuses_the_rest(redis_url: str) -> None:
-    async with router(redis_url, "other") as other, FakeWorker(other.address, models=[card()]).working() as worker:
+async def test_drain_answers_what_is_in_flight_and_refuses_the_rest(redis_url: str) -> None:
+    async with (
+        router(redis_url, "other") as other,
+        FakeWorker(other.address, models=[card()]).working() as worker,
+    ):
         async with router(redis_url, "draining", grace_seconds=SECONDS) as client:
             await client.sees("w1")
             worker.hold()
@@ -266,11 +309,20 @@ async def test_a_drain_answers_what_is_in_flight_and_refuses_the_rest(redis_url:
         await task
 
 
-async def test_a_token_that_is_revoked_ends_the_stream(server: RedisServer, tmp_path: Path) -> None:
+async def test_token_that_is_revoked_ends_the_stream(server: RedisServer, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
-    rows = [f"- {{token: {name * 20}, subject: {name}, role: {role}}}\n" for name, role in (("a", "client"), ("b", "worker"))]
+    rows = [
+        f"- {{token: {name * 20}, subject: {name}, role: {role}}}\n"
+        for name, role in (("a", "client"), ("b", "worker"))
+    ]
     tokens.write_text("tokens:\n" + "".join(rows))
-    settings = Settings("r", "127.0.0.1:0", security=Security(tokens=tokens), redis_url=server.url, grace_seconds=1.0)
+    settings = Settings(
+        "r",
+        "127.0.0.1:0",
+        security=Security(tokens=tokens),
+        redis_url=server.url,
+        grace_seconds=1.0,
+    )
     async with app.running(settings) as address:
         client = Client(address)
         stream = Stream(client, ("authorization", f"Bearer {'b' * 20}"))
@@ -307,7 +359,9 @@ async def test_what_answers_hold_is_given_back(redis_url: str) -> None:
             await until(lambda: worker.jobs, "the job", timeout=SECONDS)
             stream.cut()
             worker.resume()
-        assert (await client.encode("z" * 50_000, timeout=SECONDS)).dense.data == vector("z" * 50_000)
+        assert (await client.encode("z" * 50_000, timeout=SECONDS)).dense.data == vector(
+            "z" * 50_000
+        )
 
 
 # What the Python client makes of it.
@@ -315,14 +369,23 @@ async def test_what_answers_hold_is_given_back(redis_url: str) -> None:
 
 def streams_of(client: AsyncClient) -> int:
     transport: Any = client._transport
-    return sum(len(group.streams) for streams in transport._streams.values() for group in streams._groups.values())
+    return sum(
+        len(group.streams)
+        for streams in transport._streams.values()
+        for group in streams._groups.values()
+    )
 
 
-async def test_calls_at_once_share_a_stream(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_calls_at_once_share_a_stream(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving(redis_url) as (client, worker):
         worker.hold()
         async with AsyncClient(client.address, tenant="blue", timeout=SECONDS) as asking:
-            calls = [asyncio.create_task(asking.encode(MODEL, [f"text {number}"])) for number in range(30)]
+            calls = [
+                asyncio.create_task(asking.encode(MODEL, [f"text {number}"]))
+                for number in range(30)
+            ]
             await until(lambda: streams_of(asking) == 1, "the stream", timeout=SECONDS)
             worker.resume()
             for number, result in enumerate(await asyncio.gather(*calls)):
@@ -330,33 +393,46 @@ async def test_calls_at_once_share_a_stream(redis_url: str, caplog: pytest.LogCa
             assert {job.tenant for job in worker.jobs} == {"blue"}
             assert len({job.request_id for job in worker.jobs}) == 30
             with pytest.raises(errors.InvalidInput) as caught:
-                await asyncio.gather(*(asking.encode(MODEL, [text], dimensions=5000) for text in ("a", "b")))
+                await asyncio.gather(
+                    *(asking.encode(MODEL, [text], dimensions=5000) for text in ("a", "b"))
+                )
             assert caught.value.field == "dimensions"
             assert caught.value.request_id
 
 
-async def test_a_call_that_is_cancelled_is_cancelled_at_the_router(redis_url: str) -> None:
+async def test_call_that_is_cancelled_is_cancelled_at_the_router(redis_url: str) -> None:
     async with serving(redis_url) as (client, worker):
         worker.hold()
         async with AsyncClient(client.address, timeout=SECONDS) as asking:
-            calls = [asyncio.create_task(asking.encode(MODEL, [text])) for text in ("one", "two", "three")]
+            calls = [
+                asyncio.create_task(asking.encode(MODEL, [text]))
+                for text in ("one", "two", "three")
+            ]
             await until(lambda: worker.jobs, "a job", timeout=SECONDS)
             for each in calls:
                 each.cancel()
-            assert all(isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*calls, return_exceptions=True))
+            assert all(
+                isinstance(one, asyncio.CancelledError)
+                for one in await asyncio.gather(*calls, return_exceptions=True)
+            )
             held = {job.job_id for job in worker.jobs}
             await until(lambda: worker.cancelled >= held, "the cancellation", timeout=SECONDS)
             worker.resume()
 
 
 async def test_calls_of_a_router_that_is_gone_are_answered_by_another(redis_url: str) -> None:
-    async with router(redis_url, "stays") as stays, FakeWorker(stays.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url, "stays") as stays,
+        FakeWorker(stays.address, models=[card()]).working() as worker,
+    ):
         async with router(redis_url, "goes", grace_seconds=0.1) as goes:
             await goes.sees("w1")
             worker.hold()
             asking = AsyncClient(f"{goes.address},{stays.address}", timeout=SECONDS)
             asking._caller._addresses = Addresses((goes.address, stays.address))
-            calls = [asyncio.create_task(asking.encode(MODEL, [f"text {number}"])) for number in range(8)]
+            calls = [
+                asyncio.create_task(asking.encode(MODEL, [f"text {number}"])) for number in range(8)
+            ]
             await until(lambda: worker.jobs, "a job", timeout=SECONDS)
         worker.resume()
         for number, result in enumerate(await asyncio.gather(*calls)):
@@ -364,24 +440,39 @@ async def test_calls_of_a_router_that_is_gone_are_answered_by_another(redis_url:
         await asking.close()
 
 
-async def test_a_router_of_before_is_called_without_a_stream(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_of_before_is_called_without_a_stream(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     intercept = Interceptor.intercept_service
 
     async def before(self: Interceptor, find: Any, details: grpc.HandlerCallDetails) -> Any:
-        return None if details.method == multiplex.MULTIPLEX else await intercept(self, find, details)
+        return (
+            None if details.method == multiplex.MULTIPLEX else await intercept(self, find, details)
+        )
 
     monkeypatch.setattr(Interceptor, "intercept_service", before)
     async with serving(redis_url) as (client, _):
         assert await Stream(client).end() is grpc.StatusCode.UNIMPLEMENTED
         async with AsyncClient(client.address, timeout=SECONDS) as asking:
-            results = await asyncio.gather(*(asking.encode(MODEL, [f"text {number}"]) for number in range(20)))
-            assert [result.dense.tobytes() for result in results] == [vector(f"text {number}") for number in range(20)]
+            results = await asyncio.gather(
+                *(asking.encode(MODEL, [f"text {number}"]) for number in range(20))
+            )
+            assert [result.dense.tobytes() for result in results] == [
+                vector(f"text {number}") for number in range(20)
+            ]
 
 
 async def test_streams_are_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.transport.multiplex.RENEW_SECONDS", 0.0)
-    async with serving(redis_url) as (client, _), AsyncClient(client.address, timeout=SECONDS) as asking:
+    async with (
+        serving(redis_url) as (client, _),
+        AsyncClient(client.address, timeout=SECONDS) as asking,
+    ):
         for _ in range(3):
-            results = await asyncio.gather(*(asking.encode(MODEL, [f"text {number}"]) for number in range(5)))
-            assert [result.dense.tobytes() for result in results] == [vector(f"text {number}") for number in range(5)]
+            results = await asyncio.gather(
+                *(asking.encode(MODEL, [f"text {number}"]) for number in range(5))
+            )
+            assert [result.dense.tobytes() for result in results] == [
+                vector(f"text {number}") for number in range(5)
+            ]
         await until(lambda: streams_of(asking) <= 5, "old streams to be let go of")

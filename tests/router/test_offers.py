@@ -1,4 +1,6 @@
-"""To whom a lane is offered that nobody who waits can serve: models and adapters, with and without a scheduler that leads."""
+"""To whom a lane is offered that nobody who waits can serve: models and adapters, with and without
+a scheduler that leads.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from tests.support.waiting import end_tasks
 
 ADAPTER, OTHER = "o/adapter", "o/other"
 LANE, TUNED = LaneKey("cpu", MODEL), LaneKey("cpu", MODEL, ADAPTER)
-RESIDENT, LOADING, COLD = models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_COLD
+RESIDENT, LOADING, COLD = (
+    models_pb2.MODEL_STATE_RESIDENT,
+    models_pb2.MODEL_STATE_LOADING,
+    models_pb2.MODEL_STATE_COLD,
+)
 NOW = 1_700_000_000_000
 LEADER = LeaderRecord("s1", 7, 7 << 32, NOW - 1000)
 
@@ -32,7 +38,11 @@ def gauges(lane: LaneKey, tokens: int = 10) -> LaneGauges:
 
 
 def worker(
-    worker_id: str, state: models_pb2.ModelState, *adapters: str, failed: Sequence[str] = (), speed: float = 0.0
+    worker_id: str,
+    state: models_pb2.ModelState,
+    *adapters: str,
+    failed: Sequence[str] = (),
+    speed: float = 0.0,
 ) -> WorkerRecord:
     record = WorkerModelRecord(
         model=MODEL, state=state, bytes=1, load_seconds=1.0, tokens_per_second=speed, idle_seconds=0.0, pinned=False,
@@ -49,19 +59,24 @@ def fleet(*workers: WorkerRecord, leader: LeaderRecord | None = None) -> FleetSn
 
 
 def offered(
-    snapshot: FleetSnapshot, lane: LaneKey = LANE, *, tokens: int = 10, has_model: bool = False, can_load: bool = True
+    snapshot: FleetSnapshot,
+    lane: LaneKey = LANE,
+    *,
+    tokens: int = 10,
+    has_model: bool = False,
+    can_load: bool = True,
 ) -> bool:
     return may_offer(gauges(lane, tokens), snapshot, "w", has_model=has_model, can_load=can_load)
 
 
-def test_a_leader_leads_while_it_plans() -> None:
+def test_leader_leads_while_it_plans() -> None:
     assert is_led(fleet(leader=LEADER))
     assert is_led(fleet(leader=replace(LEADER, plan_ms=NOW - LED_MS + 1)))
     assert not is_led(fleet(leader=replace(LEADER, plan_ms=NOW - LED_MS)))
     assert not is_led(fleet())
 
 
-def test_a_cold_model_is_offered_to_workers_with_room_that_stay() -> None:
+def test_cold_model_is_offered_to_workers_with_room_that_stay() -> None:
     cold = worker("w", COLD)
     assert offered(fleet(cold))
     assert not offered(fleet(cold), can_load=False)
@@ -71,7 +86,7 @@ def test_a_cold_model_is_offered_to_workers_with_room_that_stay() -> None:
     assert not offered(fleet(replace(cold, pool="l4")))
 
 
-def test_a_second_copy_is_left_to_the_scheduler_that_leads() -> None:
+def test_second_copy_is_left_to_the_scheduler_that_leads() -> None:
     busy = (worker("w", COLD), worker("v", RESIDENT, speed=1.0))
     assert offered(fleet(*busy), tokens=1000)
     assert not offered(fleet(*busy, leader=LEADER), tokens=1000)
@@ -81,25 +96,37 @@ def test_a_second_copy_is_left_to_the_scheduler_that_leads() -> None:
 
 
 @pytest.mark.parametrize("leader", [None, LEADER])
-def test_an_adapter_is_offered_to_who_has_the_model_even_without_room(leader: LeaderRecord | None) -> None:
+def test_adapter_is_offered_to_who_has_the_model_even_without_room(
+    leader: LeaderRecord | None,
+) -> None:
     holder = fleet(worker("w", RESIDENT), leader=leader)
     assert offered(holder, TUNED, has_model=True, can_load=False)
     assert not offered(holder, TUNED, tokens=0, has_model=True)
     # Its heartbeat may come after its pull.
-    assert offered(fleet(worker("w", LOADING), leader=leader), TUNED, has_model=True, can_load=False)
+    assert offered(
+        fleet(worker("w", LOADING), leader=leader), TUNED, has_model=True, can_load=False
+    )
     assert not offered(fleet(worker("w", RESIDENT, ADAPTER), leader=leader), TUNED, has_model=True)
-    assert not offered(fleet(worker("w", RESIDENT, failed=[ADAPTER]), leader=leader), TUNED, has_model=True)
-    assert offered(fleet(worker("w", RESIDENT, OTHER, failed=[OTHER]), leader=leader), TUNED, has_model=True)
-    assert not offered(fleet(replace(worker("w", RESIDENT), preempted_in_seconds=1.0), leader=leader), TUNED, has_model=True)
+    assert not offered(
+        fleet(worker("w", RESIDENT, failed=[ADAPTER]), leader=leader), TUNED, has_model=True
+    )
+    assert offered(
+        fleet(worker("w", RESIDENT, OTHER, failed=[OTHER]), leader=leader), TUNED, has_model=True
+    )
+    assert not offered(
+        fleet(replace(worker("w", RESIDENT), preempted_in_seconds=1.0), leader=leader),
+        TUNED,
+        has_model=True,
+    )
 
 
-def test_an_adapter_is_loaded_once_more_where_its_work_would_wait() -> None:
+def test_adapter_is_loaded_once_more_where_its_work_would_wait() -> None:
     two = fleet(worker("w", RESIDENT), worker("v", RESIDENT, ADAPTER, speed=100.0))
     assert not offered(two, TUNED, tokens=100, has_model=True)
     assert offered(two, TUNED, tokens=101, has_model=True)
 
 
-def test_an_adapter_does_not_bring_its_model_to_one_more_worker() -> None:
+def test_adapter_does_not_bring_its_model_to_one_more_worker() -> None:
     """Unless the model's copies are so busy that one more is worth its load."""
     assert not offered(fleet(worker("w", COLD), worker("v", RESIDENT, speed=100.0)), TUNED)
     assert offered(fleet(worker("w", COLD), worker("v", RESIDENT, speed=100.0)), TUNED, tokens=101)
@@ -116,7 +143,9 @@ async def leading(redis_url: str) -> AsyncIterator[Fleet]:
 
     async def plan() -> None:
         for number in count(1):
-            await scheduler.note_plan(fence, (fence << 32) + number, {MODEL: "it is left where it is"})
+            await scheduler.note_plan(
+                fence, (fence << 32) + number, {MODEL: "it is left where it is"}
+            )
             await asyncio.sleep(0.2)
 
     planning = asyncio.create_task(plan())
@@ -131,7 +160,7 @@ async def mesh_of(client: Client) -> mesh_pb2.Mesh:
     return (await client.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
 
 
-async def test_a_cold_model_is_left_to_the_leader_for_half_a_second(redis_url: str) -> None:
+async def test_cold_model_is_left_to_the_leader_for_half_a_second(redis_url: str) -> None:
     async with (
         leading(redis_url),
         router(redis_url) as client,
@@ -144,21 +173,31 @@ async def test_a_cold_model_is_left_to_the_leader_for_half_a_second(redis_url: s
         # A timer never fires early, so this holds on any machine.
         assert asyncio.get_running_loop().time() - begin >= Settings("r").claim_after_seconds
         assert fake.claims == [(MODEL, "")]
-        explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
-        assert (explained.plan, explained.scheduler.scheduler_id) == ("it is left where it is", "s1")
+        explained = await client.mesh.ExplainPlacement(
+            mesh_pb2.ExplainPlacementRequest(model=MODEL)
+        )
+        assert (explained.plan, explained.scheduler.scheduler_id) == (
+            "it is left where it is",
+            "s1",
+        )
 
 
-async def test_a_claim_ends_soon_after_the_worker_has_told_of_the_model(redis_url: str) -> None:
-    """Else a model that is evicted again could not be loaded elsewhere for as long as a claim lasts."""
+async def test_claim_ends_soon_after_the_worker_has_told_of_the_model(redis_url: str) -> None:
+    """Else a model that is evicted again could not be loaded elsewhere for as long as a claim
+    lasts.
+    """
     redis = connect(redis_url)
-    async with router(redis_url) as client, FakeWorker(client.address, "w1", on_disk=[card()], can_load=True).working():
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, "w1", on_disk=[card()], can_load=True).working(),
+    ):
         await client.encode("cold")
         left_ms = await redis.pttl(f"v1:{{fleet}}:claim:{LANE.name}")
         assert left_ms <= SEEN_MS < CLAIM_MS
     await redis.aclose()
 
 
-async def test_an_order_reaches_a_worker_whose_pull_waits(redis_url: str) -> None:
+async def test_order_reaches_a_worker_whose_pull_waits(redis_url: str) -> None:
     """Through any router: it is the one that the worker waits at who asks for the heartbeat."""
     async with (
         router(redis_url, "a") as one,
@@ -172,8 +211,11 @@ async def test_an_order_reaches_a_worker_whose_pull_waits(redis_url: str) -> Non
         assert [directive.load_model for directive in fake.directives] == [MODEL]
 
 
-async def test_a_ring_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> None:
-    async with router(redis_url) as client, FakeWorker(client.address, "w1", models=[card()]).working() as fake:
+async def test_ring_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> None:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, "w1", models=[card()]).working() as fake,
+    ):
         fake.hold_beats()
         fake.hold()
         call = asyncio.create_task(client.encode("busy"))
@@ -185,19 +227,27 @@ async def test_a_ring_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -
         assert fake.directives[0].evict_model == MODEL
 
 
-async def test_a_heartbeat_is_told_what_waits_for_the_workers_models(redis_url: str) -> None:
+async def test_heartbeat_is_told_what_waits_for_the_workers_models(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
-        FakeWorker(client.address, "w1", models=[card()], on_disk=[card("a/cold")]).working() as fake,
+        FakeWorker(
+            client.address, "w1", models=[card()], on_disk=[card("a/cold")]
+        ).working() as fake,
     ):
         fake.hold()
-        waiting = [asyncio.create_task(client.encode("x" * 100)), asyncio.create_task(client.encode("cold", model="a/cold"))]
+        waiting = [
+            asyncio.create_task(client.encode("x" * 100)),
+            asyncio.create_task(client.encode("cold", model="a/cold")),
+        ]
         await until(lambda: fake.batches, "the batch to be pulled")
         waiting.append(asyncio.create_task(client.encode("y" * 100)))
         waiting.append(asyncio.create_task(client.encode("z" * 100, adapter=ADAPTER)))
         await until(lambda: fake.queued_tokens, "tokens to be told")
         base, tuned = await client.lane(), await client.lane(adapter=ADAPTER)
-        await until(lambda: fake.queued_tokens == {MODEL: base.queued_tokens + tuned.queued_tokens}, "both lanes' tokens")
+        await until(
+            lambda: fake.queued_tokens == {MODEL: base.queued_tokens + tuned.queued_tokens},
+            "both lanes' tokens",
+        )
         assert base.queued_tokens > 0
         assert tuned.queued_tokens > 0
         for call in waiting:
@@ -206,7 +256,7 @@ async def test_a_heartbeat_is_told_what_waits_for_the_workers_models(redis_url: 
         fake.resume()
 
 
-async def test_an_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str) -> None:
+async def test_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(client.address, "roomy", on_disk=[card()], can_load=True).working() as roomy,
@@ -221,7 +271,7 @@ async def test_an_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: 
         assert len(full.claims) == 1
 
 
-async def test_a_cold_model_is_loaded_with_the_adapter_by_one_worker(redis_url: str) -> None:
+async def test_cold_model_is_loaded_with_the_adapter_by_one_worker(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(client.address, "w1", on_disk=[card()], can_load=True).working() as one,
@@ -238,9 +288,15 @@ async def test_a_cold_model_is_loaded_with_the_adapter_by_one_worker(redis_url: 
 
 @pytest.mark.parametrize(
     ("reason", "code"),
-    [("MODEL_NOT_FOUND", "NOT_FOUND"), ("MODEL_LOAD_FAILED", "FAILED_PRECONDITION"), ("NO_CAPACITY", "UNAVAILABLE")],
+    [
+        ("MODEL_NOT_FOUND", "NOT_FOUND"),
+        ("MODEL_LOAD_FAILED", "FAILED_PRECONDITION"),
+        ("NO_CAPACITY", "UNAVAILABLE"),
+    ],
 )
-async def test_an_adapter_that_cannot_be_loaded_fails_its_lane_only(redis_url: str, reason: str, code: str) -> None:
+async def test_adapter_that_cannot_be_loaded_fails_its_lane_only(
+    redis_url: str, reason: str, code: str
+) -> None:
     async with router(redis_url) as client:
         fake = FakeWorker(client.address, "w1", models=[card()])
         fake.adapter_failure = worker_pb2.Failure(reason=reason, message="why")

@@ -24,16 +24,29 @@ COMPLETE = "/shoal.v1.WorkerService/Complete"
 POOL_A, POOL_B = "token-of-pool-a-0123", "token-of-pool-b-0123"
 
 
-def beat(worker_id: str, *, leaving: bool = False, subject: str = "") -> worker_pb2.HeartbeatRequest:
-    return worker_pb2.HeartbeatRequest(worker_id=worker_id, epoch="e", pool="cpu", leaving=leaving, subject=subject)
+def beat(
+    worker_id: str, *, leaving: bool = False, subject: str = ""
+) -> worker_pb2.HeartbeatRequest:
+    return worker_pb2.HeartbeatRequest(
+        worker_id=worker_id, epoch="e", pool="cpu", leaving=leaving, subject=subject
+    )
 
 
 def said_of(worker_id: str) -> dict[str, object]:
     """All that a worker says under an id, by method."""
     return {
         HEARTBEAT: beat(worker_id),
-        PULL: worker_pb2.PullRequest(worker_id=worker_id, epoch="e", pool="cpu", budget_tokens=1, budget_jobs=1, batch_id="e-1"),
-        COMPLETE: worker_pb2.CompleteRequest(worker_id=worker_id, lane=worker_pb2.Lane(pool="cpu", model="o/m"), batch_id="e-1"),
+        PULL: worker_pb2.PullRequest(
+            worker_id=worker_id,
+            epoch="e",
+            pool="cpu",
+            budget_tokens=1,
+            budget_jobs=1,
+            batch_id="e-1",
+        ),
+        COMPLETE: worker_pb2.CompleteRequest(
+            worker_id=worker_id, lane=worker_pb2.Lane(pool="cpu", model="o/m"), batch_id="e-1"
+        ),
     }
 
 
@@ -50,8 +63,13 @@ async def codes(caller: Caller, worker_id: str) -> set[grpc.StatusCode]:
     return {await caller.code(method, request) for method, request in said_of(worker_id).items()}
 
 
-async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(redis_url: str) -> None:
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(
+    redis_url: str,
+) -> None:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         await client.sees("w1")
         worker.hold()
         call = asyncio.ensure_future(client.encode("a text"))
@@ -59,16 +77,26 @@ async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(
         async with grpc.aio.insecure_channel(client.address) as channel:
             stub = worker_stub(channel)
             lane, batch_id = worker_pb2.Lane(pool="cpu", model=MODEL), worker.batches[0]
-            forged = worker_pb2.JobResult(failure=worker_pb2.Failure(reason="INTERNAL", message="forged")).SerializeToString()
+            forged = worker_pb2.JobResult(
+                failure=worker_pb2.Failure(reason="INTERNAL", message="forged")
+            ).SerializeToString()
             answer = worker_pb2.CompletedJob(job_id=worker.jobs[0].job_id, result=forged)
             for jobs in ([answer], []):
-                stolen = worker_pb2.CompleteRequest(worker_id="w2", lane=lane, batch_id=batch_id, jobs=jobs, release=True)
+                stolen = worker_pb2.CompleteRequest(
+                    worker_id="w2", lane=lane, batch_id=batch_id, jobs=jobs, release=True
+                )
                 assert (await stub.Complete(stolen)).accepted == 0
             held = beat("w2")
             held.batches.add(lane=lane, batch_id=batch_id)
             assert [one.lost for one in (await stub.Heartbeat(held)).cancelled] == [True]
             again = worker_pb2.PullRequest(
-                worker_id="w2", pool="cpu", budget_tokens=9, budget_jobs=9, lanes=[lane], batch_id=batch_id, asked_again=True
+                worker_id="w2",
+                pool="cpu",
+                budget_tokens=9,
+                budget_jobs=9,
+                lanes=[lane],
+                batch_id=batch_id,
+                asked_again=True,
             )
             assert not (await stub.Pull(again)).jobs
         worker.resume()
@@ -76,20 +104,30 @@ async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(
         assert len(worker.jobs) == 1, "nobody took it back"
 
 
-async def test_a_worker_id_is_of_one_credential_at_every_router(tokens: Path, server: RedisServer, redis: Redis) -> None:
+async def test_worker_id_is_of_one_credential_at_every_router(
+    tokens: Path, server: RedisServer, redis: Redis
+) -> None:
     async with AsyncExitStack() as stack:
         callers: dict[tuple[str, str], Caller] = {}
         for router_id in ("a", "b"):
             settings = Settings(
-                router_id, "127.0.0.1:0", security=Security(tokens=tokens), redis_url=server.url, lease_ms=3_000, grace_seconds=1.0
+                router_id,
+                "127.0.0.1:0",
+                security=Security(tokens=tokens),
+                redis_url=server.url,
+                lease_ms=3_000,
+                grace_seconds=1.0,
             )
             address = await stack.enter_async_context(app.running(settings))
             for token in (POOL_A, POOL_B):
-                callers[router_id, token] = await stack.enter_async_context(connected(address, token=token))
+                callers[router_id, token] = await stack.enter_async_context(
+                    connected(address, token=token)
+                )
         mine, others, elsewhere = callers["a", POOL_A], callers["a", POOL_B], callers["b", POOL_B]
         assert await mine.code(HEARTBEAT, beat("w1")) == OK
         assert await codes(others, "w1") == {DENIED}
-        # Another router knows it when it has looked at the registry; it must not take the name over before.
+        # Another router knows it when it has looked at the registry; it must not take the name over
+        # before.
         pull = said_of("w1")[PULL]
 
         async def knows() -> bool:
@@ -98,7 +136,8 @@ async def test_a_worker_id_is_of_one_credential_at_every_router(tokens: Path, se
         await until(knows)
         assert await codes(elsewhere, "w1") == {DENIED}
         assert await others.code(HEARTBEAT, beat("w1", leaving=True)) == DENIED
-        # Who shares the credential is one of the pool, and what a worker says of its subject counts for nothing.
+        # Who shares the credential is one of the pool, and what a worker says of its subject counts
+        # for nothing.
         assert await codes(callers["b", POOL_A], "w1") == {OK}
         assert await others.code(HEARTBEAT, beat("w2", subject="pool-a")) == OK
         assert await codes(mine, "w2") == {DENIED}

@@ -11,13 +11,13 @@ from shoal.v1 import models_pb2
 
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
-from libs.queue.standing import Standing
+from libs.queue.standing import QueuePosition
 from services.router.state.pace import (
     BULK_SHARE,
     SLOWEST,
     Drains,
     Neighbour,
-    Pace,
+    Throughput,
     holders,
     lane_rate,
     pace_of,
@@ -30,7 +30,12 @@ EMPTY = LaneGauges(LANE, *[0] * 8)
 
 
 def worker(
-    worker_id: str, rates: dict[str, float], *, pool: str = "cpu", adapters: tuple[str, ...] = (), draining: bool = False
+    worker_id: str,
+    rates: dict[str, float],
+    *,
+    pool: str = "cpu",
+    adapters: tuple[str, ...] = (),
+    draining: bool = False,
 ) -> WorkerRecord:
     """With these models resident."""
     models = {
@@ -51,57 +56,90 @@ def rate(lane: LaneKey, *workers: WorkerRecord) -> float:
     return lane_rate(lane, holders(lane, fleet(*workers)))
 
 
-def test_a_lane_is_as_fast_as_the_workers_of_its_pool_that_serve_it() -> None:
-    assert rate(LANE, worker("w1", {"a/b": 100}), worker("w2", {"a/b": 50}), worker("w3", {"a/b": 9}, pool="l4")) == 150
+def test_lane_is_as_fast_as_the_workers_of_its_pool_that_serve_it() -> None:
+    assert (
+        rate(
+            LANE,
+            worker("w1", {"a/b": 100}),
+            worker("w2", {"a/b": 50}),
+            worker("w3", {"a/b": 9}, pool="l4"),
+        )
+        == 150
+    )
     assert rate(LANE, worker("w1", {"a/b": 100}), worker("w2", {"a/b": 50}, draining=True)) == 100
     assert rate(LANE, worker("w1", {"c/d": 100})) == 0
 
 
-def test_a_copy_that_was_not_measured_is_taken_for_average() -> None:
-    assert rate(LANE, worker("w1", {"a/b": 100}), worker("w2", {"a/b": 50}), worker("w3", {"a/b": 0})) == 225
+def test_copy_that_was_not_measured_is_taken_for_average() -> None:
+    assert (
+        rate(LANE, worker("w1", {"a/b": 100}), worker("w2", {"a/b": 50}), worker("w3", {"a/b": 0}))
+        == 225
+    )
     assert rate(LANE, worker("w1", {"a/b": 0})) == 0
 
 
-def test_an_adapters_lane_is_as_fast_as_the_workers_that_have_it() -> None:
-    assert rate(TUNED, worker("w1", {"a/b": 100}, adapters=("a/tuned",)), worker("w2", {"a/b": 50}, adapters=("o/other",))) == 100
-    assert rate(TUNED, worker("w1", {"a/b": 100}), worker("w2", {"a/b": 50}, adapters=("o/other",))) == 150
+def test_adapters_lane_is_as_fast_as_the_workers_that_have_it() -> None:
+    assert (
+        rate(
+            TUNED,
+            worker("w1", {"a/b": 100}, adapters=("a/tuned",)),
+            worker("w2", {"a/b": 50}, adapters=("o/other",)),
+        )
+        == 100
+    )
+    assert (
+        rate(TUNED, worker("w1", {"a/b": 100}), worker("w2", {"a/b": 50}, adapters=("o/other",)))
+        == 150
+    )
 
 
 def test_other_models_on_the_same_workers_take_their_share_as_long_as_they_have_work() -> None:
     both = {"a/b": 100.0, "c/d": 10.0}
     snapshot = fleet(worker("w1", both), worker("w2", {"a/b": 100.0}))
-    pace = pace_of(LANE, snapshot, {("cpu", "c/d"): 30, ("cpu", "e/f"): 10**6, ("gpu", "c/d"): 10**6})
-    assert pace == Pace(200.0, 0.0, 2048 / 100, (Neighbour(3.0, 0.5),), 4096)
+    pace = pace_of(
+        LANE, snapshot, {("cpu", "c/d"): 30, ("cpu", "e/f"): 10**6, ("gpu", "c/d"): 10**6}
+    )
+    assert pace == Throughput(200.0, 0.0, 2048 / 100, (Neighbour(3.0, 0.5),), 4096)
     assert pace.seconds(200) == pytest.approx(1.0 + 0.5), "half of its workers serve both in turn"
     assert pace.seconds(2000) == pytest.approx(10.0 + 1.5), "the other's work is done after 3 s"
 
 
 def test_what_left_the_lane_counts_where_it_is_slower_but_not_without_limit() -> None:
-    assert Pace(100.0, drain=50.0).seconds(100) == pytest.approx(2.0)
-    assert Pace(100.0, drain=500.0).seconds(100) == pytest.approx(1.0)
-    assert Pace(100.0, drain=0.001).seconds(100) == pytest.approx(1.0 / SLOWEST)
+    assert Throughput(100.0, drain=50.0).seconds(100) == pytest.approx(2.0)
+    assert Throughput(100.0, drain=500.0).seconds(100) == pytest.approx(1.0)
+    assert Throughput(100.0, drain=0.001).seconds(100) == pytest.approx(1.0 / SLOWEST)
 
 
 def test_nothing_is_known_before_a_worker_has_reported_a_speed() -> None:
-    """Found by the chaos driver: a model's only holder had died, and its successor was taken to be as slow as nobody."""
+    """Found by the chaos driver: a model's only holder had died, and its successor was taken to be
+    as slow as nobody.
+    """
     assert not pace_of(LANE, fleet(worker("w1", {"a/b": 0})), {}, drain=0.1).is_known
-    assert not pace_of(LANE, fleet(), {}, drain=70.0).is_known, "nobody has the model: it must be loaded first"
+    assert not pace_of(LANE, fleet(), {}, drain=70.0).is_known, (
+        "nobody has the model: it must be loaded first"
+    )
 
 
 def test_who_waits_for_what() -> None:
-    pace = Pace(100.0)
-    lane = Standing(leased=100, interactive=400, bulk=900, interactive_ahead=200, bulk_ahead=300)
+    pace = Throughput(100.0)
+    lane = QueuePosition(
+        leased=100, interactive=400, bulk=900, interactive_ahead=200, bulk_ahead=300
+    )
     interactive = (100 + 200 / (1 - BULK_SHARE)) / 100
     assert wait_seconds(pace, lane, "interactive") == pytest.approx(interactive)
     assert wait_seconds(pace, replace(lane, bulk=0), "interactive") == pytest.approx(3.0)
     assert wait_seconds(pace, replace(lane, interactive_ahead=0), "interactive") < 1.2, (
         "a light tenant passes a heavy one's backlog"
     )
-    assert wait_seconds(pace, lane, "bulk") == pytest.approx(1.0 + 3.0 / BULK_SHARE), "interactive work goes on coming"
-    assert wait_seconds(pace, replace(lane, interactive=20), "bulk") == pytest.approx(1.0 + 0.2 + 3.0)
-    assert wait_seconds(pace, replace(lane, interactive=20, bulk_ahead=1), "bulk") == pytest.approx(1.0 + 0.1), (
-        "its tenth is sooner"
+    assert wait_seconds(pace, lane, "bulk") == pytest.approx(1.0 + 3.0 / BULK_SHARE), (
+        "interactive work goes on coming"
     )
+    assert wait_seconds(pace, replace(lane, interactive=20), "bulk") == pytest.approx(
+        1.0 + 0.2 + 3.0
+    )
+    assert wait_seconds(pace, replace(lane, interactive=20, bulk_ahead=1), "bulk") == pytest.approx(
+        1.0 + 0.1
+    ), "its tenth is sooner"
     assert wait_seconds(pace, replace(lane, interactive=0), "bulk") == pytest.approx(1.0 + 3.0)
     assert wait_seconds(pace, replace(lane, bulk=0), "interactive", since=100) == pytest.approx(4.0)
 
@@ -116,7 +154,7 @@ def test_who_waits_for_what() -> None:
 def test_more_work_never_takes_less_time(
     beside: list[tuple[float, float]], speed: float, drain: float, tokens: int, more: int
 ) -> None:
-    pace = Pace(speed, drain, 0.0, tuple(Neighbour(*one) for one in beside))
+    pace = Throughput(speed, drain, 0.0, tuple(Neighbour(*one) for one in beside))
     assert tokens / speed <= pace.seconds(tokens) * (1 + 1e-9)
     assert pace.seconds(tokens) <= pace.seconds(tokens + more)
 
@@ -131,27 +169,27 @@ def backlogged(queued: int, enqueued: int, leased: int = 0) -> LaneGauges:
     return replace(EMPTY, queued_tokens=queued, leased_tokens=leased, enqueued_tokens=enqueued)
 
 
-def test_the_drain_is_what_left_a_second_while_there_was_enough() -> None:
+def test_drain_is_what_left_a_second_while_there_was_enough() -> None:
     drains = Drains()
     looks(drains, *(backlogged(1000, 1000 + second * 50, leased=100) for second in range(6)))
     assert drains.of(LANE) == pytest.approx(50.0)
 
 
-def test_a_short_backlog_and_one_that_runs_dry_tell_nothing() -> None:
+def test_short_backlog_and_one_that_runs_dry_tell_nothing() -> None:
     short, dry = Drains(), Drains()
     looks(short, backlogged(1000, 1000), backlogged(950, 1000))
     looks(dry, *(backlogged(10, 1000 + second * 50) for second in range(6)))
     assert short.of(LANE) == dry.of(LANE) == 0
 
 
-def test_a_second_without_a_batch_is_part_of_the_average() -> None:
+def test_second_without_a_batch_is_part_of_the_average() -> None:
     drains = Drains()
     steps = [0, 0, 200, 200, 400, 400, 600, 600, 800, 800]
     looks(drains, *(backlogged(1000, 1000 + enqueued) for enqueued in steps))
     assert drains.of(LANE) == pytest.approx(100.0, rel=0.3)
 
 
-def test_a_lane_that_is_gone_is_forgotten() -> None:
+def test_lane_that_is_gone_is_forgotten() -> None:
     drains = Drains()
     looks(drains, *(backlogged(1000, 1000 + second * 50) for second in range(6)))
     drains.look({}, 106.0)
@@ -159,7 +197,7 @@ def test_a_lane_that_is_gone_is_forgotten() -> None:
     assert drains.of(LANE) == 0
 
 
-def test_a_speed_measured_on_small_batches_refuses_nothing_that_full_ones_could_do() -> None:
+def test_speed_measured_on_small_batches_refuses_nothing_that_full_ones_could_do() -> None:
     def measured_on(tokens: int) -> float:
         one = worker("w1", {"a/b": 100})
         record = replace(one.models["a/b"], measured_batch_tokens=tokens)
@@ -170,11 +208,17 @@ def test_a_speed_measured_on_small_batches_refuses_nothing_that_full_ones_could_
     assert measured_on(8) == 100 * 64
 
 
-def test_another_tenants_job_counts_for_a_batch_however_large_it_is_and_ones_own_counts_whole() -> None:
-    pace = Pace(rate=1000.0, batch_tokens=2000)
-    huge = Standing(leased=500_000, interactive=900_000, interactive_ahead=300_000, interactive_jobs=1)
+def test_another_tenants_job_counts_for_a_batch_however_large_it_is_and_ones_own_counts_whole() -> (
+    None
+):
+    pace = Throughput(rate=1000.0, batch_tokens=2000)
+    huge = QueuePosition(
+        leased=500_000, interactive=900_000, interactive_ahead=300_000, interactive_jobs=1
+    )
     assert wait_seconds(pace, huge, "interactive") == 3 * 2 + 2
     assert wait_seconds(pace, huge, "interactive", own=800_000) == 500 + 300
     assert wait_seconds(pace, huge, "bulk") == pytest.approx(3 * 2)
-    small = Standing(leased=5000, interactive=3000, interactive_ahead=3000, interactive_jobs=30)
+    small = QueuePosition(
+        leased=5000, interactive=3000, interactive_ahead=3000, interactive_jobs=30
+    )
     assert wait_seconds(pace, small, "interactive") == 8

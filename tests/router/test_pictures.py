@@ -1,4 +1,6 @@
-"""Sizes of pictures from their headers, what they cost, and what is refused by them, without decoding."""
+"""Sizes of pictures from their headers, what they cost, and what is refused by them, without
+decoding.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from tests.router.parts import MODEL, card
 
 FIXED = models_pb2.ImageInput(height=224, width=224, patch=32, extra_tokens=1, max_tokens=50)
 FREE = models_pb2.ImageInput(short_side=40, patch=10, extra_tokens=1, max_tokens=1000)
-FORMATS = ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if features.check("avif") else [])]
+FORMATS = [
+    "PNG",
+    "JPEG",
+    "WEBP",
+    "GIF",
+    "BMP",
+    "TIFF",
+    *(["AVIF"] if features.check("avif") else []),
+]
 
 
 def file_of(height: int, width: int, kind: str, mode: str = "RGB", **options: object) -> bytes:
@@ -52,7 +62,7 @@ def looks(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2.Mode
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_the_size_of_every_format(kind: str) -> None:
+def test_size_of_every_format(kind: str) -> None:
     assert size_of(file_of(33, 70, kind)) == Size(33, 70)
 
 
@@ -68,11 +78,15 @@ def test_the_size_of_every_format(kind: str) -> None:
         ("BMP", "1", {}),
     ],
 )
-def test_the_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> None:
+def test_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> None:
     assert size_of(file_of(20, 31, kind, mode, **options)) == Size(20, 31)
 
 
-@given(st.binary(max_size=200), st.sampled_from([file_of(5, 6, kind) for kind in FORMATS]), st.integers(0, 80))
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([file_of(5, 6, kind) for kind in FORMATS]),
+    st.integers(0, 80),
+)
 def test_whatever_the_bytes_are(noise: bytes, file: bytes, kept: int) -> None:
     """Neither raised nor taken long for."""
     for data in (noise, file[:kept], file[:kept] + noise):
@@ -92,7 +106,9 @@ def test_tokens_by_the_size() -> None:
 
 
 def test_tokens_of_several_maps() -> None:
-    """Of Grounding DINO: the short side 800, the long one at most 1,333, and maps of 8, 16, 32 and 64 pixels a place."""
+    """Of Grounding DINO: the short side 800, the long one at most 1,333, and maps of 8, 16, 32 and
+    64 pixels a place.
+    """
     maps = models_pb2.ImageInput(short_side=800, long_side=1333, patch=8, maps=4, max_tokens=22_000)
     assert pictures.tokens_of(Size(400, 400), maps) == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
     assert pictures.tokens_of(Size(333, 3333), maps) == 17 * 167 + 9 * 84 + 5 * 42 + 3 * 21
@@ -105,11 +121,21 @@ def test_texts_that_are_filled_up_cost_what_they_are_filled_to() -> None:
     known = looks()
     known.max_tokens = 64
     known.representations.append(pb.REPRESENTATION_DENSE)
-    known.images.CopyFrom(models_pb2.ImageInput(height=224, width=224, patch=16, max_tokens=196, text_tokens=64))
+    known.images.CopyFrom(
+        models_pb2.ImageInput(height=224, width=224, patch=16, max_tokens=196, text_tokens=64)
+    )
     shown = picture(file_of(9, 9, "PNG"))
-    encode = pb.EncodeRequest(model=MODEL, items=[pb.Item(text="cat"), shown, pb.Item(text="x" * 400)])
-    assert control.price(check_encode(encode, known), known, pb.TRUNCATION_END)[0] == [64, 196 + 2, 64]
-    asked = check_score(pb.ScoreRequest(model=MODEL, query=pb.Item(text="cat"), documents=[shown]), known)
+    encode = pb.EncodeRequest(
+        model=MODEL, items=[pb.Item(text="cat"), shown, pb.Item(text="x" * 400)]
+    )
+    assert control.price(check_encode(encode, known), known, pb.TRUNCATION_END)[0] == [
+        64,
+        196 + 2,
+        64,
+    ]
+    asked = check_score(
+        pb.ScoreRequest(model=MODEL, query=pb.Item(text="cat"), documents=[shown]), known
+    )
     assert control.price(asked, known, pb.TRUNCATION_END) == ([196 + 2], 64)
     task = pb.ClassifyTask(labels=["cat", "dog", "cow"])
     labels = check_extract(pb.ExtractRequest(model=MODEL, items=[shown], classify=task), known)
@@ -117,7 +143,9 @@ def test_texts_that_are_filled_up_cost_what_they_are_filled_to() -> None:
 
 
 def test_admission_prices_texts_and_pictures_apart() -> None:
-    request = pb.EncodeRequest(model=MODEL, items=[pb.Item(text="x" * 98), picture(file_of(9, 9, "PNG"))])
+    request = pb.EncodeRequest(
+        model=MODEL, items=[pb.Item(text="x" * 98), picture(file_of(9, 9, "PNG"))]
+    )
     sizes = check_encode(request, looks())
     assert sizes.items == [100, 0]
     assert sizes.read == [100, len(request.items[1].image.data)]
@@ -127,9 +155,15 @@ def test_admission_prices_texts_and_pictures_apart() -> None:
     assert control.price(check_score(score, looks()), looks(), pb.TRUNCATION_END) == ([32, 52], 50)
 
 
-def test_an_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> None:
-    """A WebP of 34 bytes and 50 megapixels takes a worker a second, and a thumbnail a millisecond."""
-    bomb, thumbnail, unknown = picture(png_header(7_000, 7_000)), picture(file_of(200, 200, "PNG")), picture(b"no image")
+def test_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> None:
+    """A WebP of 34 bytes and 50 megapixels takes a worker a second, and a thumbnail a
+    millisecond.
+    """
+    bomb, thumbnail, unknown = (
+        picture(png_header(7_000, 7_000)),
+        picture(file_of(200, 200, "PNG")),
+        picture(b"no image"),
+    )
     request = pb.EncodeRequest(model=MODEL, items=[bomb, thumbnail, unknown])
     small = FIXED.max_tokens + control.SPECIAL_TOKENS
     assert control.price(check_encode(request, looks()), looks(), pb.TRUNCATION_END)[0] == [
@@ -139,10 +173,13 @@ def test_an_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() 
     ]
 
 
-def test_a_page_is_priced_by_its_dots_per_inch() -> None:
+def test_page_is_priced_by_its_dots_per_inch() -> None:
     read = looks(inputs=(*BOTH, models_pb2.INPUT_KIND_DOCUMENT))
     parts = [
-        pb.Part(document=pb.Document(data=b"%PDF-1.7", first_page=1, last_page=3, dots_per_inch=dots)) for dots in (0, 144, 400)
+        pb.Part(
+            document=pb.Document(data=b"%PDF-1.7", first_page=1, last_page=3, dots_per_inch=dots)
+        )
+        for dots in (0, 144, 400)
     ]
     request = pb.EncodeRequest(model=MODEL, items=[pb.Item(parts=[part]) for part in parts])
     default, same, fine = control.price(check_encode(request, read), read, pb.TRUNCATION_END)[0]
@@ -150,16 +187,25 @@ def test_a_page_is_priced_by_its_dots_per_inch() -> None:
     assert fine == 3 * (FIXED.max_tokens + 236) + control.SPECIAL_TOKENS
 
 
-def test_an_item_of_parts_costs_what_they_cost() -> None:
+def test_item_of_parts_costs_what_they_cost() -> None:
     shown = pb.Part(image=pb.Image(data=file_of(9, 9, "PNG")))
-    request = pb.EncodeRequest(model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])])
+    request = pb.EncodeRequest(
+        model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])]
+    )
     assert control.price(check_encode(request, looks()), looks(), pb.TRUNCATION_END)[0] == [132]
 
 
-def test_a_bomb_is_refused_by_its_header() -> None:
-    item = pb.Item(parts=[pb.Part(text="a"), pb.Part(image=pb.Image(data=png_header(50_000, 50_000)))])
-    for items, field in (([picture(png_header(50_000, 50_000))], "items[1].image.data"), ([item], "items[1].parts[1].image.data")):
-        with pytest.raises(InvalidInput, match="2,500,000,000 pixels; at most 50,000,000 are allowed") as caught:
+def test_bomb_is_refused_by_its_header() -> None:
+    item = pb.Item(
+        parts=[pb.Part(text="a"), pb.Part(image=pb.Image(data=png_header(50_000, 50_000)))]
+    )
+    for items, field in (
+        ([picture(png_header(50_000, 50_000))], "items[1].image.data"),
+        ([item], "items[1].parts[1].image.data"),
+    ):
+        with pytest.raises(
+            InvalidInput, match="2,500,000,000 pixels; at most 50,000,000 are allowed"
+        ) as caught:
             check_encode(pb.EncodeRequest(model=MODEL, items=[pb.Item(text="a"), *items]), None)
         assert caught.value.field == field
 
@@ -177,7 +223,9 @@ def test_a_bomb_is_refused_by_its_header() -> None:
     ],
 )
 def test_parts_that_cannot_be(item: pb.Item, field: str) -> None:
-    request = pb.ExtractRequest(model=MODEL, items=[item], relations=pb.RelationsTask(labels=["a"], entity_labels=["b"]))
+    request = pb.ExtractRequest(
+        model=MODEL, items=[item], relations=pb.RelationsTask(labels=["a"], entity_labels=["b"])
+    )
     with pytest.raises(InvalidInput) as caught:
         check_extract(request, None)
     assert caught.value.field == field
@@ -199,16 +247,23 @@ def test_file_in_base64_that_is_sent_as_text_is_refused_with_the_cure() -> None:
     """No model may embed base64 as words, whatever its card says, and before a card is known."""
     items = [pb.Item(text="a"), pb.Item(text="data:image/png;base64,AAAA")]
     for known in (None, card(), looks()):
-        with pytest.raises(InvalidInput, match=r"send the bytes of an image as image\.data") as caught:
+        with pytest.raises(
+            InvalidInput, match=r"send the bytes of an image as image\.data"
+        ) as caught:
             check_encode(pb.EncodeRequest(model=MODEL, items=items), known)
         assert caught.value.field == "items[1].text"
     part = pb.Item(parts=[pb.Part(text="DATA:image/jpeg;BASE64,AAAA")])
     with pytest.raises(InvalidInput, match="is a file in base64"):
-        check_score(pb.ScoreRequest(model=MODEL, query=part, documents=[pb.Item(text="a")]), looks())
-    check_encode(pb.EncodeRequest(model=MODEL, items=[pb.Item(text="data:image/png is a media type")]), card())
+        check_score(
+            pb.ScoreRequest(model=MODEL, query=part, documents=[pb.Item(text="a")]), looks()
+        )
+    check_encode(
+        pb.EncodeRequest(model=MODEL, items=[pb.Item(text="data:image/png is a media type")]),
+        card(),
+    )
 
 
-def test_the_limit_is_the_workers() -> None:
+def test_limit_is_the_workers() -> None:
     from libs.models.images.decoding import LIMITS
 
     assert limits.IMAGE_PIXELS.most == LIMITS.pixels

@@ -1,4 +1,6 @@
-"""Pools through a router and workers of two of them: preference, overflow, failures, names; and what operators are told."""
+"""Pools through a router and workers of two of them: preference, overflow, failures, names; and
+what operators are told.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,28 @@ def in_pool(client: Client, pool: str, **values: object) -> FakeWorker:
     return FakeWorker(client.address, pool, pool=pool, **values)  # type: ignore[arg-type]  # of FakeWorker
 
 
-async def test_a_model_is_loaded_in_its_first_pool(redis_url: str) -> None:
+async def test_model_is_loaded_in_its_first_pool(redis_url: str) -> None:
     async with mesh(redis_url) as client:
         able = {"on_disk": [card()], "can_load": True}
-        async with in_pool(client, "l4", **able).working() as first, in_pool(client, "a100", **able).working() as second:
+        async with (
+            in_pool(client, "l4", **able).working() as first,
+            in_pool(client, "a100", **able).working() as second,
+        ):
             await client.sees("l4", "a100")
             assert (await client.encode("a")).dense.data == vector("a")
             assert (len(first.jobs), len(second.jobs)) == (1, 0)
 
 
-async def test_the_next_pool_takes_what_the_first_cannot_serve(redis_url: str) -> None:
+async def test_next_pool_takes_what_the_first_cannot_serve(redis_url: str) -> None:
     broken = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="it can never fit")
-    async with mesh(redis_url) as client, in_pool(client, "l4", can_load=True, failure=broken).working() as small:
+    async with (
+        mesh(redis_url) as client,
+        in_pool(client, "l4", can_load=True, failure=broken).working() as small,
+    ):
         waiting = asyncio.create_task(client.encode("a", timeout=30))
-        await until(lambda: _queued(client, "a100"), "the request to wait for a worker of the second pool")
+        await until(
+            lambda: _queued(client, "a100"), "the request to wait for a worker of the second pool"
+        )
         assert small.claims == [(MODEL, "")]
         async with in_pool(client, "a100", on_disk=[card()], can_load=True).working():
             assert (await waiting).dense.data == vector("a")
@@ -48,7 +58,7 @@ async def test_the_next_pool_takes_what_the_first_cannot_serve(redis_url: str) -
             assert (await refused(client.encode("b", pool="l4"))).message == "it can never fit"
 
 
-async def test_a_request_is_tried_in_the_next_pool_when_the_first_gives_it_up(redis_url: str) -> None:
+async def test_request_is_tried_in_the_next_pool_when_the_first_gives_it_up(redis_url: str) -> None:
     """It was queued before anybody knew that the first pool cannot serve it."""
     broken = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="it can never fit")
     async with mesh(redis_url) as client:
@@ -87,7 +97,7 @@ async def _leased(client: Client, pool: str) -> bool:
     return (await client.lane(pool=pool)).leased_tokens > 0
 
 
-async def test_a_request_may_name_its_pool(redis_url: str) -> None:
+async def test_request_may_name_its_pool(redis_url: str) -> None:
     async with (
         mesh(redis_url) as client,
         in_pool(client, "l4", models=[card()]).working() as first,
@@ -97,19 +107,27 @@ async def test_a_request_may_name_its_pool(redis_url: str) -> None:
         await client.encode("a", pool="cpu")
         assert (len(first.jobs), len(named.jobs)) == (0, 1)
         refusal = await refused(client.encode("a", pool="v100"))
-        assert (refusal.code.name, refusal.reason, refusal.field) == ("INVALID_ARGUMENT", "INVALID_INPUT", "pool")
+        assert (refusal.code.name, refusal.reason, refusal.field) == (
+            "INVALID_ARGUMENT",
+            "INVALID_INPUT",
+            "pool",
+        )
         assert refusal.message == "there is no pool 'v100'; there are cpu, l4, a100"
 
 
 @pytest.mark.parametrize("named", ["", "a100"])
-async def test_a_model_is_loaded_by_order_in_its_first_pool_or_the_named_one(redis_url: str, named: str) -> None:
+async def test_model_is_loaded_by_order_in_its_first_pool_or_the_named_one(
+    redis_url: str, named: str
+) -> None:
     async with (
         mesh(redis_url) as client,
         in_pool(client, "l4", on_disk=[card()]).working() as first,
         in_pool(client, "a100", on_disk=[card()]).working() as second,
     ):
         await client.sees("l4", "a100")
-        await client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL, pool=named), timeout=10)
+        await client.models.LoadModel(
+            models_pb2.LoadModelRequest(model=MODEL, pool=named), timeout=10
+        )
         ordered, other = (second, first) if named else (first, second)
         assert [directive.load_model for directive in ordered.directives] == [MODEL]
         assert other.directives == []
@@ -127,11 +145,17 @@ async def test_placement_is_explained_for_all_of_a_models_pools(redis_url: str) 
         leaving.preempted_in_seconds = 25.0
         await leaving.beat()
         await client.sees("cpu", "l4", "a100")
-        explained = await client.mesh.ExplainPlacement(mesh_pb2.ExplainPlacementRequest(model=MODEL))
+        explained = await client.mesh.ExplainPlacement(
+            mesh_pb2.ExplainPlacementRequest(model=MODEL)
+        )
         reasons = {one.pool: (one.eligible, one.score) for one in explained.workers}
         assert reasons == {"cpu": (False, 0.3), "l4": (True, 1.0), "a100": (True, 0.3)}
         assert "Its pools are l4, then a100; requests go to a100 now." in explained.summary
         assert explained.scheduler.scheduler_id == ""
         mesh_now = (await client.mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
-        notices = {one.pool: one.preempted_in_seconds for one in mesh_now.workers if one.HasField("preempted_in_seconds")}
+        notices = {
+            one.pool: one.preempted_in_seconds
+            for one in mesh_now.workers
+            if one.HasField("preempted_in_seconds")
+        }
         assert notices == {"l4": 25.0}

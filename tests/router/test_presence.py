@@ -1,4 +1,6 @@
-"""Workers that die, that lose their connection and live, and that say goodbye: what becomes of the leases they held."""
+"""Workers that die, that lose their connection and live, and that say goodbye: what becomes of the
+leases they held.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from shoal.v1 import worker_pb2
 from libs.fleet import Fleet
 from libs.queue import Idle, Lanes
 from services.router.lanes import presence
-from services.router.lanes.bells import Bells
+from services.router.lanes.bells import Wakeups
 from services.router.lanes.presence import Presence
-from services.router.lanes.waiters import Waiters
+from services.router.lanes.waiters import PendingPulls
 from services.router.state.background import Background
 from services.router.state.view import View
 from tests.queue.parts import DEAD, LANE, ids, job
@@ -36,7 +38,7 @@ async def test_what_a_dead_worker_held_is_served_by_another_at_once(redis_url: s
             assert (await waiting).dense.data == vector("text")
 
 
-async def test_a_worker_that_leaves_its_stream_in_order_is_left_alone(redis_url: str) -> None:
+async def test_worker_that_leaves_its_stream_in_order_is_left_alone(redis_url: str) -> None:
     """A router that drains ends the streams of its workers: their leases stay."""
     async with router(redis_url, "b", lease_ms=LEASE_MS) as other:
         worker = FakeWorker(other.address, models=[card()])
@@ -54,8 +56,12 @@ async def test_a_worker_that_leaves_its_stream_in_order_is_left_alone(redis_url:
 
 
 @asynccontextmanager
-async def watched(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Presence, Fleet, Lanes, Background]]:
-    """What a router knows workers by, with a short grace; a lease of `w`'s epoch `e` holds one job."""
+async def watched(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Presence, Fleet, Lanes, Background]]:
+    """What a router knows workers by, with a short grace; a lease of `w`'s epoch `e` holds one
+    job.
+    """
     monkeypatch.setattr(presence, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(presence, "NEXT_SECONDS", 0.2)
     lanes = Lanes(redis, router_id="a", dead_result=DEAD, lease_ms=LEASE_MS)
@@ -64,7 +70,7 @@ async def watched(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
     await lanes.enqueue(LANE, [[job("held", deadline_ms=2**52)]], max_tokens=-1, ring=False)
     await lanes.pull(LANE, worker_id="w", batch_id="e-1", budget_tokens=1, budget_jobs=1)
-    bells = Bells(Waiters(), fleet, View(fleet), background, claim_after_seconds=0.5)
+    bells = Wakeups(PendingPulls(), fleet, View(fleet), background, claim_after_seconds=0.5)
     yield Presence(lanes, fleet, bells, background), fleet, lanes, background
     await background.finished()
 
@@ -86,7 +92,7 @@ async def later(fleet: Fleet, since: int) -> int:
         await asyncio.sleep(0.01)
 
 
-async def test_a_worker_that_is_silent_after_its_connection_broke_loses_its_leases(
+async def test_worker_that_is_silent_after_its_connection_broke_loses_its_leases(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):
@@ -101,7 +107,9 @@ async def test_a_worker_that_is_silent_after_its_connection_broke_loses_its_leas
         assert "w" not in (await fleet.refresh()).workers
 
 
-async def test_a_worker_that_sends_a_heartbeat_elsewhere_keeps_its_leases(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_that_sends_a_heartbeat_elsewhere_keeps_its_leases(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):
         await breaks(watching)
         await later(fleet, lanes.clock_ms())
@@ -111,7 +119,9 @@ async def test_a_worker_that_sends_a_heartbeat_elsewhere_keeps_its_leases(redis:
         assert "w" in fleet.snapshot.workers
 
 
-async def test_a_worker_that_connects_again_keeps_its_leases(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_that_connects_again_keeps_its_leases(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):
         await later(fleet, lanes.clock_ms())
         await breaks(watching)
@@ -122,7 +132,7 @@ async def test_a_worker_that_connects_again_keeps_its_leases(redis: Redis, monke
         await again
 
 
-async def test_a_process_that_took_over_the_name_does_not_keep_the_leases_of_the_one_before(
+async def test_process_that_took_over_the_name_does_not_keep_the_leases_of_the_one_before(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):
@@ -133,7 +143,9 @@ async def test_a_process_that_took_over_the_name_does_not_keep_the_leases_of_the
         assert fleet.snapshot.workers["w"].epoch == "next"
 
 
-async def test_a_router_that_closes_takes_nobody_for_dead(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_that_closes_takes_nobody_for_dead(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):
         await later(fleet, lanes.clock_ms())
         await breaks(watching)

@@ -1,4 +1,6 @@
-"""Every length and every count that a worker may report has its limit, which an honest worker never meets."""
+"""Every length and every count that a worker may report has its limit, which an honest worker never
+meets.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,20 @@ BOUNDED_ELSEWHERE = {"CompletedJob.result", "HeartbeatRequest.subject"}
 """By the whole call, and set by the router."""
 
 
-def test_the_table_of_the_security_page_is_what_reports_are_refused_by() -> None:
+def test_table_of_the_security_page_is_what_reports_are_refused_by() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
-    assert limits.table(report_limits.ALL) in page, "print it by python -m services.router.admission.validation.report_limits"
+    assert limits.table(report_limits.ALL) in page, (
+        "print it by python -m services.router.admission.validation.report_limits"
+    )
 
 
-def test_the_protos_say_the_same() -> None:
+def test_protos_say_the_same() -> None:
     said = comments()
     for limit in report_limits.ALL:
         for field in limit.fields:
-            assert re.search(rf"(?<![\d,]){re.escape(limit.number)}(?!,?\d)", said[field]), f"{field}: {limit.number}"
+            assert re.search(rf"(?<![\d,]){re.escape(limit.number)}(?!,?\d)", said[field]), (
+                f"{field}: {limit.number}"
+            )
 
 
 def test_every_field_of_a_workers_request_that_may_be_long_has_a_limit() -> None:
@@ -40,7 +46,11 @@ def test_every_field_of_a_workers_request_that_may_be_long_has_a_limit() -> None
     methods = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].methods
     assert {method.name for method in methods} == set(report_limits.METHODS)
     for method in methods:
-        found = {field for field in lists_of(method.input_type, set()) if not re.search(r"Entry\.\w+$", field)}
+        found = {
+            field
+            for field in lists_of(method.input_type, set())
+            if not re.search(r"Entry\.\w+$", field)
+        }
         assert found <= limited
 
 
@@ -57,12 +67,23 @@ def carded(**more: Any) -> worker_pb2.HeartbeatRequest:
 
 
 def pull(**more: Any) -> worker_pb2.PullRequest:
-    return worker_pb2.PullRequest(**{"worker_id": "w1", "epoch": "e", "pool": "cpu", "budget_tokens": 1, "budget_jobs": 1, **more})
+    return worker_pb2.PullRequest(
+        **{
+            "worker_id": "w1",
+            "epoch": "e",
+            "pool": "cpu",
+            "budget_tokens": 1,
+            "budget_jobs": 1,
+            **more,
+        }
+    )
 
 
 def complete(**more: Any) -> worker_pb2.CompleteRequest:
     lane = worker_pb2.Lane(pool="cpu", model=MODEL)
-    return worker_pb2.CompleteRequest(**{"worker_id": "w1", "lane": lane, "batch_id": "e-1", **more})
+    return worker_pb2.CompleteRequest(
+        **{"worker_id": "w1", "lane": lane, "batch_id": "e-1", **more}
+    )
 
 
 LONG = "x" * 257
@@ -76,11 +97,17 @@ BEYOND: dict[str, tuple[Callable[[], Any], str]] = {
     "an odd tenant left out": (lambda: pull(except_tenants=["a\nb"]), "except_tenants[0]"),
     "tenants left out": (lambda: pull(except_tenants=NAMES[:17]), "except_tenants"),
     "lanes": (lambda: pull(lanes=[LANE] * 10_001), "lanes"),
-    "a lane's adapter": (lambda: pull(lanes=[worker_pb2.Lane(pool="cpu", model=MODEL, adapter=LONG)]), "lanes[0].adapter"),
+    "a lane's adapter": (
+        lambda: pull(lanes=[worker_pb2.Lane(pool="cpu", model=MODEL, adapter=LONG)]),
+        "lanes[0].adapter",
+    ),
     "a whole pull": (lambda: pull(lanes=[worker_pb2.Lane(adapter="x" * MIB)] * 9), ""),
     "whose answers": (lambda: complete(worker_id=LONG), "worker_id"),
     "answers": (lambda: complete(jobs=[worker_pb2.CompletedJob(job_id="j")] * 10_001), "jobs"),
-    "an answer's job": (lambda: complete(jobs=[worker_pb2.CompletedJob(job_id=LONG)]), "jobs[0].job_id"),
+    "an answer's job": (
+        lambda: complete(jobs=[worker_pb2.CompletedJob(job_id=LONG)]),
+        "jobs[0].job_id",
+    ),
     "a heartbeat's process": (lambda: heartbeat(epoch=LONG), "epoch"),
     "a device": (lambda: heartbeat(device=LONG), "device"),
     "models": (lambda: heartbeat(models=[worker_pb2.WorkerModel(model=MODEL)] * 10_001), "models"),
@@ -88,8 +115,14 @@ BEYOND: dict[str, tuple[Callable[[], Any], str]] = {
     "a whole heartbeat": (lambda: heartbeat(device="x" * (64 * MIB)), ""),
     "adapters": (lambda: told(adapters=NAMES), "models[0].adapters"),
     "an adapter": (lambda: told(adapters=[LONG]), "models[0].adapters"),
-    "failed adapters": (lambda: told(failed_adapters=dict.fromkeys(NAMES, worker_pb2.Failure())), "models[0].failed_adapters"),
-    "a failed adapter": (lambda: told(failed_adapters={LONG: worker_pb2.Failure()}), "models[0].failed_adapters"),
+    "failed adapters": (
+        lambda: told(failed_adapters=dict.fromkeys(NAMES, worker_pb2.Failure())),
+        "models[0].failed_adapters",
+    ),
+    "a failed adapter": (
+        lambda: told(failed_adapters={LONG: worker_pb2.Failure()}),
+        "models[0].failed_adapters",
+    ),
     "a type of weights": (lambda: told(data_type=LONG), "models[0].data_type"),
     "a card's model": (lambda: carded(model=LONG), "models[0].card.model"),
     "a revision": (lambda: carded(revision=LONG), "models[0].card.revision"),
@@ -105,7 +138,9 @@ BEYOND: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-async def test_what_is_beyond_a_limit_is_refused_with_its_place_and_nobody_hears_of_it(redis: Redis, redis_url: str) -> None:
+async def test_what_is_beyond_a_limit_is_refused_with_its_place_and_nobody_hears_of_it(
+    redis: Redis, redis_url: str
+) -> None:
     async with router(redis_url) as client:
         options = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(client.address, options=options) as channel:
@@ -117,7 +152,9 @@ async def test_what_is_beyond_a_limit_is_refused_with_its_place_and_nobody_hears
             for name, (build, field) in BEYOND.items():
                 request = build()
                 refusal = await refused(calls[type(request)](request))
-                assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, field), name
+                assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, field), (
+                    name
+                )
                 assert len(refusal.message) < 500, name
             connect = stub.Connect(worker_pb2.ConnectRequest(worker_id="w1", epoch="x" * (2 * MIB)))
             with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -126,20 +163,30 @@ async def test_what_is_beyond_a_limit_is_refused_with_its_place_and_nobody_hears
         assert (await Fleet(redis).refresh()).workers == {}
 
 
-async def test_an_honest_worker_may_be_large(redis: Redis, redis_url: str) -> None:
-    """The most that libs/catalog reads from a checkpoint, names of the longest form, and a thousand models on disk."""
+async def test_honest_worker_may_be_large(redis: Redis, redis_url: str) -> None:
+    """The most that libs/catalog reads from a checkpoint, names of the longest form, and a thousand
+    models on disk.
+    """
     large = card(labels=[f"label {number:04} {'x' * 40}" for number in range(10_000)])
     large.prompts.extend(f"prompt {number} {'p' * 30}" for number in range(1_000))
     large.pools.extend(["cpu", "p" * 63])
     name = f"{'o' * 128}/{'n' * 127}"
     usual = card(name, labels=[f"LABEL_{number}" for number in range(2_000)])
     usual.prompts.extend(f"task {number}" for number in range(30))
-    models = [worker_pb2.WorkerModel(model=one.model, state=models_pb2.MODEL_STATE_RESIDENT, card=one) for one in (large, usual)]
-    models += [worker_pb2.WorkerModel(model=f"org/model-{number}", state=models_pb2.MODEL_STATE_COLD) for number in range(1_000)]
+    models = [
+        worker_pb2.WorkerModel(model=one.model, state=models_pb2.MODEL_STATE_RESIDENT, card=one)
+        for one in (large, usual)
+    ]
+    models += [
+        worker_pb2.WorkerModel(model=f"org/model-{number}", state=models_pb2.MODEL_STATE_COLD)
+        for number in range(1_000)
+    ]
     failure = worker_pb2.Failure(reason="NO_CAPACITY", message="m" * 5_000)
     models[0].adapters.extend(f"org/adapter-{number}" for number in range(1_000))
     models[0].failed_adapters[f"org/{'a' * 128}"].CopyFrom(failure)
-    request = heartbeat(device="NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", models=models)
+    request = heartbeat(
+        device="NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", models=models
+    )
     async with router(redis_url) as client, grpc.aio.insecure_channel(client.address) as channel:
         stub = worker_stub(channel)
         await stub.Heartbeat(request)

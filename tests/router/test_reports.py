@@ -1,4 +1,6 @@
-"""What workers send is checked before anybody else hears of it: garbage is refused with the field's path, or cut to size."""
+"""What workers send is checked before anybody else hears of it: garbage is refused with the field's
+path, or cut to size.
+"""
 
 from __future__ import annotations
 
@@ -72,12 +74,19 @@ def test_garbage_is_refused_with_its_place(name: str) -> None:
     assert caught.value.field == field
 
 
-def test_the_words_of_a_failure_are_cut_to_what_travels() -> None:
-    failure = worker_pb2.Failure(reason="R" * 1000, message="m" * 100_000, field="f" * 1000, retry_after_seconds=math.inf)
+def test_words_of_a_failure_are_cut_to_what_travels() -> None:
+    failure = worker_pb2.Failure(
+        reason="R" * 1000, message="m" * 100_000, field="f" * 1000, retry_after_seconds=math.inf
+    )
     request = heartbeat(failure=failure, failed_adapters={"org/adapter": failure})
     reports.check_heartbeat(request)
     for told in (request.models[0].failure, request.models[0].failed_adapters["org/adapter"]):
-        assert (len(told.reason), len(told.message), len(told.field), told.retry_after_seconds) == (100, 1000, 300, 3600)
+        assert (len(told.reason), len(told.message), len(told.field), told.retry_after_seconds) == (
+            100,
+            1000,
+            300,
+            3600,
+        )
     failure.retry_after_seconds = math.nan
     assert codec.from_failure(failure).retry_after == 0.0
 
@@ -86,14 +95,27 @@ def whole_heartbeat() -> worker_pb2.HeartbeatRequest:
     """With a value in each text that there is."""
     failure = worker_pb2.Failure(reason="R", message="m", field="f")
     known = models_pb2.ModelCard(
-        model=MODEL, revision="r", family="bert", labels=["a"], data_type="float32", prompts=["query"], pools=["cpu"]
+        model=MODEL,
+        revision="r",
+        family="bert",
+        labels=["a"],
+        data_type="float32",
+        prompts=["query"],
+        pools=["cpu"],
     )
     model = worker_pb2.WorkerModel(
-        model=MODEL, card=known, failure=failure, adapters=["org/a"], failed_adapters={"org/adapter": failure}, data_type="float32"
+        model=MODEL,
+        card=known,
+        failure=failure,
+        adapters=["org/a"],
+        failed_adapters={"org/adapter": failure},
+        data_type="float32",
     )
     lane = worker_pb2.Lane(pool="cpu", model=MODEL, adapter="org/a")
     held = worker_pb2.HeldBatch(lane=lane, batch_id="b")
-    return worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu", device="NVIDIA L4", models=[model], batches=[held])
+    return worker_pb2.HeartbeatRequest(
+        worker_id="w", epoch="e", pool="cpu", device="NVIDIA L4", models=[model], batches=[held]
+    )
 
 
 def places(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
@@ -102,7 +124,13 @@ def places(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
         if field.type == FieldDescriptor.TYPE_STRING:
             yield message, field
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            parts = value.values() if hasattr(value, "values") else value if field.is_repeated else [value]
+            parts = (
+                value.values()
+                if hasattr(value, "values")
+                else value
+                if field.is_repeated
+                else [value]
+            )
             for part in parts:
                 yield from places(part)
 
@@ -126,8 +154,10 @@ def test_no_text_of_a_heartbeat_brings_control_characters_into_the_mesh(number: 
     assert "]0;owned" in told
 
 
-async def test_a_worker_that_talks_nonsense_harms_no_other(redis: Redis, redis_url: str) -> None:
-    """Its heartbeats never reach the registry, its answers end no job but those whose names it knows."""
+async def test_worker_that_talks_nonsense_harms_no_other(redis: Redis, redis_url: str) -> None:
+    """Its heartbeats never reach the registry, its answers end no job but those whose names it
+    knows.
+    """
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
         async with grpc.aio.insecure_channel(client.address) as channel:
             stub = worker_stub(channel)
@@ -137,8 +167,15 @@ async def test_a_worker_that_talks_nonsense_harms_no_other(redis: Redis, redis_u
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await stub.Heartbeat(bad)
                 assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            answers = [worker_pb2.CompletedJob(job_id=f"no-such-{number}", result=b"\xff\xff") for number in range(100)]
-            accepted = await stub.Complete(worker_pb2.CompleteRequest(worker_id="bad", lane=LANE, batch_id="none", jobs=answers))
+            answers = [
+                worker_pb2.CompletedJob(job_id=f"no-such-{number}", result=b"\xff\xff")
+                for number in range(100)
+            ]
+            accepted = await stub.Complete(
+                worker_pb2.CompleteRequest(
+                    worker_id="bad", lane=LANE, batch_id="none", jobs=answers
+                )
+            )
             assert accepted.accepted == 0
         assert (await client.encode("a text")).dense.data == vector("a text")
         assert set((await Fleet(redis).refresh()).workers) == {"w1"}
@@ -162,10 +199,14 @@ BROKEN: dict[str, worker_pb2.JobResult] = {
     "other bytes": encoded(dense=tensor(data=bytes(7))),
     "unknown type": encoded(dense=tensor(data_type=99)),
     "scales of other rows": encoded(dense=tensor(scale=bytes(8))),
-    "offsets that fall": encoded(multi_vector=tensor_pb2.Ragged(values=tensor(), offsets=[0, 2, 1])),
+    "offsets that fall": encoded(
+        multi_vector=tensor_pb2.Ragged(values=tensor(), offsets=[0, 2, 1])
+    ),
     "no offsets": encoded(multi_vector=tensor_pb2.Ragged(values=tensor())),
     "a column too far": encoded(
-        sparse=tensor_pb2.SparseMatrix(columns=2, offsets=[0, 1], indices=b"\2\0\0\0", values=tensor(shape=[1], data=bytes(4)))
+        sparse=tensor_pb2.SparseMatrix(
+            columns=2, offsets=[0, 1], indices=b"\2\0\0\0", values=tensor(shape=[1], data=bytes(4))
+        )
     ),
     "scores of two axes": worker_pb2.JobResult(score=pb.ScoreResponse(scores=tensor())),
     "nothing": worker_pb2.JobResult(),
@@ -184,5 +225,7 @@ def test_what_is_no_answer_at_all_is_the_workers_fault() -> None:
 
 
 def test_tokens_of_many_parts_stay_countable() -> None:
-    parts: list[codec.Response] = [pb.ExtractResponse(usage=pb.Usage(input_tokens=(1 << 64) - 1)) for _ in range(2)]
+    parts: list[codec.Response] = [
+        pb.ExtractResponse(usage=pb.Usage(input_tokens=(1 << 64) - 1)) for _ in range(2)
+    ]
     assert codec.merge_extract(parts).usage.input_tokens == (1 << 64) - 1

@@ -14,14 +14,27 @@ from libs.catalog.overrides import Catalog, Overrides
 from libs.catalog.pools import Pools, PoolSpec
 from libs.errors import InvalidInput, NoCapacity
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
-from services.router.admission.routing.routes import Backlog, Routes, Wanted, choose_lane, has_other_pool, refuse_pool
+from services.router.admission.routing.routes import (
+    Backlog,
+    Routes,
+    Wanted,
+    choose_lane,
+    has_other_pool,
+    refuse_pool,
+)
 
 MODEL = "a/b"
 ANY = Wanted(MODEL)
 ADAPTER = "o/adapter"
-RESIDENT, LOADING, COLD = models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_COLD
+RESIDENT, LOADING, COLD = (
+    models_pb2.MODEL_STATE_RESIDENT,
+    models_pb2.MODEL_STATE_LOADING,
+    models_pb2.MODEL_STATE_COLD,
+)
 NAMES = ("cpu", "l4-spot", "a100", "h100")
-POOLS = Pools("cpu", {name: PoolSpec(name, cold_start_seconds=40.0, node_seconds=20.0) for name in NAMES})
+POOLS = Pools(
+    "cpu", {name: PoolSpec(name, cold_start_seconds=40.0, node_seconds=20.0) for name in NAMES}
+)
 
 
 def card(*pools: str) -> Catalog:
@@ -53,7 +66,11 @@ def worker(
 
 def fleet(*workers: WorkerRecord, failed: Sequence[str] = ()) -> FleetSnapshot:
     """`failed`: workers that cannot load the model."""
-    failures = {MODEL: {name: worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="why") for name in failed}}
+    failures = {
+        MODEL: {
+            name: worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="why") for name in failed
+        }
+    }
     return FleetSnapshot({one.worker_id: one for one in workers}, {}, failures, 0)
 
 
@@ -74,7 +91,7 @@ def chosen(
 L4, A100 = worker("l", "l4-spot"), worker("a", "a100")
 
 
-def test_the_first_pool_serves_while_it_is_in_time() -> None:
+def test_first_pool_serves_while_it_is_in_time() -> None:
     both = fleet(L4, A100)
     assert chosen(both) == "l4-spot"
     assert chosen(both, {("l4-spot", MODEL): 3000}) == "l4-spot"
@@ -86,7 +103,9 @@ def test_the_first_pool_serves_while_it_is_in_time() -> None:
     assert chosen(both, {("l4-spot", MODEL): 5000, ("a100", MODEL): 4000}) == "a100"
 
 
-def test_a_pool_that_must_load_the_model_first_is_chosen_by_the_patient_only_while_another_has_it() -> None:
+def test_pool_that_must_load_the_model_first_is_chosen_by_the_patient_only_while_another_has_it() -> (
+    None
+):
     cold = worker("l", "l4-spot", COLD, load_seconds=2.0)
     assert chosen(fleet(cold, A100), seconds=60.0) == "l4-spot"
     assert chosen(fleet(cold, A100), seconds=10.0) == "a100"
@@ -97,10 +116,13 @@ def test_a_pool_that_must_load_the_model_first_is_chosen_by_the_patient_only_whi
     assert chosen(fleet(cold, A100), {("a100", MODEL): 10_000}, seconds=10.0) == "l4-spot"
     # What is on its way is as far as a load takes.
     loading = worker("l", "l4-spot", LOADING)
-    assert [chosen(fleet(loading, A100), seconds=left) for left in (10.0, 60.0)] == ["a100", "l4-spot"]
+    assert [chosen(fleet(loading, A100), seconds=left) for left in (10.0, 60.0)] == [
+        "a100",
+        "l4-spot",
+    ]
 
 
-def test_a_pool_without_workers_must_be_started_first() -> None:
+def test_pool_without_workers_must_be_started_first() -> None:
     assert chosen(fleet(A100)) == "a100"
     assert chosen(fleet(A100), {("a100", MODEL): 10_000}) == "l4-spot"
     assert chosen(fleet(A100), seconds=1000.0) == "l4-spot"
@@ -118,7 +140,7 @@ def test_workers_that_leave_do_not_count() -> None:
     assert chosen(fleet(replace(L4, models=leaving), A100), seconds=10.0) == "a100"
 
 
-def test_a_pool_that_cannot_serve_the_model_is_passed_over() -> None:
+def test_pool_that_cannot_serve_the_model_is_passed_over() -> None:
     broken = fleet(worker("l", "l4-spot", models_pb2.MODEL_STATE_FAILED), A100, failed=["l"])
     assert chosen(broken) == "a100"
     assert chosen(fleet(L4, A100), without=["l4-spot"]) == "a100"
@@ -128,10 +150,12 @@ def test_a_pool_that_cannot_serve_the_model_is_passed_over() -> None:
     assert has_other_pool(Wanted(MODEL), FILE, fleet(L4), ["l4-spot"])
     assert not has_other_pool(Wanted(MODEL), FILE, broken, ["a100"])
     assert not has_other_pool(Wanted(MODEL, pool="l4-spot"), FILE, fleet(L4, A100), ["l4-spot"])
-    assert not has_other_pool(Wanted(MODEL), Routes(Pools(), card("l4-spot", "a100")), fleet(L4), ["l4-spot"])
+    assert not has_other_pool(
+        Wanted(MODEL), Routes(Pools(), card("l4-spot", "a100")), fleet(L4), ["l4-spot"]
+    )
 
 
-def test_the_pool_that_has_the_adapter_is_nearer() -> None:
+def test_pool_that_has_the_adapter_is_nearer() -> None:
     wanted = Wanted(MODEL, ADAPTER)
     tuned = worker("a", "a100", adapters=[ADAPTER])
     assert chosen(fleet(L4, tuned), wanted=wanted, seconds=60.0) == "l4-spot"
@@ -141,13 +165,15 @@ def test_the_pool_that_has_the_adapter_is_nearer() -> None:
     assert chosen(fleet(*two, A100), wanted=wanted, routes=NO_FILE) == "cpu"
 
 
-def test_a_worker_tells_a_models_pools_where_the_catalog_does_not() -> None:
+def test_worker_tells_a_models_pools_where_the_catalog_does_not() -> None:
     told = {MODEL: models_pb2.ModelCard(model=MODEL, pools=["a100", "gone"])}
     assert chosen(replace(fleet(L4), cards=told), routes=Routes(POOLS, Catalog())) == "a100"
     assert chosen(replace(fleet(L4), cards=told), routes=Routes(POOLS, card("h100"))) == "h100"
 
 
-def test_without_a_card_it_is_the_default_pool_or_without_a_file_the_one_that_has_the_model() -> None:
+def test_without_a_card_it_is_the_default_pool_or_without_a_file_the_one_that_has_the_model() -> (
+    None
+):
     assert chosen(fleet(L4), routes=Routes(POOLS, Catalog())) == "cpu"
     cold = worker("c", "cpu", COLD)
     assert chosen(fleet(L4, cold), routes=NO_FILE) == "l4-spot"
@@ -156,13 +182,17 @@ def test_without_a_card_it_is_the_default_pool_or_without_a_file_the_one_that_ha
     assert chosen(fleet(), routes=NO_FILE) == "cpu"
 
 
-def test_a_named_pool_is_taken_if_there_is_such_a_pool() -> None:
+def test_named_pool_is_taken_if_there_is_such_a_pool() -> None:
     assert chosen(fleet(L4), wanted=Wanted(MODEL, pool="h100")) == "h100"
     refuse_pool("", FILE, fleet())
     refuse_pool("h100", FILE, fleet())
-    with pytest.raises(InvalidInput, match="there is no pool 'v100'; there are cpu, l4-spot, a100, h100") as unknown:
+    with pytest.raises(
+        InvalidInput, match="there is no pool 'v100'; there are cpu, l4-spot, a100, h100"
+    ) as unknown:
         refuse_pool("v100", FILE, fleet(worker("v", "v100")))
-    with pytest.raises(InvalidInput, match=r"is 'l4 spot', which is not 1\.\.63 letters") as malformed:
+    with pytest.raises(
+        InvalidInput, match=r"is 'l4 spot', which is not 1\.\.63 letters"
+    ) as malformed:
         refuse_pool("l4 spot", NO_FILE, fleet())
     assert unknown.value.field == malformed.value.field == "pool"
     refuse_pool("l4-spot", NO_FILE, fleet(L4))
@@ -171,7 +201,14 @@ def test_a_named_pool_is_taken_if_there_is_such_a_pool() -> None:
         refuse_pool("a100", NO_FILE, fleet(L4))
 
 
-STATES = [models_pb2.MODEL_STATE_ABSENT, COLD, LOADING, models_pb2.MODEL_STATE_WARM, RESIDENT, models_pb2.MODEL_STATE_FAILED]
+STATES = [
+    models_pb2.MODEL_STATE_ABSENT,
+    COLD,
+    LOADING,
+    models_pb2.MODEL_STATE_WARM,
+    RESIDENT,
+    models_pb2.MODEL_STATE_FAILED,
+]
 WORKERS = st.lists(
     st.builds(
         worker,
@@ -188,9 +225,21 @@ ORDERS = st.lists(st.sampled_from(NAMES), unique=True, max_size=3)
 TOKENS = st.dictionaries(st.tuples(st.sampled_from(NAMES), st.just(MODEL)), st.integers(0, 10**6))
 
 
-@given(WORKERS, ORDERS, TOKENS, st.sampled_from([0.0, 1.0, 60.0, 86_400.0]), st.sampled_from(["", ADAPTER]), st.booleans())
+@given(
+    WORKERS,
+    ORDERS,
+    TOKENS,
+    st.sampled_from([0.0, 1.0, 60.0, 86_400.0]),
+    st.sampled_from(["", ADAPTER]),
+    st.booleans(),
+)
 def test_never_a_pool_that_was_not_allowed_and_always_the_same(
-    workers: list[WorkerRecord], order: list[str], backlog: dict[tuple[str, str], int], seconds: float, adapter: str, file: bool
+    workers: list[WorkerRecord],
+    order: list[str],
+    backlog: dict[tuple[str, str], int],
+    seconds: float,
+    adapter: str,
+    file: bool,
 ) -> None:
     routes = Routes(POOLS if file else Pools(), card(*order))
     wanted = Wanted(MODEL, adapter)
@@ -198,14 +247,25 @@ def test_never_a_pool_that_was_not_allowed_and_always_the_same(
     assert found in (order or (["cpu"] if file else NAMES))
     # The order in which workers are known, and tokens of others, make no difference.
     again = fleet(*reversed({one.worker_id: one for one in workers}.values()))
-    assert chosen(again, {**backlog, ("cpu", "other/one"): 10**9}, routes=routes, wanted=wanted, seconds=seconds) == found
+    assert (
+        chosen(
+            again,
+            {**backlog, ("cpu", "other/one"): 10**9},
+            routes=routes,
+            wanted=wanted,
+            seconds=seconds,
+        )
+        == found
+    )
 
 
 @given(WORKERS, TOKENS, st.sampled_from([1.0, 60.0]))
 def test_overflow_only_from_a_pool_that_is_late(
     workers: list[WorkerRecord], backlog: dict[tuple[str, str], int], seconds: float
 ) -> None:
-    """Whatever the other pools look like: one that has the model and nothing to do is not passed over."""
+    """Whatever the other pools look like: one that has the model and nothing to do is not passed
+    over.
+    """
     others = [one for one in workers if one.pool != "l4-spot"]
     idle = {key: tokens for key, tokens in backlog.items() if key[0] != "l4-spot"}
     assert chosen(fleet(*others, replace(L4, worker_id="own")), idle, seconds=seconds) == "l4-spot"

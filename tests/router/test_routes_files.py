@@ -1,4 +1,6 @@
-"""Which pool serves a model is configuration: files that change while a router runs, as the kubelet changes a mounted ConfigMap."""
+"""Which pool serves a model is configuration: files that change while a router runs, as the kubelet
+changes a mounted ConfigMap.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,18 @@ def cards(pool: str) -> str:
     return f"model: {MODEL}\npools: [{pool}]\n"
 
 
-async def test_a_model_moves_to_another_pool_without_a_restart(redis_url: str, tmp_path: Path) -> None:
+async def test_model_moves_to_another_pool_without_a_restart(
+    redis_url: str, tmp_path: Path
+) -> None:
     mount(tmp_path, "1", pools=POOLS)
     mount(tmp_path / "catalog", "1", cards=cards("l4"))
     files = watch_routes(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
     async with router(redis_url, routes=files) as client:
         able = {"on_disk": [card()], "can_load": True}
-        async with _in_pool(client, "l4", **able).working() as first, _in_pool(client, "a100", **able).working() as second:
+        async with (
+            _in_pool(client, "l4", **able).working() as first,
+            _in_pool(client, "a100", **able).working() as second,
+        ):
             await client.sees("l4", "a100")
             await client.encode("a")
             assert (len(first.jobs), len(second.jobs)) == (1, 0)
@@ -54,7 +61,9 @@ def _in_pool(client: Client, pool: str, **values: object) -> FakeWorker:
     return FakeWorker(client.address, pool, pool=pool, **values)  # type: ignore[arg-type]  # of FakeWorker
 
 
-async def test_changed_new_and_wrong_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changed_new_and_wrong_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "pools.yaml").write_text(POOLS)
     (tmp_path / "catalog").mkdir()
     files = watch_routes(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
@@ -83,6 +92,6 @@ async def test_without_files_nothing_changes() -> None:
     assert files.content.default == "other"
 
 
-def test_a_router_does_not_start_with_wrong_files(tmp_path: Path) -> None:
+def test_router_does_not_start_with_wrong_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
         watch_routes(tmp_path / "nowhere.yaml", [], "cpu")

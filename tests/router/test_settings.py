@@ -19,37 +19,57 @@ def test_defaults() -> None:
     assert settings.router_id != Settings.from_env({}).router_id
 
 
-def test_a_file_of_tenants_is_read_before_the_start(tmp_path: Path) -> None:
+def test_file_of_tenants_is_read_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "tenants.yaml").write_text("tenants: {a: {weight: 2}}\n")
-    assert Settings.from_env({"SHOAL_TENANTS": str(tmp_path / "tenants.yaml")}).tenants.content.of("a").weight == 2
+    assert (
+        Settings.from_env({"SHOAL_TENANTS": str(tmp_path / "tenants.yaml")})
+        .tenants.content.of("a")
+        .weight
+        == 2
+    )
     assert Settings.from_env({}).tenants.content == NOBODY
 
 
-def test_the_password_of_redis_is_not_told() -> None:
+def test_password_of_redis_is_not_told() -> None:
     settings = Settings.from_env({"SHOAL_REDIS_URL": "rediss://user:hunter2@redis.example:6379/1"})
     assert "hunter2" not in str(settings.describe())
     assert "redis.example" in str(settings.describe())
 
 
 @pytest.mark.parametrize("url", ["redis://redis.example:6379/0", "redis:///0?host=10.0.0.7"])
-def test_a_redis_elsewhere_needs_tls_or_to_be_told(url: str) -> None:
-    with pytest.raises(InvalidInput, match=r"SHOAL_REDIS_URL must be rediss:// .* SHOAL_ALLOW_INSECURE=1"):
+def test_redis_elsewhere_needs_tls_or_to_be_told(url: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"SHOAL_REDIS_URL must be rediss:// .* SHOAL_ALLOW_INSECURE=1"
+    ):
         Settings.from_env({"SHOAL_REDIS_URL": url})
     assert Settings.from_env({"SHOAL_REDIS_URL": url, "SHOAL_ALLOW_INSECURE": "1"}).redis_url == url
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://localhost", "redis://:secret@[::1]:1", "redis:///2", "unix:///r", "rediss://redis.example"]
+    "url",
+    [
+        "redis://localhost",
+        "redis://:secret@[::1]:1",
+        "redis:///2",
+        "unix:///r",
+        "rediss://redis.example",
+    ],
 )
-def test_a_redis_here_needs_none(url: str) -> None:
+def test_redis_here_needs_none(url: str) -> None:
     assert Settings.from_env({"SHOAL_REDIS_URL": url}).redis_url == url
 
 
 def test_pools_and_the_catalog_that_maps_models_to_them(tmp_path: Path) -> None:
-    (tmp_path / "pools.yaml").write_text("pools: {a: {device: cpu}, b: {device: cuda}}\ndefault: b\n")
+    (tmp_path / "pools.yaml").write_text(
+        "pools: {a: {device: cpu}, b: {device: cuda}}\ndefault: b\n"
+    )
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards" / "cards.yaml").write_text("model: org/name\npools: [a]\n")
-    environ = {"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards"), "SHOAL_DEFAULT_POOL": "a"}
+    environ = {
+        "SHOAL_POOLS": str(tmp_path / "pools.yaml"),
+        "SHOAL_CATALOG": str(tmp_path / "cards"),
+        "SHOAL_DEFAULT_POOL": "a",
+    }
     settings = Settings.from_env(environ)
     routes = settings.routes.content
     card = routes.catalog.of("org/name")
@@ -58,14 +78,17 @@ def test_pools_and_the_catalog_that_maps_models_to_them(tmp_path: Path) -> None:
     assert settings.describe()["default_pool"] == "b"
 
 
-def test_a_card_with_an_unknown_pool_keeps_a_router_from_starting(tmp_path: Path) -> None:
+def test_card_with_an_unknown_pool_keeps_a_router_from_starting(tmp_path: Path) -> None:
     (tmp_path / "pools.yaml").write_text("pools: {a: {device: cpu}}\n")
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards" / "cards.yaml").write_text("model: org/name\npools: [a, c]\n")
     with pytest.raises(
-        InvalidInput, match=r"cards\.yaml:1: `pools` names 'c', which is not a pool of pools\.yaml; its pools are: a"
+        InvalidInput,
+        match=r"cards\.yaml:1: `pools` names 'c', which is not a pool of pools\.yaml; its pools are: a",
     ):
-        Settings.from_env({"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards")})
+        Settings.from_env(
+            {"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards")}
+        )
 
 
 @pytest.mark.parametrize(

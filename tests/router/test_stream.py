@@ -1,4 +1,6 @@
-"""EncodeStream: the answer of Encode in parts, over real gRPC, to clients with gRPC's default limit of 4 MiB."""
+"""EncodeStream: the answer of Encode in parts, over real gRPC, to clients with gRPC's default limit
+of 4 MiB.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,31 @@ from shoal.v1 import inference_pb2_grpc, tensor_pb2, worker_pb2
 
 from libs.errors import InternalError
 from services.router import app
-from services.router.flight import COPIES, LEAST_BYTES, PART_BYTES, STREAMED_COPIES, Flight
+from services.router.flight import COPIES, MIN_BYTES, PART_BYTES, STREAMED_COPIES, InFlightMemory
 from services.router.lanes import codec
 from services.router.lanes.chunks import CHUNK_BYTES, Parts, split
-from tests.router.parts import Client, FakeWorker, Refusal, card, changed, encode_request, refused, router, until
+from tests.router.parts import (
+    Client,
+    FakeWorker,
+    Refusal,
+    card,
+    changed,
+    encode_request,
+    refused,
+    router,
+    until,
+)
 
 DIMENSIONS = 384
 DEFAULT_LIMIT = 4 << 20
 ALL = (pb.REPRESENTATION_DENSE, pb.REPRESENTATION_SPARSE, pb.REPRESENTATION_MULTI_VECTOR)
 
 
-def tensor(rows: Sequence[bytes], *inner: int, data_type: tensor_pb2.DataType = tensor_pb2.DATA_TYPE_FLOAT32) -> tensor_pb2.Tensor:
+def tensor(
+    rows: Sequence[bytes],
+    *inner: int,
+    data_type: tensor_pb2.DataType = tensor_pb2.DATA_TYPE_FLOAT32,
+) -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(data_type=data_type, shape=[len(rows), *inner], data=b"".join(rows))
 
 
@@ -37,24 +53,41 @@ def offsets(lengths: Sequence[int]) -> list[int]:
 
 
 def wide_answer(request: pb.EncodeRequest, dimensions: int = DIMENSIONS) -> pb.EncodeResponse:
-    """A row is the number that its text says, again and again; it has as many entries and tokens as its text has letters."""
+    """A row is the number that its text says, again and again; it has as many entries and tokens as
+    its text has letters.
+    """
     numbers = [float(int(item.text.split()[0])) for item in request.items]
     answer = pb.EncodeResponse(model_revision="r1", usage=pb.Usage(input_tokens=len(numbers)))
     answer.timings.forward_seconds = max(numbers)
     forms = request.representations or [pb.REPRESENTATION_DENSE]
     lengths = [len(item.text) for item in request.items]
     if pb.REPRESENTATION_DENSE in forms:
-        answer.dense.CopyFrom(tensor([struct.pack("<f", number) * dimensions for number in numbers], dimensions))
+        answer.dense.CopyFrom(
+            tensor([struct.pack("<f", number) * dimensions for number in numbers], dimensions)
+        )
     if pb.REPRESENTATION_SPARSE in forms:
         weights = tensor(
-            [struct.pack("<f", number) for number, length in zip(numbers, lengths, strict=True) for _ in range(length)]
+            [
+                struct.pack("<f", number)
+                for number, length in zip(numbers, lengths, strict=True)
+                for _ in range(length)
+            ]
         )
-        indices = b"".join(struct.pack("<I", index) for length in lengths for index in range(length))
-        sparse = tensor_pb2.SparseMatrix(columns=50_000, offsets=offsets(lengths), indices=indices, values=weights)
+        indices = b"".join(
+            struct.pack("<I", index) for length in lengths for index in range(length)
+        )
+        sparse = tensor_pb2.SparseMatrix(
+            columns=50_000, offsets=offsets(lengths), indices=indices, values=weights
+        )
         answer.sparse.CopyFrom(sparse)
     if pb.REPRESENTATION_MULTI_VECTOR in forms:
         values = tensor(
-            [struct.pack("<f", number) * 4 for number, length in zip(numbers, lengths, strict=True) for _ in range(length)], 4
+            [
+                struct.pack("<f", number) * 4
+                for number, length in zip(numbers, lengths, strict=True)
+                for _ in range(length)
+            ],
+            4,
         )
         answer.multi_vector.CopyFrom(tensor_pb2.Ragged(values=values, offsets=offsets(lengths)))
     return answer
@@ -79,7 +112,10 @@ def without_timings(answer: pb.EncodeResponse) -> pb.EncodeResponse:
 async def plain_stub(address: str) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
     """Of a client that sets no options."""
     async with grpc.aio.insecure_channel(address) as channel:
-        yield cast("inference_pb2_grpc.InferenceServiceAsyncStub", inference_pb2_grpc.InferenceServiceStub(channel))
+        yield cast(
+            "inference_pb2_grpc.InferenceServiceAsyncStub",
+            inference_pb2_grpc.InferenceServiceStub(channel),
+        )
 
 
 @asynccontextmanager
@@ -113,15 +149,15 @@ async def read_all(call: Call) -> list[pb.EncodeResponse]:
 
 
 @pytest.fixture
-def flights(monkeypatch: pytest.MonkeyPatch) -> list[Flight]:
+def flights(monkeypatch: pytest.MonkeyPatch) -> list[InFlightMemory]:
     """Those of the routers that the test starts."""
-    made: list[Flight] = []
+    made: list[InFlightMemory] = []
 
-    def make(*, limit_bytes: int) -> Flight:
-        made.append(Flight(limit_bytes=limit_bytes))
+    def make(*, limit_bytes: int) -> InFlightMemory:
+        made.append(InFlightMemory(limit_bytes=limit_bytes))
         return made[-1]
 
-    monkeypatch.setattr(app, "Flight", make)
+    monkeypatch.setattr(app, "InFlightMemory", make)
     return made
 
 
@@ -142,12 +178,16 @@ def held_after(worker: FakeWorker, jobs: int) -> None:
 async def lane_is_settled(client: Client) -> None:
     async def is_settled() -> bool:
         lane = await client.lane()
-        return lane.queued_jobs == 0 and lane.done_jobs + lane.cancelled_jobs == lane.enqueued_jobs > 0
+        return (
+            lane.queued_jobs == 0 and lane.done_jobs + lane.cancelled_jobs == lane.enqueued_jobs > 0
+        )
 
     await until(is_settled, "all jobs to be done or cancelled")
 
 
-async def test_a_client_with_the_default_limit_gets_what_encode_cannot_give_it(redis_url: str) -> None:
+async def test_client_with_the_default_limit_gets_what_encode_cannot_give_it(
+    redis_url: str,
+) -> None:
     request = numbered(3000)
     async with meshed(redis_url) as (client, _), plain_stub(client.address) as stub:
         refusal = await refused(stub.Encode(request, timeout=30))
@@ -158,7 +198,9 @@ async def test_a_client_with_the_default_limit_gets_what_encode_cannot_give_it(r
     print(f"{len(whole.dense.data):,} bytes in {len(chunks)} messages")
     assert len(chunks) >= 5
     assert all(0 < chunk.ByteSize() <= CHUNK_BYTES + 100 for chunk in chunks)
-    assert [chunk.HasField("usage") for chunk in chunks] == [chunk.HasField("timings") for chunk in chunks]
+    assert [chunk.HasField("usage") for chunk in chunks] == [
+        chunk.HasField("timings") for chunk in chunks
+    ]
     assert [chunk.HasField("usage") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert {chunk.model_revision for chunk in chunks} == {"r1"}
     assert without_timings(codec.merge_encode(list(chunks))) == without_timings(whole)
@@ -176,7 +218,7 @@ async def test_every_form_is_that_of_encode(redis_url: str) -> None:
     assert without_timings(codec.merge_encode(list(chunks))) == without_timings(whole)
 
 
-async def test_the_first_rows_come_before_the_others_are_made(redis_url: str) -> None:
+async def test_first_rows_come_before_the_others_are_made(redis_url: str) -> None:
     request = numbered(100, letters=5000)
     async with meshed(redis_url) as (client, worker), plain_stub(client.address) as stub:
         held_after(worker, 1)
@@ -186,17 +228,23 @@ async def test_the_first_rows_come_before_the_others_are_made(redis_url: str) ->
         assert first.dense.shape[0] == len(worker.jobs[0].encode.items) < 100
         worker.resume()
         chunks = [first, *await read_all(call)]
-        assert len(worker.jobs) == len({job.job_id for job in worker.jobs}) > 2, "nothing is asked of a worker twice"
+        assert len(worker.jobs) == len({job.job_id for job in worker.jobs}) > 2, (
+            "nothing is asked of a worker twice"
+        )
     assert codec.merge_encode(list(chunks)).dense == wide_answer(request).dense
 
 
-async def test_answers_that_come_in_another_order_are_sent_in_that_of_the_items(redis_url: str) -> None:
+async def test_answers_that_come_in_another_order_are_sent_in_that_of_the_items(
+    redis_url: str,
+) -> None:
     request = numbered(40, letters=5000)
     async with meshed(redis_url) as (client, first), plain_stub(client.address) as stub:
         first.hold()
         call = stub.EncodeStream(request, timeout=30)
         await until(lambda: first.jobs, "the first worker to hold the first job")
-        async with FakeWorker(client.address, "w2", models=[card()], budget_tokens=1).working() as second:
+        async with FakeWorker(
+            client.address, "w2", models=[card()], budget_tokens=1
+        ).working() as second:
             second.answer = widely
 
             async def others_are_done() -> bool:
@@ -221,20 +269,28 @@ async def test_what_is_refused_is_refused_as_by_encode(redis_url: str) -> None:
         ):
             metadata = (("x-request-id", "same"),)
             unary = await refused(inference.Encode(request, timeout=10, metadata=metadata))
-            stream = await refused(inference.EncodeStream(request, timeout=10, metadata=metadata).read())
+            stream = await refused(
+                inference.EncodeStream(request, timeout=10, metadata=metadata).read()
+            )
             assert vars(stream) == vars(unary)
             assert stream.reason
 
 
-@pytest.mark.parametrize("reason", ["INVALID_INPUT", "INPUT_TOO_LONG", "OUT_OF_MEMORY", "MODEL_LOAD_FAILED"])
-async def test_an_error_after_messages_is_that_of_encode(redis_url: str, flights: list[Flight], reason: str) -> None:
+@pytest.mark.parametrize(
+    "reason", ["INVALID_INPUT", "INPUT_TOO_LONG", "OUT_OF_MEMORY", "MODEL_LOAD_FAILED"]
+)
+async def test_error_after_messages_is_that_of_encode(
+    redis_url: str, flights: list[InFlightMemory], reason: str
+) -> None:
     """Also one for which another pool would be asked before the first message."""
     request = numbered(100, letters=5000)
 
     def failing(job: worker_pb2.Job) -> worker_pb2.JobResult:
         if job.first_item == 0:
             return widely(job)
-        return worker_pb2.JobResult(failure=worker_pb2.Failure(reason=reason, message="no", field="items[99]"))
+        return worker_pb2.JobResult(
+            failure=worker_pb2.Failure(reason=reason, message="no", field="items[99]")
+        )
 
     async with meshed(redis_url) as (client, worker):
         worker.answer = failing
@@ -255,7 +311,7 @@ async def test_an_error_after_messages_is_that_of_encode(redis_url: str, flights
 
 
 async def test_who_leaves_in_the_middle_leaves_nothing_behind(
-    redis_url: str, flights: list[Flight], caplog: pytest.LogCaptureFixture
+    redis_url: str, flights: list[InFlightMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
     request = numbered(100, letters=5000)
     async with meshed(redis_url) as (client, worker):
@@ -279,7 +335,9 @@ async def test_who_leaves_in_the_middle_leaves_nothing_behind(
     assert not [record for record in caplog.records if record.message == "call failed"]
 
 
-async def test_a_slow_reader_holds_what_it_has_not_read_and_nothing_else(redis_url: str, flights: list[Flight]) -> None:
+async def test_slow_reader_holds_what_it_has_not_read_and_nothing_else(
+    redis_url: str, flights: list[InFlightMemory]
+) -> None:
     """It can be large: 48 MB, of which gRPC's windows take a few."""
     request = numbered(400, letters=1000)
     async with meshed(redis_url) as (client, worker), plain_stub(client.address) as stub:
@@ -293,7 +351,7 @@ async def test_a_slow_reader_holds_what_it_has_not_read_and_nothing_else(redis_u
             return lane.done_jobs == lane.enqueued_jobs > 1
 
         await until(all_done, "all jobs to be done", 30.0)
-        own = LEAST_BYTES + COPIES * request.ByteSize() + PART_BYTES * 400
+        own = MIN_BYTES + COPIES * request.ByteSize() + PART_BYTES * 400
         held = flights[0].held_bytes - own
         print(f"held {held:,} of {STREAMED_COPIES * size:,} bytes")
         assert STREAMED_COPIES * size / 2 < held <= STREAMED_COPIES * (size + (1 << 20))
@@ -306,20 +364,24 @@ async def test_a_slow_reader_holds_what_it_has_not_read_and_nothing_else(redis_u
 
 
 async def test_who_leaves_while_it_is_written_to_is_no_failure_of_ours(
-    redis_url: str, flights: list[Flight], caplog: pytest.LogCaptureFixture
+    redis_url: str, flights: list[InFlightMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
     """By a cancellation or a deadline; some have read nothing, some a little."""
     async with meshed(redis_url) as (client, worker), plain_stub(client.address) as stub:
         worker.answer = lambda job: worker_pb2.JobResult(encode=wide_answer(job.encode, 30_000))
         for number in range(12):
-            call = stub.EncodeStream(numbered(100, letters=1000 + number), timeout=0.7 if number % 2 else 30.0)
+            call = stub.EncodeStream(
+                numbered(100, letters=1000 + number), timeout=0.7 if number % 2 else 30.0
+            )
             await left(call, number, flights[0])
             await until(lambda: flights[0].held_bytes == 0, "nothing to be held")
     assert not [record for record in caplog.records if record.message == "call failed"]
 
 
-async def left(call: Call, number: int, flight: Flight) -> None:
-    """After some messages, once its answer is there (on a busy machine its time may be over before)."""
+async def left(call: Call, number: int, flight: InFlightMemory) -> None:
+    """After some messages, once its answer is there (on a busy machine its time may be over
+    before).
+    """
     await until(lambda: flight.held_bytes > 20_000_000 or call.done(), "the answer to be there")
     with suppress(grpc.aio.AioRpcError):
         for _ in range(number % 4):
@@ -330,7 +392,7 @@ async def left(call: Call, number: int, flight: Flight) -> None:
         call.cancel()
 
 
-async def test_a_drain_waits_for_the_end_of_an_answer(redis_url: str) -> None:
+async def test_drain_waits_for_the_end_of_an_answer(redis_url: str) -> None:
     request = numbered(100, letters=5000)
     async with AsyncExitStack() as stack:
         serving = AsyncExitStack()
@@ -338,7 +400,9 @@ async def test_a_drain_waits_for_the_end_of_an_answer(redis_url: str) -> None:
         going = await serving.enter_async_context(router(redis_url, grace_seconds=30.0))
         client = Client(going.address)
         stack.push_async_callback(client.close)
-        worker = await stack.enter_async_context(FakeWorker(going.address, models=[card()], budget_tokens=1).working())
+        worker = await stack.enter_async_context(
+            FakeWorker(going.address, models=[card()], budget_tokens=1).working()
+        )
         held_after(worker, 1)
         call = client.inference.EncodeStream(request, timeout=30)
         first = await next_of(call)
@@ -359,18 +423,21 @@ async def test_a_drain_waits_for_the_end_of_an_answer(redis_url: str) -> None:
     assert codec.merge_encode([first, *rest]).dense == wide_answer(request).dense
 
 
-async def test_a_deadline_that_passes_in_the_middle_says_so(redis_url: str) -> None:
+async def test_deadline_that_passes_in_the_middle_says_so(redis_url: str) -> None:
     async with meshed(redis_url, default_deadline_seconds=1) as (client, worker):
         held_after(worker, 1)
         call = client.inference.EncodeStream(numbered(100, letters=5000))
         await call.read()
         refusal = await refused(read_all(call))
-        assert (refusal.code, refusal.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_PASSED")
+        assert (refusal.code, refusal.reason) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "DEADLINE_PASSED",
+        )
         worker.resume()
         await lane_is_settled(client)
 
 
-async def test_a_repeated_call_joins_the_work_of_the_first(redis_url: str) -> None:
+async def test_repeated_call_joins_the_work_of_the_first(redis_url: str) -> None:
     request, metadata = numbered(100, letters=5000), (("x-request-id", "same"),)
     async with meshed(redis_url) as (client, worker):
         held_after(worker, 1)
@@ -388,10 +455,15 @@ async def test_a_repeated_call_joins_the_work_of_the_first(redis_url: str) -> No
     st.lists(st.integers(0, 60), min_size=1, max_size=30),
     st.sets(st.sampled_from(ALL), min_size=1),
     st.integers(1, 2000),
-    st.sampled_from([tensor_pb2.DATA_TYPE_FLOAT32, tensor_pb2.DATA_TYPE_UINT8, tensor_pb2.DATA_TYPE_BINARY]),
+    st.sampled_from(
+        [tensor_pb2.DATA_TYPE_FLOAT32, tensor_pb2.DATA_TYPE_UINT8, tensor_pb2.DATA_TYPE_BINARY]
+    ),
 )
 def test_parts_of_an_answer_are_whole_and_joined_it(
-    lengths: list[int], forms: set[pb.Representation], most_bytes: int, data_type: tensor_pb2.DataType
+    lengths: list[int],
+    forms: set[pb.Representation],
+    most_bytes: int,
+    data_type: tensor_pb2.DataType,
 ) -> None:
     request = encode_request(*("7 ".ljust(2 + length, "x") for length in lengths))
     request.representations.extend(forms)
@@ -399,7 +471,13 @@ def test_parts_of_an_answer_are_whole_and_joined_it(
     if data_type != tensor_pb2.DATA_TYPE_FLOAT32 and answer.HasField("dense"):
         rows = len(lengths)
         answer.dense.CopyFrom(
-            tensor([bytes([index]) * (1 if data_type == tensor_pb2.DATA_TYPE_BINARY else 6) for index in range(rows)], 6)
+            tensor(
+                [
+                    bytes([index]) * (1 if data_type == tensor_pb2.DATA_TYPE_BINARY else 6)
+                    for index in range(rows)
+                ],
+                6,
+            )
         )
         answer.dense.data_type = data_type
         if data_type == tensor_pb2.DATA_TYPE_UINT8:
@@ -409,7 +487,9 @@ def test_parts_of_an_answer_are_whole_and_joined_it(
     for chunk in chunks:
         codec.job_result(worker_pb2.JobResult(encode=chunk).SerializeToString())  # it fits together
         items = [chunk.dense.shape[0]] if chunk.HasField("dense") else []
-        items += [len(part.offsets) - 1 for part in (chunk.sparse, chunk.multi_vector) if part.offsets]
+        items += [
+            len(part.offsets) - 1 for part in (chunk.sparse, chunk.multi_vector) if part.offsets
+        ]
         assert len(set(items)) == 1
         assert items[0] == 1 or numbers(chunk) <= most_bytes
     assert [chunk.HasField("usage") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -419,12 +499,16 @@ def test_parts_of_an_answer_are_whole_and_joined_it(
 def numbers(chunk: pb.EncodeResponse) -> int:
     """Bytes of its numbers."""
     tensors = (chunk.dense, chunk.sparse.values, chunk.multi_vector.values)
-    return sum(len(one.data) + len(one.scale) + len(one.offset) for one in tensors) + len(chunk.sparse.indices)
+    return sum(len(one.data) + len(one.scale) + len(one.offset) for one in tensors) + len(
+        chunk.sparse.indices
+    )
 
 
-def test_an_answer_without_rows_or_with_forms_that_differ_is_a_workers_fault() -> None:
+def test_answer_without_rows_or_with_forms_that_differ_is_a_workers_fault() -> None:
     answer = wide_answer(encode_request("1", "2"))
-    other = pb.EncodeRequest(items=encode_request("1").items, representations=[pb.REPRESENTATION_SPARSE])
+    other = pb.EncodeRequest(
+        items=encode_request("1").items, representations=[pb.REPRESENTATION_SPARSE]
+    )
     answer.sparse.CopyFrom(wide_answer(other).sparse)
     for wrong in (pb.EncodeResponse(), answer):
         with pytest.raises(InternalError):

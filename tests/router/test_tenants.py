@@ -40,14 +40,38 @@ def test_named_tenants_have_what_they_say_and_else_the_default() -> None:
         ("", "t.yaml:1: the file is empty"),
         ("- a", "t.yaml:1: the file must be keys with values, not a list"),
         ("tenant:\n  a: {}", "t.yaml:1: the file has no key 'tenant': did you mean 'tenants'?"),
-        ("tenants:\n  a: {weigth: 1}", "t.yaml:2: `tenants.a` has no key 'weigth': did you mean 'weight'?"),
-        ("tenants:\n  a: {weight: 0}", "t.yaml:2: `tenants.a.weight` is 0, which is not a number in 0.001..1000"),
-        ("tenants:\n  a:\n    requests_per_second: -1", "t.yaml:3: `tenants.a.requests_per_second` is -1"),
-        ("tenants:\n  a: {requests_per_second: .inf}", "t.yaml:2: `tenants.a.requests_per_second` is .inf"),
-        ("default: {burst_seconds: 0}", "t.yaml:1: `default.burst_seconds` is 0, which is not a number in 0.001..3600"),
-        ("default: {queued_tokens: 1.5}", "t.yaml:1: `default.queued_tokens` must be a whole number"),
-        ("tenants:\n  a: {}\n  a: {}", "t.yaml:3: `tenants` has the key 'a' twice, first in line 2"),
-        ("tenants:\n  'a b': {}", "t.yaml:2: `tenants` is 'a b', which is not 1..128 printable ASCII"),
+        (
+            "tenants:\n  a: {weigth: 1}",
+            "t.yaml:2: `tenants.a` has no key 'weigth': did you mean 'weight'?",
+        ),
+        (
+            "tenants:\n  a: {weight: 0}",
+            "t.yaml:2: `tenants.a.weight` is 0, which is not a number in 0.001..1000",
+        ),
+        (
+            "tenants:\n  a:\n    requests_per_second: -1",
+            "t.yaml:3: `tenants.a.requests_per_second` is -1",
+        ),
+        (
+            "tenants:\n  a: {requests_per_second: .inf}",
+            "t.yaml:2: `tenants.a.requests_per_second` is .inf",
+        ),
+        (
+            "default: {burst_seconds: 0}",
+            "t.yaml:1: `default.burst_seconds` is 0, which is not a number in 0.001..3600",
+        ),
+        (
+            "default: {queued_tokens: 1.5}",
+            "t.yaml:1: `default.queued_tokens` must be a whole number",
+        ),
+        (
+            "tenants:\n  a: {}\n  a: {}",
+            "t.yaml:3: `tenants` has the key 'a' twice, first in line 2",
+        ),
+        (
+            "tenants:\n  'a b': {}",
+            "t.yaml:2: `tenants` is 'a b', which is not 1..128 printable ASCII",
+        ),
         ("tenants: {a: {weight: 1}", "t.yaml:1: is not YAML"),
     ],
 )
@@ -57,11 +81,17 @@ def test_what_cannot_be_names_file_and_line(text: str, words: str) -> None:
     assert refusal.value.message.startswith(words)
 
 
-async def test_a_changed_file_is_read_again_and_a_broken_one_leaves_what_was_known(tmp_path: Path) -> None:
+async def test_changed_file_is_read_again_and_a_broken_one_leaves_what_was_known(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text("tenants: {a: {weight: 2}}\n")
     known = watch_tenants(path)
-    for text, weight in (("tenants: {a: {weight: 33}}\n", 33.0), ("tenants: {a: {weight:", 33.0), ("default: {weight: 7}\n", 7.0)):
+    for text, weight in (
+        ("tenants: {a: {weight: 33}}\n", 33.0),
+        ("tenants: {a: {weight:", 33.0),
+        ("default: {weight: 7}\n", 7.0),
+    ):
         replace(path, text)
         known.look()
         assert known.content.of("a").weight == weight
@@ -77,10 +107,14 @@ def replace(path: Path, text: str) -> None:
     os.replace(other, path)
 
 
-async def ask(client: Client, tenant: str, text: str = "a text", timeout: float = 10.0) -> Refusal | None:
+async def ask(
+    client: Client, tenant: str, text: str = "a text", timeout: float = 10.0
+) -> Refusal | None:
     """The refusal, or None: it was answered."""
     try:
-        await client.inference.Encode(encode_request(text), timeout=timeout, metadata=(("x-shoal-tenant", tenant),))
+        await client.inference.Encode(
+            encode_request(text), timeout=timeout, metadata=(("x-shoal-tenant", tenant),)
+        )
     except grpc.aio.AioRpcError as error:
         return Refusal(error)
     return None
@@ -92,8 +126,12 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-async def test_over_the_rate_both_routers_refuse_with_the_time_to_wait(redis_url: str, tmp_path: Path) -> None:
-    file = written(tmp_path, "tenants: {crawler: {requests_per_second: 0.01, burst_seconds: 400}}\n")
+async def test_over_the_rate_both_routers_refuse_with_the_time_to_wait(
+    redis_url: str, tmp_path: Path
+) -> None:
+    file = written(
+        tmp_path, "tenants: {crawler: {requests_per_second: 0.01, burst_seconds: 400}}\n"
+    )
     async with (
         router(redis_url, "a", tenants=file) as one,
         router(redis_url, "b", tenants=file) as two,
@@ -103,32 +141,54 @@ async def test_over_the_rate_both_routers_refuse_with_the_time_to_wait(redis_url
         assert outcomes[:4] == [None] * 4
         for refusal in outcomes[4:]:
             assert refusal is not None
-            assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+            assert (refusal.code, refusal.reason) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "RATE_LIMITED",
+            )
             assert refusal.retry_seconds == pytest.approx(100.0, abs=15.0)
         assert await ask(one, "somebody") is None
 
 
-async def test_a_job_says_whose_it_is_and_what_that_weighs(redis_url: str, tmp_path: Path) -> None:
+async def test_job_says_whose_it_is_and_what_that_weighs(redis_url: str, tmp_path: Path) -> None:
     file = written(tmp_path, "tenants: {search: {weight: 4}}\n")
-    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url, tenants=file) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         assert [await ask(client, "search"), await ask(client, "other")] == [None, None]
-        assert [(job.tenant, job.weight) for job in worker.jobs] == [("search", 4.0), ("other", 1.0)]
+        assert [(job.tenant, job.weight) for job in worker.jobs] == [
+            ("search", 4.0),
+            ("other", 1.0),
+        ]
 
 
-async def test_a_tenants_queued_work_is_bounded_and_another_is_served(redis_url: str, tmp_path: Path) -> None:
+async def test_tenants_queued_work_is_bounded_and_another_is_served(
+    redis_url: str, tmp_path: Path
+) -> None:
     file = written(tmp_path, "tenants: {crawler: {queued_tokens: 60}}\n")
-    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url, tenants=file) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         worker.hold()
-        asked = [asyncio.create_task(ask(client, "crawler", f"{number} " + "word " * 15)) for number in range(6)]
+        asked = [
+            asyncio.create_task(ask(client, "crawler", f"{number} " + "word " * 15))
+            for number in range(6)
+        ]
         other = asyncio.create_task(ask(client, "other"))
 
-        await until(lambda: sum(task.done() for task in asked) >= 3, "the work above the quota to be refused")
+        await until(
+            lambda: sum(task.done() for task in asked) >= 3,
+            "the work above the quota to be refused",
+        )
         worker.resume()
         outcomes = [await task for task in asked]
         assert await other is None
     refusals = [outcome for outcome in outcomes if outcome is not None]
     assert 0 < len(refusals) < len(outcomes)
-    assert {(refusal.reason, refusal.retry_seconds > 0) for refusal in refusals} == {("QUEUE_FULL", True)}
+    assert {(refusal.reason, refusal.retry_seconds > 0) for refusal in refusals} == {
+        ("QUEUE_FULL", True)
+    }
 
 
 LONG = "word " * 200_000
@@ -137,7 +197,10 @@ LONG = "word " * 200_000
 
 async def test_what_a_model_cuts_off_counts_for_rates(redis_url: str, tmp_path: Path) -> None:
     file = written(tmp_path, "tenants: {crawler: {tokens_per_second: 10, burst_seconds: 200}}\n")
-    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[card()]).working():
+    async with (
+        router(redis_url, tenants=file) as client,
+        FakeWorker(client.address, models=[card()]).working(),
+    ):
         await client.sees("w1")
         assert await ask(client, "crawler", LONG) is None
         refusal = await ask(client, "crawler", LONG)
@@ -147,7 +210,10 @@ async def test_what_a_model_cuts_off_counts_for_rates(redis_url: str, tmp_path: 
 
 async def test_what_a_model_cuts_off_counts_for_quotas(redis_url: str, tmp_path: Path) -> None:
     file = written(tmp_path, "tenants: {crawler: {queued_tokens: 2000}}\n")
-    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url, tenants=file) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         await client.sees("w1")
         worker.hold()
         first = asyncio.create_task(ask(client, "crawler", LONG))
@@ -160,12 +226,21 @@ async def test_what_a_model_cuts_off_counts_for_quotas(redis_url: str, tmp_path:
 
 
 @pytest.mark.parametrize("measured", [0.0046, 60.0])
-async def test_a_rate_that_texts_of_others_moved_changes_little(redis_url: str, tmp_path: Path, measured: float) -> None:
-    """Six texts of 1 MB, or thousands of a letter, once moved the price of everybody's texts without bound."""
+async def test_rate_that_texts_of_others_moved_changes_little(
+    redis_url: str, tmp_path: Path, measured: float
+) -> None:
+    """Six texts of 1 MB, or thousands of a letter, once moved the price of everybody's texts
+    without bound.
+    """
     file = written(tmp_path, "tenants: {crawler: {tokens_per_second: 1, burst_seconds: 3600}}\n")
     moved = card()
     moved.tokens_per_byte, moved.max_tokens = measured, 8192
-    async with router(redis_url, tenants=file) as client, FakeWorker(client.address, models=[moved]).working():
+    async with (
+        router(redis_url, tenants=file) as client,
+        FakeWorker(client.address, models=[moved]).working(),
+    ):
         await client.sees("w1")
-        outcomes = [await ask(client, "crawler", "word " * 600) for _ in range(30)]  # 3,000 letters: 800 tokens
+        outcomes = [
+            await ask(client, "crawler", "word " * 600) for _ in range(30)
+        ]  # 3,000 letters: 800 tokens
         assert 1 <= outcomes.count(None) <= 22

@@ -1,4 +1,6 @@
-"""Tokenize and Detokenize through a router: splitting, merging, limits, and what a worker's failure names."""
+"""Tokenize and Detokenize through a router: splitting, merging, limits, and what a worker's failure
+names.
+"""
 
 from __future__ import annotations
 
@@ -23,48 +25,74 @@ def sequences(*ids: list[int]) -> list[pb.TokenIds]:
     return [pb.TokenIds(ids=one) for one in ids]
 
 
-async def test_a_large_request_is_split_and_its_answers_are_joined_in_order(redis_url: str) -> None:
+async def test_large_request_is_split_and_its_answers_are_joined_in_order(redis_url: str) -> None:
     texts = [f"{number} " * (1 + number % 200) for number in range(6000)]
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         await client.sees("w1")
-        counted = await client.inference.Tokenize(pb.TokenizeRequest(model=MODEL, texts=texts, count_only=True))
+        counted = await client.inference.Tokenize(
+            pb.TokenizeRequest(model=MODEL, texts=texts, count_only=True)
+        )
         assert [result.count for result in counted.results] == list(map(len, texts))
-        assert (counted.max_tokens, counted.model_revision, counted.usage.input_tokens) == (512, "r1", len(texts))
+        assert (counted.max_tokens, counted.model_revision, counted.usage.input_tokens) == (
+            512,
+            "r1",
+            len(texts),
+        )
         assert counted.timings.total_seconds > 0
         assert len(worker.jobs) > 1, "a worker reads about a MiB of text for a job"
         worker.jobs.clear()
         named = await client.inference.Tokenize(pb.TokenizeRequest(model=MODEL, texts=texts[:150]))
         assert ["".join(map(chr, result.ids)) for result in named.results] == texts[:150]
         ids = [list(result.ids) for result in named.results]
-        back = await client.inference.Detokenize(pb.DetokenizeRequest(model=MODEL, sequences=sequences(*ids)))
+        back = await client.inference.Detokenize(
+            pb.DetokenizeRequest(model=MODEL, sequences=sequences(*ids))
+        )
         assert list(back.texts) == texts[:150]
 
 
-async def test_a_refused_text_is_named_by_its_place_in_the_request(redis_url: str) -> None:
+async def test_refused_text_is_named_by_its_place_in_the_request(redis_url: str) -> None:
     texts = ["x" * 1000] * 3000
 
     def refuse(job: worker_pb2.Job) -> worker_pb2.JobResult:
         place = job.first_item + len(job.tokenize.texts) - 1
-        failure = worker_pb2.Failure(reason="INPUT_TOO_LONG", message="too long", field=f"texts[{place}]")
+        failure = worker_pb2.Failure(
+            reason="INPUT_TOO_LONG", message="too long", field=f"texts[{place}]"
+        )
         return worker_pb2.JobResult(failure=failure)
 
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         worker.answer = refuse
         await client.sees("w1")
-        refusal = await refused(client.inference.Tokenize(pb.TokenizeRequest(model=MODEL, texts=texts, count_only=True)))
-        assert (refusal.code, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG")
+        refusal = await refused(
+            client.inference.Tokenize(pb.TokenizeRequest(model=MODEL, texts=texts, count_only=True))
+        )
+        assert (refusal.code, refusal.reason) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INPUT_TOO_LONG",
+        )
         assert refusal.field.startswith("texts[")
 
 
-async def test_an_answer_whose_lists_differ_is_not_passed_on(redis_url: str) -> None:
+async def test_answer_whose_lists_differ_is_not_passed_on(redis_url: str) -> None:
     def broken(job: worker_pb2.Job) -> worker_pb2.JobResult:
         wrong = pb.Tokenization(count=2, ids=[1, 2], starts=[0], ends=[1, 2])
         return worker_pb2.JobResult(tokenize=pb.TokenizeResponse(results=[wrong]))
 
-    async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working() as worker:
+    async with (
+        router(redis_url) as client,
+        FakeWorker(client.address, models=[card()]).working() as worker,
+    ):
         worker.answer = broken
         await client.sees("w1")
-        refusal = await refused(client.inference.Tokenize(pb.TokenizeRequest(model=MODEL, texts=["a"])))
+        refusal = await refused(
+            client.inference.Tokenize(pb.TokenizeRequest(model=MODEL, texts=["a"]))
+        )
         assert refusal.code == grpc.StatusCode.INTERNAL
 
 
@@ -75,12 +103,19 @@ async def test_an_answer_whose_lists_differ_is_not_passed_on(redis_url: str) -> 
         (pb.TokenizeRequest(model="no model", texts=["a"]), "model"),
         (pb.TokenizeRequest(model=MODEL), "texts"),
         (pb.TokenizeRequest(model=MODEL, texts=["a"] * 10_001), "texts"),
-        (pb.TokenizeRequest(model=MODEL, texts=["a", "é" * (limits.TOKENIZED_TEXT.most // 2) + "b"]), "texts[1]"),
+        (
+            pb.TokenizeRequest(
+                model=MODEL, texts=["a", "é" * (limits.TOKENIZED_TEXT.most // 2) + "b"]
+            ),
+            "texts[1]",
+        ),
         (pb.TokenizeRequest(model=MODEL, texts=["a"], truncation=9), "truncation"),  # type: ignore[arg-type]
         (pb.TokenizeRequest(model=MODEL, texts=["a"], priority=9), "priority"),  # type: ignore[arg-type]
     ],
 )
-def test_requests_beyond_their_limits_name_the_field(request_: pb.TokenizeRequest, field: str) -> None:
+def test_requests_beyond_their_limits_name_the_field(
+    request_: pb.TokenizeRequest, field: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_tokenize(request_, None)
     assert caught.value.field == field
@@ -90,19 +125,21 @@ def test_ids_of_all_sequences_are_limited_together() -> None:
     half = list(range(limits.IDS.most // 2))
     check_detokenize(pb.DetokenizeRequest(model=MODEL, sequences=sequences(half, half)), None)
     with pytest.raises(InvalidInput) as caught:
-        check_detokenize(pb.DetokenizeRequest(model=MODEL, sequences=sequences(half, [*half, 1])), None)
+        check_detokenize(
+            pb.DetokenizeRequest(model=MODEL, sequences=sequences(half, [*half, 1])), None
+        )
     assert caught.value.field == "sequences"
     with pytest.raises(InvalidInput, match="sequences is empty"):
         check_detokenize(pb.DetokenizeRequest(model=MODEL), None)
 
 
-def test_a_model_of_images_alone_has_no_tokenizer() -> None:
+def test_model_of_images_alone_has_no_tokenizer() -> None:
     images = models_pb2.ModelCard(model=MODEL, inputs=[models_pb2.INPUT_KIND_IMAGE])
     with pytest.raises(TaskNotSupported):
         check_tokenize(pb.TokenizeRequest(model=MODEL, texts=["a"]), images)
 
 
-def test_an_answer_is_bounded_by_the_bytes_of_its_texts_before_any_work() -> None:
+def test_answer_is_bounded_by_the_bytes_of_its_texts_before_any_work() -> None:
     most = (limits.TOKENIZED.most - tokens.RESULT_BYTES) // tokens.TOKEN_BYTES - tokens.TEXT_TOKENS
     texts = ["x" * (most // 2), "x" * (most - most // 2 - 100)]
     check_tokens(pb.TokenizeRequest(model=MODEL, texts=texts), card(), readable=ANY_BYTES)
@@ -114,7 +151,7 @@ def test_an_answer_is_bounded_by_the_bytes_of_its_texts_before_any_work() -> Non
     check_tokens(larger, card(), readable=DEFAULT_LIMIT)
 
 
-def test_an_answer_beyond_what_the_client_reads_says_how_to_raise_that() -> None:
+def test_answer_beyond_what_the_client_reads_says_how_to_raise_that() -> None:
     request = pb.TokenizeRequest(model=MODEL, texts=["x" * 400_000])
     check_tokens(request, card(), readable=ANY_BYTES)
     with pytest.raises(InvalidInput, match="x-shoal-max-answer-bytes"):
@@ -123,7 +160,11 @@ def test_an_answer_beyond_what_the_client_reads_says_how_to_raise_that() -> None
     check_tokens(request, card(), readable=DEFAULT_LIMIT)
     request.return_tokens = True
     with pytest.raises(InvalidInput):
-        check_tokens(pb.TokenizeRequest(model=MODEL, texts=["x" * 600_000], return_tokens=True), card(), readable=DEFAULT_LIMIT)
+        check_tokens(
+            pb.TokenizeRequest(model=MODEL, texts=["x" * 600_000], return_tokens=True),
+            card(),
+            readable=DEFAULT_LIMIT,
+        )
 
 
 def test_many_ids_are_bounded_by_what_they_may_become() -> None:
@@ -135,6 +176,6 @@ def test_many_ids_are_bounded_by_what_they_may_become() -> None:
     assert caught.value.field == "sequences"
 
 
-def test_a_text_is_priced_by_what_it_takes_to_read_it() -> None:
+def test_text_is_priced_by_what_it_takes_to_read_it() -> None:
     sizes = check_tokenize(pb.TokenizeRequest(model=MODEL, texts=["", "x" * 10_240]), card())
     assert control.price_reading(sizes) == [control.SPECIAL_TOKENS, control.SPECIAL_TOKENS + 10]

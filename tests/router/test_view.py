@@ -33,8 +33,22 @@ def test_lane_of_a_misspelt_model_is_shown_until_its_failure_expires() -> None:
     failures = {"typo/a": {"w": worker_pb2.Failure(reason="MODEL_UNREACHABLE")}, "typo/b": {}}
     snapshot = FleetSnapshot({"w": worker()}, {}, failures, 0)
     view = View(cast(Fleet, SimpleNamespace(snapshot=snapshot)))
-    view.update([lane("typo/c", queued=1), lane("typo/b"), lane("typo/a"), lane(MODEL), lane(MODEL, "made/up")], now=0.0)
-    assert [gauges.lane.model for gauges in view.shown_lanes()] == [MODEL, MODEL, "typo/a", "typo/c"]
+    view.update(
+        [
+            lane("typo/c", queued=1),
+            lane("typo/b"),
+            lane("typo/a"),
+            lane(MODEL),
+            lane(MODEL, "made/up"),
+        ],
+        now=0.0,
+    )
+    assert [gauges.lane.model for gauges in view.shown_lanes()] == [
+        MODEL,
+        MODEL,
+        "typo/a",
+        "typo/c",
+    ]
 
 
 def test_idle_lanes_of_what_clients_made_up_are_forgotten() -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from libs.queue import LaneKey
-from services.router.lanes.waiters import Waiter, Waiters
+from services.router.lanes.waiters import PendingPull, PendingPulls
 
 A, B = LaneKey("cpu", "a/a"), LaneKey("cpu", "b/b")
 
 
-def waiter(*lanes: LaneKey, can_load: bool = False) -> Waiter:
-    return Waiter("w", "cpu", lanes, can_load)
+def waiter(*lanes: LaneKey, can_load: bool = False) -> PendingPull:
+    return PendingPull("w", "cpu", lanes, can_load)
 
 
-async def test_a_bell_wakes_the_pull_that_wants_the_lane_most() -> None:
-    waiters = Waiters()
+async def test_bell_wakes_the_pull_that_wants_the_lane_most() -> None:
+    waiters = PendingPulls()
     second, first = waiter(B, A), waiter(A, B)
     waiters.add(second)
     waiters.add(first)
@@ -24,7 +24,7 @@ async def test_a_bell_wakes_the_pull_that_wants_the_lane_most() -> None:
 
 
 async def test_jobs_are_shared_among_the_pulls_that_wait() -> None:
-    waiters = Waiters()
+    waiters = PendingPulls()
     pulls = [waiter(A) for _ in range(3)]
     for pull in pulls:
         waiters.add(pull)
@@ -33,8 +33,8 @@ async def test_jobs_are_shared_among_the_pulls_that_wait() -> None:
     assert waiters.ring(A, 8) == 0
 
 
-async def test_a_pull_that_leaves_passes_its_bell_on() -> None:
-    waiters = Waiters()
+async def test_pull_that_leaves_passes_its_bell_on() -> None:
+    waiters = PendingPulls()
     first, second = waiter(A), waiter(A)
     waiters.add(first)
     waiters.add(second)
@@ -43,8 +43,8 @@ async def test_a_pull_that_leaves_passes_its_bell_on() -> None:
     assert second.rung == {A: 0}
 
 
-async def test_a_lane_is_known_to_be_empty_until_it_rings() -> None:
-    waiters = Waiters()
+async def test_lane_is_known_to_be_empty_until_it_rings() -> None:
+    waiters = PendingPulls()
     pull = waiter(A, B)
     assert waiters.next_lane(pull) == A
     waiters.found_empty(A, waiters.rings(A))
@@ -59,7 +59,7 @@ async def test_a_lane_is_known_to_be_empty_until_it_rings() -> None:
 
 
 async def test_after_a_gap_nothing_is_known() -> None:
-    waiters = Waiters()
+    waiters = PendingPulls()
     pull = waiter(A)
     waiters.add(pull)
     waiters.found_empty(A, 0)
@@ -69,7 +69,7 @@ async def test_after_a_gap_nothing_is_known() -> None:
 
 
 async def test_only_free_pulls_with_room_are_offered_a_model() -> None:
-    waiters = Waiters()
+    waiters = PendingPulls()
     full, roomy, looking = waiter(A), waiter(A, can_load=True), waiter(A, can_load=True)
     looking.looking_at = A
     for pull in (full, roomy, looking):
@@ -79,7 +79,7 @@ async def test_only_free_pulls_with_room_are_offered_a_model() -> None:
 
 
 async def test_lanes_that_nobody_uses_are_forgotten() -> None:
-    waiters = Waiters()
+    waiters = PendingPulls()
     waiters.ring(A)
     waiters.found_empty(B, 0)
     waiters.forget_lanes({A})
@@ -87,9 +87,11 @@ async def test_lanes_that_nobody_uses_are_forgotten() -> None:
     assert waiters.next_lane(waiter(B)) == B
 
 
-async def test_a_pull_that_was_woken_early_counts_as_woken() -> None:
-    """Its look into the lane is under way when the jobs are queued: one more wake-up would find nothing."""
-    waiters = Waiters()
+async def test_pull_that_was_woken_early_counts_as_woken() -> None:
+    """Its look into the lane is under way when the jobs are queued: one more wake-up would find
+    nothing.
+    """
+    waiters = PendingPulls()
     first, second = waiter(A), waiter(A)
     waiters.add(first)
     waiters.add(second)
@@ -103,8 +105,8 @@ async def test_a_pull_that_was_woken_early_counts_as_woken() -> None:
     assert second.event.is_set()
 
 
-async def test_a_pull_that_looked_too_early_is_woken_again() -> None:
-    waiters = Waiters()
+async def test_pull_that_looked_too_early_is_woken_again() -> None:
+    waiters = PendingPulls()
     early = waiter(A)
     waiters.add(early)
     waiters.ring_early(A, 1, "job")
@@ -115,14 +117,14 @@ async def test_a_pull_that_looked_too_early_is_woken_again() -> None:
 
 
 async def test_nobody_is_woken_early_where_nobody_waits() -> None:
-    waiters = Waiters()
+    waiters = PendingPulls()
     assert waiters.ring_early(A, 1, "job") is None
     assert waiters.ring(A, 1, None) == 0
 
 
-async def test_a_ring_for_a_worker_ends_its_pulls_and_gives_them_no_more_work() -> None:
-    waiters = Waiters()
-    own, other = Waiter("w", "cpu", (A,), True), Waiter("v", "cpu", (A,), True)
+async def test_ring_for_a_worker_ends_its_pulls_and_gives_them_no_more_work() -> None:
+    waiters = PendingPulls()
+    own, other = PendingPull("w", "cpu", (A,), True), PendingPull("v", "cpu", (A,), True)
     waiters.add(own)
     waiters.add(other)
     waiters.ring_worker("w")
@@ -131,8 +133,8 @@ async def test_a_ring_for_a_worker_ends_its_pulls_and_gives_them_no_more_work() 
     assert waiters.loaders("cpu") == waiters.holders(A) == [other]
 
 
-async def test_a_ring_for_a_worker_waits_for_its_next_pull() -> None:
-    waiters = Waiters()
+async def test_ring_for_a_worker_waits_for_its_next_pull() -> None:
+    waiters = PendingPulls()
     first, second = waiter(A), waiter(A)
     waiters.ring_worker("w")
     waiters.add(first)
@@ -142,14 +144,14 @@ async def test_a_ring_for_a_worker_waits_for_its_next_pull() -> None:
     for forget in (lambda: waiters.beaten("v"), lambda: waiters.forget_lanes(set())):
         waiters.ring_worker("v")
         forget()
-        late = Waiter("v", "cpu", (A,), False)
+        late = PendingPull("v", "cpu", (A,), False)
         waiters.add(late)
         assert not late.must_beat
 
 
-async def test_a_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else() -> None:
-    waiters = Waiters()
-    choosy, common = Waiter("w", "cpu", [A, B], False, excludes_tenants=True), waiter(A)
+async def test_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else() -> None:
+    waiters = PendingPulls()
+    choosy, common = PendingPull("w", "cpu", [A, B], False, excludes_tenants=True), waiter(A)
     waiters.add(choosy)
     assert [waiters.next_lane(choosy), choosy.rung.pop(A)] == [A, 0]
     assert [waiters.next_lane(choosy), choosy.rung.pop(B)] == [B, 0]
@@ -166,7 +168,7 @@ async def test_a_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else(
     choosy.looking_at = A
     waiters.ring(A)
     assert choosy.rung == {A: 0}, "it may be looking too early"
-    newer = Waiter("w", "cpu", [A, B], False, excludes_tenants=True)
+    newer = PendingPull("w", "cpu", [A, B], False, excludes_tenants=True)
     waiters.add(newer)
     assert (choosy.is_ended, newer.is_ended) == (True, False)
     newer.rung.clear()
@@ -178,9 +180,9 @@ async def test_a_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else(
     assert waiters.ring(A) == 0
 
 
-async def test_a_choosy_pull_looks_once_at_what_other_pulls_leave() -> None:
-    waiters = Waiters()
-    choosy, common = Waiter("w", "cpu", [A], False, excludes_tenants=True), waiter(A)
+async def test_choosy_pull_looks_once_at_what_other_pulls_leave() -> None:
+    waiters = PendingPulls()
+    choosy, common = PendingPull("w", "cpu", [A], False, excludes_tenants=True), waiter(A)
 
     def look() -> None:
         choosy.rung.clear()
@@ -205,9 +207,9 @@ async def test_a_choosy_pull_looks_once_at_what_other_pulls_leave() -> None:
     assert choosy.rung == {A: 0}, "new jobs came while it looked"
 
 
-async def test_a_choosy_pull_that_was_not_rung_for_looks_at_what_is_left() -> None:
-    waiters = Waiters()
-    choosy, common = Waiter("w", "cpu", [A], False, excludes_tenants=True), waiter(A)
+async def test_choosy_pull_that_was_not_rung_for_looks_at_what_is_left() -> None:
+    waiters = PendingPulls()
+    choosy, common = PendingPull("w", "cpu", [A], False, excludes_tenants=True), waiter(A)
     waiters.add(choosy)
     choosy.rung.clear()
     waiters.looks(choosy, A)

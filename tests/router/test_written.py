@@ -1,4 +1,6 @@
-"""WrittenTexts: whatever becomes of the parts of a text, its deltas add up to its text in the answer."""
+"""StreamedTexts: whatever becomes of the parts of a text, its deltas add up to its text in the
+answer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import worker_pb2
 
-from services.router.lanes.written import WrittenTexts
+from services.router.lanes.written import StreamedTexts
 
 ANSWERS = ("the first text", "", "zwölf Boxkämpfer 🥊")
 
@@ -31,7 +33,9 @@ def joined(deltas: Sequence[pb.ExtractDelta], item: int, page: int = 0) -> str:
     return text
 
 
-async def streamed(texts: WrittenTexts, parts: Sequence[worker_pb2.WrittenText]) -> list[pb.ExtractDelta]:
+async def streamed(
+    texts: StreamedTexts, parts: Sequence[worker_pb2.WrittenText]
+) -> list[pb.ExtractDelta]:
     """Deliver the parts one by one, each read by the client before the next one arrives."""
     reader = texts.deltas()
     found: list[pb.ExtractDelta] = []
@@ -50,7 +54,7 @@ async def streamed(texts: WrittenTexts, parts: Sequence[worker_pb2.WrittenText])
 
 
 async def test_texts_without_any_part_are_completed_by_the_answer() -> None:
-    texts = WrittenTexts()
+    texts = StreamedTexts()
     texts.firsts = [0]
     found = await streamed(texts, [])
     found += texts.rest(response(ANSWERS))
@@ -59,16 +63,21 @@ async def test_texts_without_any_part_are_completed_by_the_answer() -> None:
 
 
 async def test_pages_without_any_part_are_completed_by_the_answer() -> None:
-    texts = WrittenTexts()
+    texts = StreamedTexts()
     texts.firsts = [0]
     pages = [pb.PageText(page=2, text="second"), pb.PageText(page=5, text="fifth")]
     found = texts.rest(pb.ExtractResponse(results=[pb.Extraction(pages=pages)]))
-    assert [(delta.item, delta.page, delta.text) for delta in found] == [(0, 2, "second"), (0, 5, "fifth")]
+    assert [(delta.item, delta.page, delta.text) for delta in found] == [
+        (0, 2, "second"),
+        (0, 5, "fifth"),
+    ]
 
 
 @st.composite
 def parts_of_answers(draw: st.DrawFn) -> list[worker_pb2.WrittenText]:
-    """Parts of the answers' texts in any order: lost, repeated, and of a second lease that may write another beginning."""
+    """Parts of the answers' texts in any order: lost, repeated, and of a second lease that may
+    write another beginning.
+    """
     parts = []
     for lease in ("first", "second"):
         for item, text in enumerate(ANSWERS):
@@ -81,9 +90,11 @@ def parts_of_answers(draw: st.DrawFn) -> list[worker_pb2.WrittenText]:
 
 
 @given(parts_of_answers())
-def test_deltas_add_up_to_the_answer_whatever_happens_to_parts(parts: list[worker_pb2.WrittenText]) -> None:
+def test_deltas_add_up_to_the_answer_whatever_happens_to_parts(
+    parts: list[worker_pb2.WrittenText],
+) -> None:
     async def run() -> list[pb.ExtractDelta]:
-        texts = WrittenTexts()
+        texts = StreamedTexts()
         texts.firsts = [0]
         return await streamed(texts, parts) + texts.rest(response(ANSWERS))
 

@@ -89,12 +89,24 @@ def state(
     draw: int = 1,
 ) -> PlanInput:
     """Of one pool, `cpu`. queued and rates: by model."""
-    cards = {model: models_pb2.ModelCard(model=model, bytes=size) for model, size in (sizes or {}).items()}
+    cards = {
+        model: models_pb2.ModelCard(model=model, bytes=size)
+        for model, size in (sizes or {}).items()
+    }
     fleet = FleetSnapshot({one.worker_id: one for one in workers}, cards, failures or {}, NOW_MS)
-    gauges = {lane.lane: lane for lane in (gauge(model, tokens) for model, tokens in (queued or {}).items())}
+    gauges = {
+        lane.lane: lane
+        for lane in (gauge(model, tokens) for model, tokens in (queued or {}).items())
+    }
     for model in rates or {}:
         gauges.setdefault(LaneKey("cpu", model), gauge(model, 0))
-    return PlanInput(fleet, gauges, {LaneKey("cpu", model): rate for model, rate in (rates or {}).items()}, sent=sent, draw=draw)
+    return PlanInput(
+        fleet,
+        gauges,
+        {LaneKey("cpu", model): rate for model, rate in (rates or {}).items()},
+        sent=sent,
+        draw=draw,
+    )
 
 
 def gauge(model: str, tokens: int, adapter: str = "") -> LaneGauges:
@@ -116,7 +128,9 @@ def evictions(made: Plan) -> set[tuple[str, str]]:
 
 @dataclass
 class Model:
-    """A model of the simulated mesh: bytes, seconds of a load, tokens a second of a copy and of arrivals."""
+    """A model of the simulated mesh: bytes, seconds of a load, tokens a second of a copy and of
+    arrivals.
+    """
 
     size: int
     load_seconds: float
@@ -139,7 +153,9 @@ class Held:
 
 @dataclass
 class World:
-    """Workers with the given memory, which load what plans order and choose victims by libs/eviction. A step is half a second."""
+    """Workers with the given memory, which load what plans order and choose victims by
+    libs/eviction. A step is half a second.
+    """
 
     memory: dict[str, int]
     models: dict[str, Model]
@@ -174,7 +190,11 @@ class World:
         return sum(model in held for held in self.held.values())
 
     def used(self, name: str) -> int:
-        return sum(self.models[model].size for model, held in self.held[name].items() if held.ready_at is not None)
+        return sum(
+            self.models[model].size
+            for model, held in self.held[name].items()
+            if held.ready_at is not None
+        )
 
     @property
     def _now_ms(self) -> int:
@@ -185,7 +205,11 @@ class World:
         for model in self.models.values():
             model.queued += model.rate * 0.5
         for held in self.held.values():
-            busy = [name for name, one in held.items() if self._is_ready(one) and self.models[name].queued >= 1]
+            busy = [
+                name
+                for name, one in held.items()
+                if self._is_ready(one) and self.models[name].queued >= 1
+            ]
             for name, one in held.items():
                 one.is_busy = name in busy
                 if one.is_busy:
@@ -202,10 +226,16 @@ class World:
         held = self.held[name]
         for wanted, one in [entry for entry in held.items() if entry[1].ready_at is None]:
             model = self.models[wanted]
-            waiting = max(model.queued / model.speed, self.now - one.asked_at) if model.queued else 0.0
+            waiting = (
+                max(model.queued / model.speed, self.now - one.asked_at) if model.queued else 0.0
+            )
             needed = model.size - (self.memory[name] - self.used(name))
-            candidates = [self._candidate(other, held[other]) for other in held if self._is_ready(held[other])]
-            victims = choose_victims(candidates, needed, cost_aware, Challenger(wanted, model.size, waiting))
+            candidates = [
+                self._candidate(other, held[other]) for other in held if self._is_ready(held[other])
+            ]
+            victims = choose_victims(
+                candidates, needed, cost_aware, Challenger(wanted, model.size, waiting)
+            )
             if victims is not None:
                 for victim in victims:
                     del held[victim.name]
@@ -225,12 +255,23 @@ class World:
 
     def _input(self) -> PlanInput:
         workers = {name: self._record(name) for name in self.memory}
-        cards = {name: models_pb2.ModelCard(model=name, bytes=model.size) for name, model in self.models.items()}
-        gauges = {(one := gauge(name, int(model.queued))).lane: one for name, model in self.models.items()}
+        cards = {
+            name: models_pb2.ModelCard(model=name, bytes=model.size)
+            for name, model in self.models.items()
+        }
+        gauges = {
+            (one := gauge(name, int(model.queued))).lane: one for name, model in self.models.items()
+        }
         rates = {LaneKey("cpu", name): model.rate for name, model in self.models.items()}
         served = {name for held in self.held.values() for name in held}
-        waiting = [("cpu", name) for name, model in self.models.items() if model.queued >= 1 and name not in served]
-        self.waiting_since_ms = {site: self.waiting_since_ms.get(site, self._now_ms) for site in waiting}
+        waiting = [
+            ("cpu", name)
+            for name, model in self.models.items()
+            if model.queued >= 1 and name not in served
+        ]
+        self.waiting_since_ms = {
+            site: self.waiting_since_ms.get(site, self._now_ms) for site in waiting
+        }
         fleet = FleetSnapshot(workers, cards, {}, self._now_ms)
         return PlanInput(fleet, gauges, rates, self.waiting_since_ms, tuple(self.sent), self.number)
 
@@ -239,9 +280,22 @@ class World:
         for model, one in self.held[name].items():
             known = self.models[model]
             if self._is_ready(one):
-                record = holds(model, RESIDENT, known.size, speed=known.speed, load_seconds=known.load_seconds)
+                record = holds(
+                    model, RESIDENT, known.size, speed=known.speed, load_seconds=known.load_seconds
+                )
                 idle, since = self.now - one.used_at, self.now - (one.ready_at or 0.0)
-                records.append(replace(record, held_jobs=int(one.is_busy), idle_seconds=idle, resident_seconds=since))
+                records.append(
+                    replace(
+                        record,
+                        held_jobs=int(one.is_busy),
+                        idle_seconds=idle,
+                        resident_seconds=since,
+                    )
+                )
             else:
-                records.append(holds(model, LOADING, known.size if one.ready_at is not None else 0, speed=0.0))
-        return worker(name, *records, memory=self.memory[name], beat_ms=self._now_ms, plan=self.number - 1)
+                records.append(
+                    holds(model, LOADING, known.size if one.ready_at is not None else 0, speed=0.0)
+                )
+        return worker(
+            name, *records, memory=self.memory[name], beat_ms=self._now_ms, plan=self.number - 1
+        )

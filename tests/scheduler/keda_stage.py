@@ -1,4 +1,6 @@
-"""A scheduler's scaler over real gRPC, KEDA and workers, on a clock that jumps: hours in seconds, and the same every time."""
+"""A scheduler's scaler over real gRPC, KEDA and workers, on a clock that jumps: hours in seconds,
+and the same every time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Scheduler:
     def __init__(self, clock: FakeClock, spec: PoolSpec) -> None:
         self.view = View()
         self.demand = Demand(Pools(POOL, {POOL: spec}))
-        self.scaler = Scaler(self.demand, self.view, clock=clock.now, sleep=clock.wait, chance=lambda: 0.5)
+        self.scaler = Scaler(
+            self.demand, self.view, clock=clock.now, sleep=clock.wait, chance=lambda: 0.5
+        )
 
     def see(self, workers: FakeWorkers) -> None:
         look = workers.look()
@@ -42,7 +46,11 @@ class Stage:
     """`run` lets time pass. `blind`: the scheduler sees nothing new, as while Redis is away."""
 
     def __init__(
-        self, workers: FakeWorkers, scaled: ScaledObject = SCALED, spec: PoolSpec = SPEC, look_seconds: float = 1.0
+        self,
+        workers: FakeWorkers,
+        scaled: ScaledObject = SCALED,
+        spec: PoolSpec = SPEC,
+        look_seconds: float = 1.0,
     ) -> None:
         self.clock = FakeClock(settle=self._settle)
         self.workers = workers
@@ -92,7 +100,10 @@ class Stage:
 
     def story(self) -> str:
         """All changes, in one line."""
-        return ", ".join(f"{change.at:g}s {change.before}→{change.after} {change.by}" for change in self.keda.changes)
+        return ", ".join(
+            f"{change.at:g}s {change.before}→{change.after} {change.by}"
+            for change in self.keda.changes
+        )
 
     def changes_since(self, at: float) -> list[Change]:
         return [change for change in self.keda.changes if change.at >= at]
@@ -114,19 +125,31 @@ class Stage:
 
     def _check(self, change: Change) -> None:
         workers = self.workers
-        if change.after == 0 and (workers.waiting_tokens or workers.leased_tokens or workers.is_loading):
-            self.wrong.append(f"{change}: {workers.waiting_tokens} tokens wait, loading: {workers.is_loading}")
+        if change.after == 0 and (
+            workers.waiting_tokens or workers.leased_tokens or workers.is_loading
+        ):
+            self.wrong.append(
+                f"{change}: {workers.waiting_tokens} tokens wait, loading: {workers.is_loading}"
+            )
 
     async def _settle(self) -> None:
         """Real time for a push to arrive, when one is on its way."""
         answer = self.scheduler.demand.demands.get(POOL)
-        if answer is not None and answer.active and self.keda.is_listening and self.workers.replicas == 0:
+        if (
+            answer is not None
+            and answer.active
+            and self.keda.is_listening
+            and self.workers.replicas == 0
+        ):
             await until(lambda: self.workers.replicas > 0, "a push to arrive")
 
 
 @asynccontextmanager
 async def staged(
-    workers: FakeWorkers, scaled: ScaledObject = SCALED, spec: PoolSpec = SPEC, look_seconds: float = 1.0
+    workers: FakeWorkers,
+    scaled: ScaledObject = SCALED,
+    spec: PoolSpec = SPEC,
+    look_seconds: float = 1.0,
 ) -> AsyncIterator[Stage]:
     """A stage with a scheduler that serves and a KEDA that scales."""
     stage = Stage(workers, scaled, spec, look_seconds)

@@ -25,7 +25,9 @@ def holding(
     pinned: bool = False,
 ) -> WorkerModelRecord:
     """A model on a worker; `speed` in tokens a second."""
-    return WorkerModelRecord(model, state, size, load_seconds, speed, idle_seconds=0.0, pinned=pinned)
+    return WorkerModelRecord(
+        model, state, size, load_seconds, speed, idle_seconds=0.0, pinned=pinned
+    )
 
 
 @dataclass
@@ -73,24 +75,42 @@ class Mesh:
         pool: str = "cpu",
         used_at: float | None = None,
     ) -> None:
-        """Sets the lane's tokens; `enqueued` grows by what was queued unless it is given. `used_at`: as Redis knows it."""
+        """Sets the lane's tokens; `enqueued` grows by what was queued unless it is given.
+        `used_at`: as Redis knows it.
+        """
         lane = LaneKey(pool, model)
         before = self.gauges.get(lane)
-        count = enqueued if enqueued is not None else (before.enqueued_tokens if before else 0) + queued
+        count = (
+            enqueued if enqueued is not None else (before.enqueued_tokens if before else 0) + queued
+        )
         used_ms = EPOCH_MS + round(used_at * 1000) if used_at is not None else 0
-        self.gauges[lane] = LaneGauges(lane, int(queued > 0), queued, leased, 1, 0, 0, 0, 0, count, used_ms)
+        self.gauges[lane] = LaneGauges(
+            lane, int(queued > 0), queued, leased, 1, 0, 0, 0, 0, count, used_ms
+        )
 
     def fail(self, model: str, *workers: str) -> None:
         failure = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="broken")
         self.failures[model] = dict.fromkeys(workers, failure)
 
-    def look(self, seconds: float = 0.0, *, leader: Demand | None = None, leads: bool = False) -> Look:
-        """A look `seconds` after the last one, which sees what the `leader` told last; by the one that `leads`."""
+    def look(
+        self, seconds: float = 0.0, *, leader: Demand | None = None, leads: bool = False
+    ) -> Look:
+        """A look `seconds` after the last one, which sees what the `leader` told last; by the one
+        that `leads`.
+        """
         self.at += seconds
         now_ms = EPOCH_MS + round(self.at * 1000)
-        beats = {name: replace(worker, heartbeat_ms=now_ms + worker.heartbeat_ms) for name, worker in self.workers.items()}
+        beats = {
+            name: replace(worker, heartbeat_ms=now_ms + worker.heartbeat_ms)
+            for name, worker in self.workers.items()
+        }
         record = _told(leader, now_ms) if leader is not None else None
-        return Look(FleetSnapshot(beats, {}, dict(self.failures), now_ms, record), dict(self.gauges), self.at, leads)
+        return Look(
+            FleetSnapshot(beats, {}, dict(self.failures), now_ms, record),
+            dict(self.gauges),
+            self.at,
+            leads,
+        )
 
 
 def _told(leader: Demand, now_ms: int) -> LeaderRecord:

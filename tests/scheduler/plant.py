@@ -1,8 +1,9 @@
 """`FakeWorkers`: a Deployment of workers that exist only as numbers, for hours of load in seconds.
 
-Stands for machines, pods and their start, which take minutes; test_keda.py has real worker processes too, for less time. Requests
-arrive at random (Poisson, seeded), wait in one lane in order, and are done by pods at a known speed. What the scheduler sees of it
-is a `Look`, as Redis would have it.
+Stands for machines, pods and their start, which take minutes; test_keda.py has real worker
+processes too, for less time. Requests arrive at random (Poisson, seeded), wait in one lane in
+order, and are done by pods at a known speed. What the scheduler sees of it is a `Look`, as Redis
+would have it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Request:
 
 @dataclass(slots=True)
 class Pod:
-    """One worker. `joins`: its first heartbeat. `stopped`: told to end. `lost`: its machine went away."""
+    """One worker. `joins`: its first heartbeat. `stopped`: told to end. `lost`: its machine went
+    away.
+    """
 
     name: str
     joins: float
@@ -56,8 +59,8 @@ class Pod:
 
 
 class FakeWorkers:
-    """`load`: tokens a second that are asked for at each moment. `pod_seconds`: from being wanted to the first heartbeat. Times in
-    seconds of the clock that `advance` is called by.
+    """`load`: tokens a second that are asked for at each moment. `pod_seconds`: from being wanted
+    to the first heartbeat. Times in seconds of the clock that `advance` is called by.
     """
 
     def __init__(
@@ -130,7 +133,11 @@ class FakeWorkers:
 
     def running(self) -> list[Pod]:
         """Pods that serve, in the order in which they were made."""
-        return [pod for pod in self.pods if pod.resident_since is not None and pod.stopped is None and pod.lost is None]
+        return [
+            pod
+            for pod in self.pods
+            if pod.resident_since is not None and pod.stopped is None and pod.lost is None
+        ]
 
     def _named(self, name: str) -> Pod:
         return next(pod for pod in self.pods if pod.name == name)
@@ -150,22 +157,31 @@ class FakeWorkers:
 
     def _arrive(self, seconds: float) -> None:
         arrived = self._random.poisson(self.load(self._now) * seconds / self._request_tokens)
-        for tokens in self._random.integers(self._request_tokens // 2, 3 * self._request_tokens // 2, arrived).tolist():
+        for tokens in self._random.integers(
+            self._request_tokens // 2, 3 * self._request_tokens // 2, arrived
+        ).tolist():
             self._waiting.append(Request(self._now, tokens))
             self.asked += 1
             self.asked_tokens += tokens
 
     def _take_back(self) -> None:
         back = [request for expiry, request in self._orphans if expiry <= self._now]
-        self._orphans = [(expiry, request) for expiry, request in self._orphans if expiry > self._now]
+        self._orphans = [
+            (expiry, request) for expiry, request in self._orphans if expiry > self._now
+        ]
         self._waiting.extendleft(reversed(back))
 
     def _work(self, pod: Pod, seconds: float) -> None:
-        """Loads the model when work waits for it; leases up to two seconds' work and does it in order."""
+        """Loads the model when work waits for it; leases up to two seconds' work and does it in
+        order.
+        """
         if pod.loading_since is None and self._waiting and pod.stopped is None:
             pod.loading_since = self._now
         if pod.resident_since is None:
-            if pod.loading_since is not None and self._now >= pod.loading_since + self._load_seconds:
+            if (
+                pod.loading_since is not None
+                and self._now >= pod.loading_since + self._load_seconds
+            ):
                 pod.resident_since = self._now
             return
         held = sum(request.tokens for request in pod.held)
@@ -204,18 +220,27 @@ class FakeWorkers:
 
     @property
     def is_loading(self) -> bool:
-        return any(pod.loading_since is not None and pod.resident_since is None and pod.lost is None for pod in self.pods)
+        return any(
+            pod.loading_since is not None and pod.resident_since is None and pod.lost is None
+            for pod in self.pods
+        )
 
     def look(self) -> Look:
         """The mesh now, by the clock that `advance` is called by."""
         now_ms = _START_MS + round(self._now * 1000)
-        workers = {pod.name: self._record(pod, now_ms) for pod in self.pods if pod.joins <= self._now}
+        workers = {
+            pod.name: self._record(pod, now_ms) for pod in self.pods if pod.joins <= self._now
+        }
         gauges: dict[LaneKey, LaneGauges] = {}
         if self.asked:
             jobs = (self.asked, self.answered, 0, 0, self.cancelled)
             tokens = (self.waiting_tokens, self.leased_tokens)
-            gauges[self._lane] = LaneGauges(self._lane, len(self._waiting), *tokens, *jobs, enqueued_tokens=self.asked_tokens)
-        return Look(FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), MappingProxyType(gauges), self._now)
+            gauges[self._lane] = LaneGauges(
+                self._lane, len(self._waiting), *tokens, *jobs, enqueued_tokens=self.asked_tokens
+            )
+        return Look(
+            FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), MappingProxyType(gauges), self._now
+        )
 
     def _record(self, pod: Pod, now_ms: int) -> WorkerRecord:
         silent = self._now - pod.lost if pod.lost is not None else 0.0
@@ -230,7 +255,9 @@ class FakeWorkers:
             draining=pod.stopped is not None or pod.noticed is not None,
             heartbeat_ms=now_ms - round(silent * 1000),
             models={MODEL: self._model(pod)},
-            preempted_in_seconds=max(0.0, pod.noticed + 30 - self._now) if pod.noticed is not None else None,
+            preempted_in_seconds=max(0.0, pod.noticed + 30 - self._now)
+            if pod.noticed is not None
+            else None,
         )
 
     def _model(self, pod: Pod) -> WorkerModelRecord:
@@ -241,7 +268,11 @@ class FakeWorkers:
             state = models_pb2.MODEL_STATE_LOADING
         is_resident = pod.resident_since is not None
         # What a worker measures wavers, and is less while its batches are small.
-        measured = self.tokens_per_second * float(self._random.normal(1.0, 0.05)) * (1.0 if self._waiting else 0.8)
+        measured = (
+            self.tokens_per_second
+            * float(self._random.normal(1.0, 0.05))
+            * (1.0 if self._waiting else 0.8)
+        )
         return WorkerModelRecord(
             model=MODEL,
             state=state,
@@ -251,5 +282,7 @@ class FakeWorkers:
             idle_seconds=self._now - pod.last_used,
             pinned=False,
             held_jobs=len(pod.held),
-            resident_seconds=self._now - pod.resident_since if pod.resident_since is not None else 0.0,
+            resident_seconds=self._now - pod.resident_since
+            if pod.resident_since is not None
+            else 0.0,
         )

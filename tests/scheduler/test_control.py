@@ -1,4 +1,6 @@
-"""The loop over a real Redis: it looks, leads, plans and orders; workers here are only their heartbeats."""
+"""The loop over a real Redis: it looks, leads, plans and orders; workers here are only their
+heartbeats.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from services.scheduler.view import Look, View
 from tests.support.redis import RedisServer
 from tests.support.waiting import end_tasks
 
-COLD, LOADING, RESIDENT = models_pb2.MODEL_STATE_COLD, models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_RESIDENT
+COLD, LOADING, RESIDENT = (
+    models_pb2.MODEL_STATE_COLD,
+    models_pb2.MODEL_STATE_LOADING,
+    models_pb2.MODEL_STATE_RESIDENT,
+)
 BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="no such tensor")
 
 
@@ -37,18 +43,25 @@ class Mesh:
         self.jobs = 0
 
     async def report(self, name: str, *models: worker_pb2.WorkerModel, plan: int = 0) -> None:
-        beat = worker_pb2.HeartbeatRequest(worker_id=name, epoch="1", pool="cpu", models=models, memory_bytes=1000, plan=plan)
+        beat = worker_pb2.HeartbeatRequest(
+            worker_id=name, epoch="1", pool="cpu", models=models, memory_bytes=1000, plan=plan
+        )
         await self.fleet.report(beat)
 
     async def ask(self, model: str, tokens: int = 100) -> None:
         self.jobs += 1
         deadline = await self.lanes.now_ms() + 60_000
-        job = QueuedJob(f"job-{self.jobs}", "tenant", 1.0, tokens, deadline, "interactive", b"payload")
+        job = QueuedJob(
+            f"job-{self.jobs}", "tenant", 1.0, tokens, deadline, "interactive", b"payload"
+        )
         await self.lanes.enqueue(LaneKey("cpu", model), [[job]], max_tokens=10**9, ring=True)
 
     async def orders(self, name: str) -> list[tuple[str, str]]:
         """Kinds and models."""
-        found = [(order.WhichOneof("order") or "", order) for order in await self.fleet.orders(name, "1", 0)]
+        found = [
+            (order.WhichOneof("order") or "", order)
+            for order in await self.fleet.orders(name, "1", 0)
+        ]
         return [(kind, str(getattr(order, kind))) for kind, order in found]
 
 
@@ -57,7 +70,9 @@ def mesh(redis: Redis) -> Mesh:
     return Mesh(redis)
 
 
-def control(redis: Redis, name: str = "s0", view: View | None = None, looks: list[Look] | None = None) -> Control:
+def control(
+    redis: Redis, name: str = "s0", view: View | None = None, looks: list[Look] | None = None
+) -> Control:
     return Control(
         Lanes(redis, router_id=name, dead_result=b""),
         Fleet(redis),
@@ -94,7 +109,7 @@ async def until(mesh: Mesh, name: str, wanted: list[tuple[str, str]]) -> None:
     raise AssertionError(f"{name} has orders {await mesh.orders(name)}, not {wanted}")
 
 
-async def test_a_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) -> None:
+async def test_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) -> None:
     view, looks = View(), list[Look]()
     scheduler = control(redis, view=view, looks=looks)
     await mesh.report("v")
@@ -112,10 +127,12 @@ async def test_a_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) 
     (order,) = await mesh.fleet.orders("w", "1", 0)
     assert (leader.scheduler_id, leader.plan) == ("s0", (leader.fence << 32) + 4)
     assert order.plan == (leader.fence << 32) + 2
-    assert await mesh.fleet.plan_notes() == {"org/a": "loads on w: 100 tokens wait and no worker has it"}
+    assert await mesh.fleet.plan_notes() == {
+        "org/a": "loads on w: 100 tokens wait and no worker has it"
+    }
 
 
-async def test_a_note_says_that_its_order_was_obeyed_and_when(redis: Redis, mesh: Mesh) -> None:
+async def test_note_says_that_its_order_was_obeyed_and_when(redis: Redis, mesh: Mesh) -> None:
     scheduler = control(redis)
     await mesh.report("w", cold("org/a"))
     await mesh.ask("org/a")
@@ -134,8 +151,12 @@ async def test_a_note_says_that_its_order_was_obeyed_and_when(redis: Redis, mesh
     assert await mesh.fleet.plan_notes() == {"org/a": note}
 
 
-@pytest.mark.parametrize(("how", "end"), [("failed", "failed at"), ("gone", "the worker was gone at")])
-async def test_a_note_says_why_its_order_was_not_obeyed(redis: Redis, mesh: Mesh, how: str, end: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "end"), [("failed", "failed at"), ("gone", "the worker was gone at")]
+)
+async def test_note_says_why_its_order_was_not_obeyed(
+    redis: Redis, mesh: Mesh, how: str, end: str
+) -> None:
     scheduler = control(redis)
     await mesh.report("w", cold("org/a"))
     await mesh.ask("org/a")
@@ -153,16 +174,24 @@ async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: 
     scheduler = control(redis)
     await mesh.ask("org/a")
     await scheduler.tick()
-    assert await mesh.fleet.plan_notes("org/a") == {"org/a": "held back: pool cpu has no worker that takes models"}
+    assert await mesh.fleet.plan_notes("org/a") == {
+        "org/a": "held back: pool cpu has no worker that takes models"
+    }
     await mesh.report("w", worker_pb2.WorkerModel(model="org/a", state=RESIDENT))
     await scheduler.tick()
     assert await mesh.fleet.plan_notes("org/a") == {}
 
 
-async def test_a_plan_tells_how_many_workers_pools_should_have(redis: Redis, mesh: Mesh) -> None:
+async def test_plan_tells_how_many_workers_pools_should_have(redis: Redis, mesh: Mesh) -> None:
     lanes, demand = Lanes(redis, router_id="s0", dead_result=b""), Demand(Pools())
     scheduler = Control(
-        lanes, Fleet(redis), View(), scheduler_id="s0", policy=cost_aware, seen=demand.update, demands=lambda: demand.demands
+        lanes,
+        Fleet(redis),
+        View(),
+        scheduler_id="s0",
+        policy=cost_aware,
+        seen=demand.update,
+        demands=lambda: demand.demands,
     )
     await mesh.ask("org/a")
     await scheduler.tick()
@@ -171,7 +200,9 @@ async def test_a_plan_tells_how_many_workers_pools_should_have(redis: Redis, mes
     assert (leader.desired, leader.cold_starts) == ({"cpu": 1}, {"cpu": 60.0})
 
 
-async def test_the_next_leader_takes_over_with_higher_numbers_and_orders_nothing_twice(redis: Redis, mesh: Mesh) -> None:
+async def test_next_leader_takes_over_with_higher_numbers_and_orders_nothing_twice(
+    redis: Redis, mesh: Mesh
+) -> None:
     first, second = control(redis, "s0"), control(redis, "s1")
     await mesh.report("w", cold("org/a"))
     await mesh.report("v", cold("org/a"))
@@ -183,7 +214,9 @@ async def test_the_next_leader_takes_over_with_higher_numbers_and_orders_nothing
     await first.resign()
     made = await second.tick()
     assert made is not None
-    assert len(made.orders) == 1  # it does not know of the order, but the lane is claimed: only the same worker can be told again
+    assert (
+        len(made.orders) == 1
+    )  # it does not know of the order, but the lane is claimed: only the same worker can be told again
     assert (await mesh.orders("v") == []) != (await mesh.orders("w") == [])
     assert await first.tick() is None
     await mesh.report("v", worker_pb2.WorkerModel(model="org/a", state=LOADING))
@@ -194,7 +227,7 @@ async def test_the_next_leader_takes_over_with_higher_numbers_and_orders_nothing
     assert min(numbers) >> 32 < max(numbers) >> 32
 
 
-async def test_a_leader_that_lost_its_lead_while_it_planned_orders_nothing(
+async def test_leader_that_lost_its_lead_while_it_planned_orders_nothing(
     redis: Redis, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = control(redis, "s0")
@@ -219,7 +252,7 @@ async def test_a_leader_that_lost_its_lead_while_it_planned_orders_nothing(
     assert await scheduler.tick() is None
 
 
-async def test_a_bell_is_answered_without_waiting_for_the_next_look(
+async def test_bell_is_answered_without_waiting_for_the_next_look(
     redis: Redis, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 1000.0)
@@ -231,7 +264,9 @@ async def test_a_bell_is_answered_without_waiting_for_the_next_look(
             await until(mesh, "w", [("load_model", "org/a"), ("load_model", "org/b")][:count])
 
 
-async def test_failures_of_models_with_work_are_forgiven_at_half_time(redis: Redis, mesh: Mesh) -> None:
+async def test_failures_of_models_with_work_are_forgiven_at_half_time(
+    redis: Redis, mesh: Mesh
+) -> None:
     scheduler = control(redis)
     await mesh.report("w", cold("org/a"))
     await mesh.fleet.record_failure("org/a", "w", BROKEN)
@@ -246,7 +281,7 @@ async def test_failures_of_models_with_work_are_forgiven_at_half_time(redis: Red
     assert await mesh.orders("w") == [("load_model", "org/a")]
 
 
-async def test_a_plan_that_fails_is_logged_and_the_next_one_made(
+async def test_plan_that_fails_is_logged_and_the_next_one_made(
     redis: Redis, mesh: Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = 0

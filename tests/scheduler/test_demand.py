@@ -1,4 +1,6 @@
-"""How many workers a pool is said to need: every term of the formula computed by hand, and what must hold for any input."""
+"""How many workers a pool is said to need: every term of the formula computed by hand, and what
+must hold for any input.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,26 @@ from hypothesis import strategies as st
 from shoal.v1 import models_pb2
 
 from libs.catalog.pools import Pools, PoolSpec
-from services.scheduler.demand import Demand, Goals, ModelWork, Options, PoolDemand, PoolInput, Track, is_active, need_of
+from services.scheduler.demand import (
+    Demand,
+    Goals,
+    ModelWork,
+    Options,
+    PoolDemand,
+    PoolInput,
+    Track,
+    is_active,
+    need_of,
+)
 from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
 from tests.scheduler.looks import MODEL, Mesh, holding
 
 GOALS = Goals(max_workers=1000, drain_seconds=30.0, target_utilization=0.75)
 
 
-def work(queued: int = 0, leased: int = 0, fast: float = 0.0, slow: float = 0.0, speed: float = 100.0) -> ModelWork:
+def work(
+    queued: int = 0, leased: int = 0, fast: float = 0.0, slow: float = 0.0, speed: float = 100.0
+) -> ModelWork:
     return ModelWork(MODEL, queued, leased, Rate(fast, slow), speed)
 
 
@@ -56,7 +70,9 @@ def pool(
 
 
 def pools(**keys: float) -> Pools:
-    spec = PoolSpec("cpu", cold_start_seconds=60.0, max_workers=20, target_utilization=0.75, drain_seconds=30.0)
+    spec = PoolSpec(
+        "cpu", cold_start_seconds=60.0, max_workers=20, target_utilization=0.75, drain_seconds=30.0
+    )
     changed = PoolSpec(**{slot: getattr(spec, slot) for slot in PoolSpec.__slots__} | keys)
     return Pools("cpu", MappingProxyType({"cpu": changed}))
 
@@ -66,45 +82,59 @@ def one(demand: Demand) -> PoolDemand:
 
 
 def test_arrivals_need_workers_at_the_target_utilization() -> None:
-    # 300 tokens/s at 100 tokens/s a worker are 3 busy workers, 4 at 75 %. ready = 4: no backlog is left when a fifth would come.
+    # 300 tokens/s at 100 tokens/s a worker are 3 busy workers, 4 at 75 %. ready = 4: no backlog is
+    # left when a fifth would come.
     need = need_of(pool(work(fast=300.0, slow=300.0), ready=4), GOALS)
     assert need.workers == pytest.approx(4.0)
     assert need.reason == "steady"
 
 
 @pytest.mark.parametrize(("fast", "offered"), [(199.0, 1.0), (200.0, 2.0), (800.0, 8.0)])
-def test_a_burst_counts_once_it_is_twice_the_usual(fast: float, offered: float) -> None:
+def test_burst_counts_once_it_is_twice_the_usual(fast: float, offered: float) -> None:
     assert work(fast=fast, slow=100.0).offered_load == pytest.approx(offered)
 
 
-def test_a_backlog_is_worked_off_in_the_drain_time() -> None:
-    # W = (6000 + 600 / 2) / 100 = 63 s; nothing arrives and nobody works on it meanwhile: 63 / 30 workers.
+def test_backlog_is_worked_off_in_the_drain_time() -> None:
+    # W = (6000 + 600 / 2) / 100 = 63 s; nothing arrives and nobody works on it meanwhile: 63 / 30
+    # workers.
     need = need_of(pool(work(queued=6000, leased=600)), GOALS)
     assert need.workers == pytest.approx(63 / 30)
     assert need.reason == "drain"
 
 
-def test_the_backlog_counts_that_is_left_when_new_workers_come() -> None:
-    # offered 3, ready 1, the first new worker in 20 s: 100 + 2 × 20 = 140 s of work by then; 3 + 140 / 30.
+def test_backlog_counts_that_is_left_when_new_workers_come() -> None:
+    # offered 3, ready 1, the first new worker in 20 s: 100 + 2 × 20 = 140 s of work by then; 3 +
+    # 140 / 30.
     need = need_of(pool(work(queued=10_000, fast=300, slow=300), ready=1, first_ready=20.0), GOALS)
     assert need.workers == pytest.approx(3 + 140 / 30)
     # With 5 there, 2 are free of arrivals: 100 - 2 × 20 = 60 s are left.
-    need = need_of(pool(work(queued=10_000, fast=300, slow=300), ready=5, first_ready=20.0, cold_start=30.0), GOALS)
+    need = need_of(
+        pool(work(queued=10_000, fast=300, slow=300), ready=5, first_ready=20.0, cold_start=30.0),
+        GOALS,
+    )
     assert need.workers == pytest.approx(3 + 60 / 30)
 
 
 def test_no_worker_is_started_for_what_is_done_before_it_comes() -> None:
-    # 59 s of work, 1 worker, and another one would take 60 s: it would find nothing to do. One token more, and it would.
+    # 59 s of work, 1 worker, and another one would take 60 s: it would find nothing to do. One
+    # token more, and it would.
     goals = Goals(max_workers=1000, drain_seconds=1.0)
     enough = need_of(pool(work(queued=5900), ready=1, first_ready=0.0), goals)
     assert (enough.workers, enough.reason) == (1.0, "enough")
-    assert need_of(pool(work(queued=6001), ready=1, first_ready=0.0), goals).workers == pytest.approx(60.01)
+    assert need_of(
+        pool(work(queued=6001), ready=1, first_ready=0.0), goals
+    ).workers == pytest.approx(60.01)
     # Those that are on their way already are left to come.
-    assert need_of(pool(work(queued=5900), ready=1, starting=2, first_ready=0.0), goals).workers == 3.0
+    assert (
+        need_of(pool(work(queued=5900), ready=1, starting=2, first_ready=0.0), goals).workers == 3.0
+    )
 
 
 def test_workers_that_will_be_lost_are_replaced() -> None:
-    need = need_of(pool(work(fast=150.0, slow=150.0), ready=1, preempting=2, unhealthy=1, first_ready=0.0), GOALS)
+    need = need_of(
+        pool(work(fast=150.0, slow=150.0), ready=1, preempting=2, unhealthy=1, first_ready=0.0),
+        GOALS,
+    )
     assert need.workers == pytest.approx(5.0)
     assert need.lost == 3
 
@@ -118,7 +148,7 @@ def test_floors() -> None:
     assert need_of(pool(work(queued=10**9)), Goals(max_workers=7)).workers == 7
 
 
-def test_a_pool_that_lies_idle_needs_nothing_though_averages_never_end() -> None:
+def test_pool_that_lies_idle_needs_nothing_though_averages_never_end() -> None:
     assert need_of(pool(work(fast=0.01, slow=0.01), last_arrival=-59.0), GOALS).workers > 0
     assert need_of(pool(work(fast=0.01, slow=0.01), last_arrival=-61.0), GOALS).workers == 0
 
@@ -174,7 +204,7 @@ goals_of_any_kind = st.builds(
 
 
 @given(inputs, goals_of_any_kind)
-def test_a_need_is_a_number_within_bounds(seen: PoolInput, goals: Goals) -> None:
+def test_need_is_a_number_within_bounds(seen: PoolInput, goals: Goals) -> None:
     workers = need_of(seen, goals).workers
     assert math.isfinite(workers)
     assert 0 <= workers <= goals.max_workers
@@ -183,8 +213,17 @@ def test_a_need_is_a_number_within_bounds(seen: PoolInput, goals: Goals) -> None
 @given(inputs, goals_of_any_kind, st.integers(1, 10**8))
 def test_more_backlog_never_needs_fewer_workers(seen: PoolInput, goals: Goals, tokens: int) -> None:
     first = seen.models[0]
-    longer = ModelWork(first.model, first.queued_tokens + tokens, first.leased_tokens, first.rate, first.tokens_per_second)
-    more = PoolInput(**{slot: getattr(seen, slot) for slot in PoolInput.__slots__} | {"models": (longer, seen.models[1])})
+    longer = ModelWork(
+        first.model,
+        first.queued_tokens + tokens,
+        first.leased_tokens,
+        first.rate,
+        first.tokens_per_second,
+    )
+    more = PoolInput(
+        **{slot: getattr(seen, slot) for slot in PoolInput.__slots__}
+        | {"models": (longer, seen.models[1])}
+    )
     assert need_of(more, goals).workers >= need_of(seen, goals).workers - 1e-9
 
 
@@ -208,7 +247,9 @@ def test_averages_of_arrivals() -> None:
     mesh.lane(0, enqueued=5_000_000)
     (lane,) = mesh.gauges
     arrivals.update(mesh.look().gauges, mesh.at)
-    assert arrivals.rate(lane) == Rate()  # what was counted before this process began came at no known time
+    assert (
+        arrivals.rate(lane) == Rate()
+    )  # what was counted before this process began came at no known time
     for _ in range(1200):
         mesh.lane(0, enqueued=mesh.gauges[lane].enqueued_tokens + 50)
         arrivals.update(mesh.look(0.5).gauges, mesh.at)
@@ -221,7 +262,7 @@ def test_averages_of_arrivals() -> None:
     assert quiet.slow == pytest.approx(100 * math.exp(-10 / 90), rel=2e-3)
 
 
-def test_a_counter_that_begins_again_is_no_negative_arrival() -> None:
+def test_counter_that_begins_again_is_no_negative_arrival() -> None:
     mesh, arrivals = Mesh(), Arrivals()
     mesh.lane(0, enqueued=1000)
     (lane,) = mesh.gauges
@@ -238,7 +279,7 @@ def test_a_counter_that_begins_again_is_no_negative_arrival() -> None:
     assert arrivals.rate(lane).fast > first.fast
 
 
-def test_a_scheduler_that_starts_knows_a_rate_as_soon_as_others() -> None:
+def test_scheduler_that_starts_knows_a_rate_as_soon_as_others() -> None:
     mesh, young = Mesh(), Arrivals()
     mesh.lane(0, enqueued=10**6)
     (lane,) = mesh.gauges
@@ -276,11 +317,15 @@ def test_cold_starts_are_measured_from_wanting_to_the_first_heartbeat() -> None:
     assert starts.seconds(500.0) == 50.0
 
 
-def test_a_worker_that_does_not_come_is_not_counted_on() -> None:
+def test_worker_that_does_not_come_is_not_counted_on() -> None:
     starts = ColdStarts()
     starts.want(1, 0.0)
     starts.want(2, 100.0)
-    assert (starts.starting(179.0, 60.0), starts.starting(181.0, 60.0), starts.young(119.0)) == (2, 1, 2)
+    assert (starts.starting(179.0, 60.0), starts.starting(181.0, 60.0), starts.young(119.0)) == (
+        2,
+        1,
+        2,
+    )
     assert starts.first_ready_seconds(181.0, 60.0) == 0.0
     starts.want(1, 181.0)
     assert starts.starting(150.0, 60.0) == 1  # the one asked for last is taken back
@@ -298,7 +343,9 @@ def test_one_start_moves_what_a_start_takes_by_little() -> None:
         came(starts, f"usual-{number}", number * 10_000.0, 50.0)
     came(starts, "slow", 50_000.0, 3_000.0)
     assert starts.seconds(60.0) == 50.0
-    for number in range(5):  # five in a row are no exception: but each counts as three usual ones at most
+    for number in range(
+        5
+    ):  # five in a row are no exception: but each counts as three usual ones at most
         came(starts, f"slow-{number}", 60_000.0 + number * 10_000.0, 3_000.0)
     assert starts.seconds(60.0) == 150.0
 
@@ -339,11 +386,15 @@ def test_from_zero_to_many_in_one_step() -> None:
 def test_fewer_workers_only_after_the_hold() -> None:
     mesh, demand = Mesh(), Demand(pools())
     demand.update(mesh.look())
-    demand.update(mesh.look(301.0))  # so that it no longer matters what this process found when it started
+    demand.update(
+        mesh.look(301.0)
+    )  # so that it no longer matters what this process found when it started
     mesh.worker("a", holding(speed=100.0))
     mesh.lane(30_000, enqueued=0)
     demand.update(mesh.look(1.0))
-    assert one(demand).desired == 8  # 300 s of work, 60 of them done before another worker could come; in 30 s
+    assert (
+        one(demand).desired == 8
+    )  # 300 s of work, 60 of them done before another worker could come; in 30 s
     mesh.lane(0, enqueued=0)
     for name in "bcdefgh":
         mesh.worker(name, holding(speed=100.0))
@@ -355,7 +406,7 @@ def test_fewer_workers_only_after_the_hold() -> None:
     assert one(demand).desired == 0
 
 
-def test_the_hold_is_five_cold_starts_where_that_is_longer() -> None:
+def test_hold_is_five_cold_starts_where_that_is_longer() -> None:
     mesh, demand = Mesh(), Demand(pools(cold_start_seconds=100.0, node_seconds=100.0))
     demand.update(mesh.look())
     demand.update(mesh.look(11.0))
@@ -371,7 +422,9 @@ def test_the_hold_is_five_cold_starts_where_that_is_longer() -> None:
 
 
 def started(mesh: Mesh) -> Demand:
-    """A demand that has looked for so long that it does not matter any more what it found, and knows the model's speed."""
+    """A demand that has looked for so long that it does not matter any more what it found, and
+    knows the model's speed.
+    """
     demand = Demand(pools(max_workers=3))
     demand._speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=0.0)
     demand.update(mesh.look())
@@ -380,7 +433,9 @@ def started(mesh: Mesh) -> Demand:
 
 
 def idle_after_a_burst(demand: Demand, mesh: Mesh) -> None:
-    """Three workers were wanted, came after 2.5 s and are done; a minute later the pool is not active any more."""
+    """Three workers were wanted, came after 2.5 s and are done; a minute later the pool is not
+    active any more.
+    """
     mesh.lane(9_000)
     demand.update(mesh.look(1.0))
     for name in ("a", "b", "c"):
@@ -400,10 +455,13 @@ def test_what_keda_took_to_zero_is_not_wanted_back() -> None:
     assert (one(demand).desired, one(demand).active, one(demand).input.starting) == (0, False, 0)
     mesh.lane(10)
     demand.update(mesh.look(1.0))
-    assert (one(demand).desired, one(demand).active) == (1, True)  # a short text brings one worker, not the last burst's three
+    assert (one(demand).desired, one(demand).active) == (
+        1,
+        True,
+    )  # a short text brings one worker, not the last burst's three
 
 
-def test_a_worker_that_is_gone_while_nothing_needs_the_pool_is_not_replaced() -> None:
+def test_worker_that_is_gone_while_nothing_needs_the_pool_is_not_replaced() -> None:
     mesh = Mesh()
     demand = started(mesh)
     idle_after_a_burst(demand, mesh)
@@ -415,7 +473,7 @@ def test_a_worker_that_is_gone_while_nothing_needs_the_pool_is_not_replaced() ->
     assert one(demand).desired == 2
 
 
-def test_a_cold_start_begins_when_the_pool_is_needed() -> None:
+def test_cold_start_begins_when_the_pool_is_needed() -> None:
     mesh = Mesh()
     demand = started(mesh)
     for _ in range(3):
@@ -426,7 +484,7 @@ def test_a_cold_start_begins_when_the_pool_is_needed() -> None:
     assert one(demand).input.cold_start_seconds == pytest.approx(2.5)
 
 
-def test_a_scheduler_that_starts_keeps_the_workers_it_finds() -> None:
+def test_scheduler_that_starts_keeps_the_workers_it_finds() -> None:
     mesh, demand = Mesh(), Demand(pools())
     demand.update(mesh.look())  # Redis was emptied too: workers report again one by one
     for name in "abc":
@@ -464,7 +522,7 @@ def test_three_dead_workers_failures_count_though_no_worker_is_left() -> None:
     assert not one(demand).active
 
 
-def test_a_loading_model_is_activity() -> None:
+def test_loading_model_is_activity() -> None:
     mesh, demand = Mesh(), Demand(pools())
     demand.update(mesh.look())
     mesh.worker("a", holding(state=models_pb2.MODEL_STATE_LOADING, speed=0.0))
@@ -489,7 +547,7 @@ def test_spot_notices_and_missed_heartbeats_are_compensated() -> None:
     assert (one(demand).desired, one(demand).input.ready, one(demand).live) == (4, 0, 2)
 
 
-def test_a_worker_that_was_told_to_stop_is_not_there() -> None:
+def test_worker_that_was_told_to_stop_is_not_there() -> None:
     mesh, demand = Mesh(), Demand(pools())
     mesh.worker("a", draining=True)
     demand.update(mesh.look())
@@ -520,16 +578,30 @@ def test_callers_may_ask_for_their_own_answer() -> None:
         assert answer is not None
         return answer.desired
 
-    assert (desired(), desired(min_warm=5), desired(drain_seconds=600.0), desired(drain_seconds=1.0)) == (1, 5, 1, 1)
+    assert (
+        desired(),
+        desired(min_warm=5),
+        desired(drain_seconds=600.0),
+        desired(drain_seconds=1.0),
+    ) == (1, 5, 1, 1)
     mesh.lane(12_000, enqueued=0)
     demand.update(mesh.look(0.5))
-    assert (desired(), desired(min_warm=5), desired(drain_seconds=600.0), desired(drain_seconds=1.0)) == (2, 5, 1, 20)
+    assert (
+        desired(),
+        desired(min_warm=5),
+        desired(drain_seconds=600.0),
+        desired(drain_seconds=1.0),
+    ) == (2, 5, 1, 20)
     assert demand.answer("gpu") is None
 
 
-def test_the_fallback_pool_replaces_spot_workers_that_do_not_come() -> None:
+def test_fallback_pool_replaces_spot_workers_that_do_not_come() -> None:
     spot = PoolSpec("spot", cold_start_seconds=60.0, spot=True, min_workers=3)
-    demand = Demand(Pools("spot", MappingProxyType({"spot": spot, "safe": PoolSpec("safe", fallback_for="spot")})))
+    demand = Demand(
+        Pools(
+            "spot", MappingProxyType({"spot": spot, "safe": PoolSpec("safe", fallback_for="spot")})
+        )
+    )
     mesh = Mesh()
     mesh.worker("a", pool="spot")
     demand.update(mesh.look())
@@ -548,7 +620,7 @@ def both(first: Demand, second: Demand) -> tuple[tuple[int, bool], tuple[int, bo
     return (one(first).desired, one(first).active), (one(second).desired, one(second).active)
 
 
-def test_a_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> None:
+def test_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> None:
     mesh = Mesh()
     leader = started(mesh)
     idle_after_a_burst(leader, mesh)
@@ -580,7 +652,9 @@ def test_who_takes_the_lead_goes_on_with_what_was_told() -> None:
 
 
 def test_schedulers_agree_when_redis_came_back_without_its_data() -> None:
-    """One has looked before the request was enqueued again, to the same count, and the other has not."""
+    """One has looked before the request was enqueued again, to the same count, and the other has
+    not.
+    """
     mesh, first, second = Mesh(), Demand(pools()), Demand(pools())
     for demand in (first, second):
         demand.update(mesh.look())
@@ -618,7 +692,7 @@ def test_without_a_file_pools_are_those_that_are_seen() -> None:
     assert not Demand(pools()).knows("gpu")
 
 
-def test_the_same_look_twice_changes_nothing() -> None:
+def test_same_look_twice_changes_nothing() -> None:
     mesh, demand = Mesh(), Demand(pools())
     mesh.lane(1000)
     look = mesh.look()
@@ -627,8 +701,16 @@ def test_the_same_look_twice_changes_nothing() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 25), st.floats(0.5, 40)), min_size=1, max_size=40))
-def test_over_time_answers_keep_within_bounds_and_fall_late(steps: list[tuple[int, int, float]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 200_000), st.integers(0, 25), st.floats(0.5, 40)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_over_time_answers_keep_within_bounds_and_fall_late(
+    steps: list[tuple[int, int, float]],
+) -> None:
     mesh, demand = Mesh(), Demand(pools(max_workers=20))
     needs: list[tuple[float, int]] = []
     for queued, workers, seconds in steps:

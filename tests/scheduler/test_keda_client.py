@@ -1,4 +1,6 @@
-"""The KEDA that our scaler is tested with does what KEDA does: each rule of its documentation and code, against a small server."""
+"""The KEDA that our scaler is tested with does what KEDA does: each rule of its documentation and
+code, against a small server.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,22 @@ from tests.support.clock import FakeClock
 from tests.support.keda import FakeKeda, Fallback, ScaledObject
 from tests.support.keda_wire import CLASSES, METHODS, SERVICE
 
-SCALED = ScaledObject("workers", {"pool": "l4", "minWarm": "1"}, trigger="external", cooldown_period=60, initial_cooldown_period=10)
+SCALED = ScaledObject(
+    "workers",
+    {"pool": "l4", "minWarm": "1"},
+    trigger="external",
+    cooldown_period=60,
+    initial_cooldown_period=10,
+)
 NAN, INFINITE = float("nan"), float("inf")
 METRICS = {"GetMetricSpec": 1, "GetMetrics": 1, "IsActive": 1}
 
 
 @dataclass
 class FakeScaler:
-    """Answers what it is told to. `failing`: how many of the next calls of a method fail. `streams`: what each opened stream sends
-    before it is ended by returning; an error ends it by that; beyond them streams stay open."""
+    """Answers what it is told to. `failing`: how many of the next calls of a method fail.
+    `streams`: what each opened stream sends before it is ended by returning; an error ends it by
+    that; beyond them streams stay open."""
 
     specs: list[tuple[str, int, float]] = field(default_factory=lambda: [("wanted", 1, 1.0)])
     values: list[tuple[str, int, float]] = field(default_factory=lambda: [("wanted", 0, 0.0)])
@@ -41,7 +50,9 @@ class FakeScaler:
     def counted(self) -> Counter[str]:
         return Counter(method for method, _ in self.calls)
 
-    async def answer(self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def answer(
+        self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> Any:
         self.calls.append((method, request))
         self.deadlines.append(context.time_remaining())
         await self.gate.wait()
@@ -51,15 +62,23 @@ class FakeScaler:
         match method:
             case "GetMetricSpec":
                 kind = CLASSES["MetricSpec"]
-                specs = [kind(metricName=name, targetSize=size, targetSizeFloat=exact) for name, size, exact in self.specs]
+                specs = [
+                    kind(metricName=name, targetSize=size, targetSizeFloat=exact)
+                    for name, size, exact in self.specs
+                ]
                 return CLASSES["GetMetricSpecResponse"](metricSpecs=specs)
             case "GetMetrics":
                 kind = CLASSES["MetricValue"]
-                values = [kind(metricName=name, metricValue=value, metricValueFloat=exact) for name, value, exact in self.values]
+                values = [
+                    kind(metricName=name, metricValue=value, metricValueFloat=exact)
+                    for name, value, exact in self.values
+                ]
                 return CLASSES["GetMetricsResponse"](metricValues=values)
         return CLASSES["IsActiveResponse"](result=self.active)
 
-    async def stream(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    async def stream(
+        self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
         self.calls.append(("StreamIsActive", request))
         if not self.streams:
             await asyncio.Event().wait()
@@ -74,7 +93,9 @@ class FakeScaler:
                 return await self.answer(method, request, context)
 
             asked, answered, _ = METHODS[method]
-            return grpc.unary_unary_rpc_method_handler(answer, CLASSES[asked].FromString, CLASSES[answered].SerializeToString)
+            return grpc.unary_unary_rpc_method_handler(
+                answer, CLASSES[asked].FromString, CLASSES[answered].SerializeToString
+            )
 
         methods = {method: unary(method) for method in ("IsActive", "GetMetricSpec", "GetMetrics")}
         asked, answered, _ = METHODS["StreamIsActive"]
@@ -94,7 +115,9 @@ class Pods:
 
 @dataclass
 class Stage:
-    """What a test plays on: nothing happens but what it calls, unless the clock runs a `running` KEDA."""
+    """What a test plays on: nothing happens but what it calls, unless the clock runs a `running`
+    KEDA.
+    """
 
     scaler: FakeScaler
     server: grpc.aio.Server
@@ -128,16 +151,25 @@ async def stage() -> AsyncIterator[Stage]:
         yield Stage(scaler, server, address, FakeClock(), Pods())
 
 
-async def test_a_poll_asks_for_the_spec_then_the_metric_without_its_prefix_then_activity_and_sets_no_deadline(stage: Stage) -> None:
+async def test_poll_asks_for_the_spec_then_the_metric_without_its_prefix_then_activity_and_sets_no_deadline(
+    stage: Stage,
+) -> None:
     async with stage.keda() as keda:
         stage.scaler.calls.clear()
         await keda.poll()
         assert keda.metric_names == ["s0-wanted"]
-    assert [method for method, _ in stage.scaler.calls] == ["GetMetricSpec", "GetMetrics", "IsActive"]
+    assert [method for method, _ in stage.scaler.calls] == [
+        "GetMetricSpec",
+        "GetMetrics",
+        "IsActive",
+    ]
     asked = stage.scaler.calls[1][1]
     assert asked.metricName == "wanted"
     assert (asked.scaledObjectRef.name, asked.scaledObjectRef.namespace) == ("workers", "default")
-    assert {pair.key: pair.value for pair in asked.scaledObjectRef.scalerMetadata} == {"pool": "l4", "minWarm": "1"}
+    assert {pair.key: pair.value for pair in asked.scaledObjectRef.scalerMetadata} == {
+        "pool": "l4",
+        "minWarm": "1",
+    }
     assert set(stage.scaler.deadlines) == {None}
 
 
@@ -154,7 +186,7 @@ async def test_a_poll_asks_for_the_spec_then_the_metric_without_its_prefix_then_
         (0, 0.0, 0),
     ],
 )
-async def test_a_positive_float_counts_else_the_integer_and_nonsense_is_zero(
+async def test_positive_float_counts_else_the_integer_and_nonsense_is_zero(
     stage: Stage, value: int, exact: float, read: int
 ) -> None:
     stage.scaler.values = [("wanted", value, exact)]
@@ -171,7 +203,7 @@ async def test_values_are_summed_whatever_their_names(stage: Stage) -> None:
     assert stage.pods.replicas == 6
 
 
-async def test_a_target_is_the_float_if_positive_else_the_integer(stage: Stage) -> None:
+async def test_target_is_the_float_if_positive_else_the_integer(stage: Stage) -> None:
     stage.scaler.specs, stage.scaler.values = [("wanted", 4, 0.0)], [("wanted", 10, 10.0)]
     stage.pods.replicas = 1
     async with stage.keda() as keda:
@@ -192,7 +224,9 @@ async def test_no_values_are_an_error_to_the_hpa(stage: Stage) -> None:
     assert stage.pods.replicas == 3
 
 
-async def test_a_failed_call_is_tried_once_more_at_once_and_then_the_cache_is_dropped(stage: Stage) -> None:
+async def test_failed_call_is_tried_once_more_at_once_and_then_the_cache_is_dropped(
+    stage: Stage,
+) -> None:
     async with stage.keda() as keda:
         stage.scaler.failing["IsActive"] = 1
         stage.scaler.calls.clear()
@@ -219,10 +253,14 @@ async def test_every_5_seconds_a_poll_and_every_15_a_sync(stage: Stage) -> None:
     async with stage.keda(running=True):
         await stage.clock.run(59)
     # Once when the ScaledObject is made; at 0, 5 … 55 s; at 15, 30, 45 s.
-    assert stage.scaler.counted() == {"GetMetricSpec": 1 + 12 + 3, "GetMetrics": 12 + 3, "IsActive": 12 + 3}
+    assert stage.scaler.counted() == {
+        "GetMetricSpec": 1 + 12 + 3,
+        "GetMetrics": 12 + 3,
+        "IsActive": 12 + 3,
+    }
 
 
-async def test_an_hpa_is_off_at_zero_replicas(stage: Stage) -> None:
+async def test_hpa_is_off_at_zero_replicas(stage: Stage) -> None:
     stage.scaler.values = [("wanted", 5, 5.0)]
     async with stage.keda() as keda:
         await keda.sync()
@@ -230,12 +268,16 @@ async def test_an_hpa_is_off_at_zero_replicas(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("least", "after"), [(0, 1), (3, 3)])
-async def test_active_at_zero_replicas_scales_to_the_least_at_once(stage: Stage, least: int, after: int) -> None:
+async def test_active_at_zero_replicas_scales_to_the_least_at_once(
+    stage: Stage, least: int, after: int
+) -> None:
     stage.scaler.active = True
     stage.scaled = replace(SCALED, min_replicas=least)
     async with stage.keda() as keda:
         await keda.poll()
-        assert [(change.before, change.after, change.by) for change in keda.changes] == [(0, after, "keda")]
+        assert [(change.before, change.after, change.by) for change in keda.changes] == [
+            (0, after, "keda")
+        ]
 
 
 async def test_active_with_replicas_only_refreshes_the_time_of_activity(stage: Stage) -> None:
@@ -257,7 +299,9 @@ async def test_inactive_goes_to_zero_in_one_step_after_the_cooldown(stage: Stage
         assert stage.pods.replicas == 9
         await stage.clock.run(10)
         # Last active at 60 s; 60 s later have not passed at the poll of 120 s.
-        assert [(change.at, change.before, change.after, change.by) for change in keda.changes] == [(125, 9, 0, "keda")]
+        assert [(change.at, change.before, change.after, change.by) for change in keda.changes] == [
+            (125, 9, 0, "keda")
+        ]
 
 
 async def test_never_active_goes_to_zero_after_the_initial_cooldown(stage: Stage) -> None:
@@ -278,7 +322,12 @@ async def test_with_a_least_above_zero_inactivity_changes_nothing(stage: Stage) 
 
 
 @pytest.mark.parametrize(
-    ("fallback", "left"), [(None, 4), (Fallback(replicas=2, behavior="currentReplicasIfHigher"), 4), (Fallback(replicas=0), 0)]
+    ("fallback", "left"),
+    [
+        (None, 4),
+        (Fallback(replicas=2, behavior="currentReplicasIfHigher"), 4),
+        (Fallback(replicas=0), 0),
+    ],
 )
 async def test_replicas_stay_while_the_scaler_is_down_unless_the_fallback_is_zero(
     stage: Stage, fallback: Fallback | None, left: int
@@ -294,11 +343,13 @@ async def test_replicas_stay_while_the_scaler_is_down_unless_the_fallback_is_zer
     assert stage.pods.replicas == left
 
 
-async def test_the_fallback_counts_failures_of_the_metric(stage: Stage) -> None:
+async def test_fallback_counts_failures_of_the_metric(stage: Stage) -> None:
     """More than three in a row, each tried twice; a success starts the count again."""
     stage.scaler.active, stage.scaler.values = True, [("wanted", 1, 1.0)]
     stage.pods.replicas = 1
-    stage.scaled = replace(SCALED, fallback=Fallback(failure_threshold=3, replicas=5, behavior="static"))
+    stage.scaled = replace(
+        SCALED, fallback=Fallback(failure_threshold=3, replicas=5, behavior="static")
+    )
     async with stage.keda() as keda:
         for failures, after in ((3, 1), (0, 1), (3, 1), (1, 5)):
             stage.scaler.failing["GetMetrics"] = 2 * failures
@@ -307,9 +358,11 @@ async def test_the_fallback_counts_failures_of_the_metric(stage: Stage) -> None:
             assert stage.pods.replicas == after
 
 
-async def test_the_fallback_never_fires_when_the_spec_cannot_be_had(stage: Stage) -> None:
+async def test_fallback_never_fires_when_the_spec_cannot_be_had(stage: Stage) -> None:
     stage.pods.replicas = 1
-    stage.scaled = replace(SCALED, fallback=Fallback(failure_threshold=1, replicas=5, behavior="static"))
+    stage.scaled = replace(
+        SCALED, fallback=Fallback(failure_threshold=1, replicas=5, behavior="static")
+    )
     async with stage.keda() as keda:
         stage.scaler.failing["GetMetricSpec"] = 100
         for _ in range(10):
@@ -318,7 +371,9 @@ async def test_the_fallback_never_fires_when_the_spec_cannot_be_had(stage: Stage
     assert stage.pods.replicas == 1
 
 
-async def test_a_scaler_that_is_down_at_creation_leaves_the_hpa_without_a_metric_until_it_answers(stage: Stage) -> None:
+async def test_scaler_that_is_down_at_creation_leaves_the_hpa_without_a_metric_until_it_answers(
+    stage: Stage,
+) -> None:
     stage.scaler.failing["GetMetricSpec"] = 2
     stage.scaler.values = [("wanted", 2, 2.0)]
     stage.pods.replicas = 1
@@ -331,7 +386,7 @@ async def test_a_scaler_that_is_down_at_creation_leaves_the_hpa_without_a_metric
         assert stage.pods.replicas == 2
 
 
-async def test_a_call_that_hangs_holds_up_activation_by_push(stage: Stage) -> None:
+async def test_call_that_hangs_holds_up_activation_by_push(stage: Stage) -> None:
     stage.scaled = replace(SCALED, trigger="external-push")
     stage.scaler.streams = [[True]]
     async with stage.keda() as keda:
@@ -369,7 +424,7 @@ async def test_of_pushes_only_true_matters(stage: Stage) -> None:
         assert (stage.pods.replicas, keda.last_active) == (1, keda.pushes[0])
 
 
-async def test_a_push_before_the_metrics_name_is_known_is_dropped(stage: Stage) -> None:
+async def test_push_before_the_metrics_name_is_known_is_dropped(stage: Stage) -> None:
     stage.scaler.failing["GetMetricSpec"] = 2
     stage.scaler.streams = [[True]]
     async with stage.keda() as keda:
@@ -383,7 +438,9 @@ def backed_off(keda: FakeKeda, times: int) -> bool:
     return len(keda.backoffs) == times
 
 
-async def test_the_stream_comes_back_after_2_to_60_seconds_and_soon_again_only_after_a_clean_end(stage: Stage) -> None:
+async def test_stream_comes_back_after_2_to_60_seconds_and_soon_again_only_after_a_clean_end(
+    stage: Stage,
+) -> None:
     """Any other end leaves the backoff where it was, however well the stream did."""
     broken: list[bool | grpc.StatusCode] = [True, grpc.StatusCode.UNAVAILABLE]
     stage.scaler.streams = [*[list(broken) for _ in range(7)], [True], list(broken), list(broken)]
@@ -399,13 +456,15 @@ async def test_the_stream_comes_back_after_2_to_60_seconds_and_soon_again_only_a
 # The HPA.
 
 
-def test_the_hpa_wants_the_value_over_the_target_rounded_up() -> None:
+def test_hpa_wants_the_value_over_the_target_rounded_up() -> None:
     assert Hpa(1, 20).decide(0, 1, 4_100, 1_000) == 5
     assert Hpa(1, 20).decide(0, 2, 14_000, 2_500) == 6
 
 
-@pytest.mark.parametrize(("value", "after"), [(22_000, 20), (22_001, 23), (18_000, 20), (17_999, 18)])
-def test_a_tenth_more_or_less_is_left_alone(value: int, after: int) -> None:
+@pytest.mark.parametrize(
+    ("value", "after"), [(22_000, 20), (22_001, 23), (18_000, 20), (17_999, 18)]
+)
+def test_tenth_more_or_less_is_left_alone(value: int, after: int) -> None:
     at_once = Rules(0, (Policy("Pods", 8, 15),))
     assert Hpa(1, 100, at_once, at_once).decide(0, 20, value, 1_000) == after
 
@@ -433,12 +492,15 @@ def test_down_only_to_the_most_wanted_in_60_seconds_and_by_a_third_or_one_pod_a_
     assert seen == [(60, 6), (120, 3), (180, 1)]
 
 
-def test_a_dip_shorter_than_the_window_changes_nothing() -> None:
+def test_dip_shorter_than_the_window_changes_nothing() -> None:
     hpa = Hpa(1, 100)
-    assert [hpa.decide(now, 5, value, 1_000) for now, value in ((0, 5_000), (15, 1_000), (30, 1_000), (45, 5_000))] == [5, 5, 5, 5]
+    assert [
+        hpa.decide(now, 5, value, 1_000)
+        for now, value in ((0, 5_000), (15, 1_000), (30, 1_000), (45, 5_000))
+    ] == [5, 5, 5, 5]
 
 
-def test_the_hpa_stays_between_least_and_most() -> None:
+def test_hpa_stays_between_least_and_most() -> None:
     assert Hpa(2, 4).decide(0, 3, 40_000, 1_000) == 4
     assert Hpa(2, 4).decide(0, 1, 0, 1_000) == 2
     assert Hpa(2, 4).decide(0, 9, 9_000, 1_000) == 4
@@ -448,7 +510,7 @@ def test_the_hpa_stays_between_least_and_most() -> None:
 # The clock.
 
 
-async def test_the_fake_clock_wakes_sleepers_in_order_and_waits_for_what_they_do() -> None:
+async def test_fake_clock_wakes_sleepers_in_order_and_waits_for_what_they_do() -> None:
     clock = FakeClock()
     seen: list[tuple[str, float]] = []
 

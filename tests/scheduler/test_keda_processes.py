@@ -1,7 +1,9 @@
-"""KEDA scales real worker processes behind a real router: nothing is lost, nothing scaled to zero too early.
+"""KEDA scales real worker processes behind a real router: nothing is lost, nothing scaled to zero
+too early.
 
-Redis, router, workers, gRPC, heartbeats, the scheduler's plan and its scaler are real; KEDA and the HPA are `FakeKeda` on a clock
-that runs fast. The suite has the step; spike, sine and spot loss take minutes and run with SHOAL_KEDA=full.
+Redis, router, workers, gRPC, heartbeats, the scheduler's plan and its scaler are real; KEDA and the
+HPA are `FakeKeda` on a clock that runs fast. The suite has the step; spike, sine and spot loss take
+minutes and run with SHOAL_KEDA=full.
 """
 
 from __future__ import annotations
@@ -41,15 +43,18 @@ from tests.support.waiting import end_tasks
 POOL: Final = "cpu"
 TEXTS: Final = texts(64, shortest=30, longest=60, seed=8)
 REQUEST_TEXTS: Final = 4
-full = pytest.mark.skipif(os.environ.get("SHOAL_KEDA") != "full", reason="takes minutes: SHOAL_KEDA=full")
+full = pytest.mark.skipif(
+    os.environ.get("SHOAL_KEDA") != "full", reason="takes minutes: SHOAL_KEDA=full"
+)
 
 
 def slowed(look: Look, factor: float, at: float) -> Look:
     """The look as the scheduler would have it at `at` if real time were `factor` times as long.
 
-    KEDA's clock is `factor` times as fast as the workers, so by that clock they are as much slower: what is done in a second is
-    divided, what something takes is multiplied. Bytes are multiplied too, because the speed of a model that was not measured yet is
-    guessed from them. Ages of heartbeats stay: workers beat by the real clock.
+    KEDA's clock is `factor` times as fast as the workers, so by that clock they are as much slower:
+    what is done in a second is divided, what something takes is multiplied. Bytes are multiplied
+    too, because the speed of a model that was not measured yet is guessed from them. Ages of
+    heartbeats stay: workers beat by the real clock.
     """
 
     def model_slowed(model: WorkerModelRecord) -> WorkerModelRecord:
@@ -85,7 +90,8 @@ def slowed(look: Look, factor: float, at: float) -> Look:
     )
     now_ms = look.fleet.now_ms
     gauges = {
-        lane: replace(gauge, used_ms=now_ms - round((now_ms - gauge.used_ms) * factor)) for lane, gauge in look.gauges.items()
+        lane: replace(gauge, used_ms=now_ms - round((now_ms - gauge.used_ms) * factor))
+        for lane, gauge in look.gauges.items()
     }
     return replace(look, fleet=fleet, gauges=gauges, at=at)
 
@@ -107,14 +113,18 @@ class Traffic:
         start = self.asked * REQUEST_TEXTS % len(TEXTS)
         self.asked += 1
         try:
-            dense = (await self.client.encode(MINILM, TEXTS[start : start + REQUEST_TEXTS], timeout=300)).dense
+            dense = (
+                await self.client.encode(MINILM, TEXTS[start : start + REQUEST_TEXTS], timeout=300)
+            ).dense
         except shoal.ShoalError as error:
             self.errors.append(str(error))
             return
         self.answered += dense is not None and dense.shape == (REQUEST_TEXTS, 384)
 
     async def keep_asking(self, concurrent: int, is_over: Callable[[], bool]) -> None:
-        """So many requests are always in flight, until it is over; returns when all are answered."""
+        """So many requests are always in flight, until it is over; returns when all are
+        answered.
+        """
 
         async def one_after_another() -> None:
             while not is_over():
@@ -125,7 +135,9 @@ class Traffic:
                 group.create_task(one_after_another())
 
     async def ask_at(self, rate: Callable[[float], float], seconds: float) -> None:
-        """`rate(t)` requests a second at t seconds from now, evenly spread; returns when all are answered."""
+        """`rate(t)` requests a second at t seconds from now, evenly spread; returns when all are
+        answered.
+        """
         began, due = time.monotonic(), 0.0
         async with asyncio.TaskGroup() as group:
             while (elapsed := time.monotonic() - began) < seconds:
@@ -139,7 +151,14 @@ class Traffic:
 class Mesh:
     """A router, a scheduler in this process, KEDA, and as many workers as that wants."""
 
-    def __init__(self, cluster: Cluster, deployment: Deployment, clock: FastClock, traffic: Traffic, spec: PoolSpec) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        deployment: Deployment,
+        clock: FastClock,
+        traffic: Traffic,
+        spec: PoolSpec,
+    ) -> None:
         self.cluster = cluster
         self.deployment = deployment
         self.clock = clock
@@ -164,15 +183,24 @@ class Mesh:
             return
         waiting = sum(lane.queued_tokens + lane.leased_tokens for lane in look.gauges.values())
         loading = [
-            model.model for worker in look.fleet.workers.values() for model in worker.models.values() if model.state in COMING
+            model.model
+            for worker in look.fleet.workers.values()
+            for model in worker.models.values()
+            if model.state in COMING
         ]
         if waiting or loading or self.traffic.in_flight:
-            self.wrong.append(f"{change}: {waiting} tokens wait, {loading} loading, {self.traffic.in_flight} requests unanswered")
+            self.wrong.append(
+                f"{change}: {waiting} tokens wait, {loading} loading, {self.traffic.in_flight} requests unanswered"
+            )
 
     def serving_workers(self) -> list[str]:
         """Workers with the model resident that are not about to stop."""
         look = self.view.look
-        return [worker.worker_id for worker in look.fleet.resident_on(MINILM) if not worker.is_going] if look is not None else []
+        return (
+            [worker.worker_id for worker in look.fleet.resident_on(MINILM) if not worker.is_going]
+            if look is not None
+            else []
+        )
 
     async def until(self, condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
         """Real seconds."""
@@ -183,21 +211,35 @@ class Mesh:
 
     async def requests_a_second(self) -> float:
         """How many requests one worker does, from what it measured while it was kept busy."""
-        await self.traffic.keep_asking(24, lambda: bool(self.serving_workers()) and self.traffic.answered > 100)
+        await self.traffic.keep_asking(
+            24, lambda: bool(self.serving_workers()) and self.traffic.answered > 100
+        )
         look = self.view.look
         assert look is not None
-        speeds = [model.tokens_per_second for worker in look.fleet.workers.values() for model in worker.models.values()]
+        speeds = [
+            model.tokens_per_second
+            for worker in look.fleet.workers.values()
+            for model in worker.models.values()
+        ]
         (lane,) = look.gauges.values()
         return max(speeds) / (lane.enqueued_tokens / self.traffic.asked)
 
     def story(self) -> str:
         """All changes, on KEDA's clock."""
-        return ", ".join(f"{change.at:.0f}s {change.before}→{change.after} {change.by}" for change in self.keda.changes)
+        return ", ".join(
+            f"{change.at:.0f}s {change.before}→{change.after} {change.by}"
+            for change in self.keda.changes
+        )
 
 
 @asynccontextmanager
 async def running(
-    directory: Path, *, factor: float, scaled: ScaledObject, spec: PoolSpec, each: Mapping[str, Mapping[str, str]] | None = None
+    directory: Path,
+    *,
+    factor: float,
+    scaled: ScaledObject,
+    spec: PoolSpec,
+    each: Mapping[str, Mapping[str, str]] | None = None,
 ) -> AsyncIterator[Mesh]:
     checkpoint = packaged_minilm()
     assert checkpoint is not None
@@ -210,11 +252,25 @@ async def running(
         async with shoal.AsyncClient(cluster.address) as client:
             mesh = Mesh(cluster, deployment, clock, Traffic(client), spec)
             lanes = Lanes(redis, router_id="scheduler", dead_result=b"")
-            control = Control(lanes, Fleet(redis), mesh.view, scheduler_id="scheduler", policy=POLICIES[DEFAULT], seen=mesh.seen)
-            loops = [asyncio.create_task(control.run(nothing)), asyncio.create_task(control.receive_bells())]
+            control = Control(
+                lanes,
+                Fleet(redis),
+                mesh.view,
+                scheduler_id="scheduler",
+                policy=POLICIES[DEFAULT],
+                seen=mesh.seen,
+            )
+            loops = [
+                asyncio.create_task(control.run(nothing)),
+                asyncio.create_task(control.receive_bells()),
+            ]
             try:
-                async with serving("127.0.0.1:0", [mesh.scaler.service()], on_drained=mesh.scaler.close) as server:
-                    mesh.keda = FakeKeda(server.address, scaled, deployment, clock, about_to=mesh.about_to)
+                async with serving(
+                    "127.0.0.1:0", [mesh.scaler.service()], on_drained=mesh.scaler.close
+                ) as server:
+                    mesh.keda = FakeKeda(
+                        server.address, scaled, deployment, clock, about_to=mesh.about_to
+                    )
                     async with mesh.keda:
                         yield mesh
             finally:
@@ -229,16 +285,22 @@ async def running(
 async def nothing() -> None: ...
 
 
-async def test_a_step_takes_real_workers_from_none_to_three_and_back(tmp_path: Path) -> None:
-    """20 seconds of KEDA's a real second. Requests never stop until three workers serve; all of them are answered."""
-    scaled = ScaledObject("worker-cpu", {"pool": POOL, "drainSeconds": "5"}, cooldown_period=60, max_replicas=3)
+async def test_step_takes_real_workers_from_none_to_three_and_back(tmp_path: Path) -> None:
+    """20 seconds of KEDA's a real second. Requests never stop until three workers serve; all of
+    them are answered.
+    """
+    scaled = ScaledObject(
+        "worker-cpu", {"pool": POOL, "drainSeconds": "5"}, cooldown_period=60, max_replicas=3
+    )
     spec = PoolSpec(POOL, max_workers=3, cold_start_seconds=120, keep_warm_seconds=60)
     async with running(tmp_path, factor=20, scaled=scaled, spec=spec) as mesh:
         await mesh.until(lambda: mesh.view.look is not None, "the first look")
         assert mesh.deployment.replicas == 0
         await mesh.traffic.keep_asking(24, lambda: len(mesh.serving_workers()) == 3)
         ended = mesh.clock.now()
-        await mesh.until(lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers")
+        await mesh.until(
+            lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers"
+        )
         print(mesh.story(), f"; the last request was answered at {ended:.0f}s")
         assert [change.after for change in mesh.keda.changes][:1] == [1]
         assert max(change.after for change in mesh.keda.changes) == 3
@@ -249,43 +311,58 @@ async def test_a_step_takes_real_workers_from_none_to_three_and_back(tmp_path: P
 
 
 @full
-async def test_a_spike_is_answered_and_its_workers_go_again(tmp_path: Path) -> None:
+async def test_spike_is_answered_and_its_workers_go_again(tmp_path: Path) -> None:
     """200 requests at once, to no worker at all."""
-    scaled = ScaledObject("worker-cpu", {"pool": POOL, "drainSeconds": "30"}, cooldown_period=120, max_replicas=4)
+    scaled = ScaledObject(
+        "worker-cpu", {"pool": POOL, "drainSeconds": "30"}, cooldown_period=120, max_replicas=4
+    )
     spec = PoolSpec(POOL, max_workers=4, cold_start_seconds=120, keep_warm_seconds=60)
     async with running(tmp_path, factor=20, scaled=scaled, spec=spec) as mesh:
         await mesh.until(lambda: mesh.view.look is not None, "the first look")
         async with asyncio.TaskGroup() as group:
             for _ in range(200):
                 group.create_task(mesh.traffic.ask())
-        await mesh.until(lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers", 180)
+        await mesh.until(
+            lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers", 180
+        )
         print(mesh.story())
         assert max(change.after for change in mesh.keda.changes) >= 3
         assert turns(mesh.keda.changes) == 1
 
 
 @full
-async def test_a_sine_is_followed_by_real_workers_without_flapping(tmp_path: Path) -> None:
-    """Two periods of an hour of KEDA's, two minutes each, between load for 0.2 and for 1.2 workers."""
+async def test_sine_is_followed_by_real_workers_without_flapping(tmp_path: Path) -> None:
+    """Two periods of an hour of KEDA's, two minutes each, between load for 0.2 and for 1.2
+    workers.
+    """
     factor, hours = 30.0, 2
     scaled = ScaledObject("worker-cpu", {"pool": POOL}, cooldown_period=300, max_replicas=4)
     spec = PoolSpec(POOL, max_workers=4, cold_start_seconds=240)
     async with running(tmp_path, factor=factor, scaled=scaled, spec=spec) as mesh:
         busy = await mesh.requests_a_second()
         began, period = mesh.clock.now(), 3_600 / factor
-        await mesh.traffic.ask_at(lambda at: busy * (0.7 - 0.5 * math.cos(2 * math.pi * at / period)), hours * period)
+        await mesh.traffic.ask_at(
+            lambda at: busy * (0.7 - 0.5 * math.cos(2 * math.pi * at / period)), hours * period
+        )
         changes = [change for change in mesh.keda.changes if change.at > began]
         print(f"{busy:.1f} requests/s a worker; {mesh.story()}")
         assert turns(changes) - 2 * hours <= hours
         assert 0 not in {change.after for change in changes}
         assert max(change.after for change in mesh.keda.changes) >= 2
-        await mesh.until(lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers", 180)
+        await mesh.until(
+            lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers", 180
+        )
 
 
 @full
 async def test_spot_machines_may_go_with_and_without_notice(tmp_path: Path) -> None:
-    """Under load for 1.2 workers: one machine goes 15 s after its notice, one at once with what it holds."""
-    notices = {f"worker-{number}": {"SHOAL_SPOT": f"file:{tmp_path}/worker-{number}.spot"} for number in range(30)}
+    """Under load for 1.2 workers: one machine goes 15 s after its notice, one at once with what it
+    holds.
+    """
+    notices = {
+        f"worker-{number}": {"SHOAL_SPOT": f"file:{tmp_path}/worker-{number}.spot"}
+        for number in range(30)
+    }
     scaled = ScaledObject("worker-cpu", {"pool": POOL}, cooldown_period=120, max_replicas=5)
     spec = PoolSpec(POOL, spot=True, max_workers=5, cold_start_seconds=120)
     async with running(tmp_path, factor=20, scaled=scaled, spec=spec, each=notices) as mesh:
@@ -299,8 +376,14 @@ async def test_spot_machines_may_go_with_and_without_notice(tmp_path: Path) -> N
         await mesh.until(lambda: mesh.desired[-1] >= 3, "a replacement to be asked for", 10)
         await mesh.until(lambda: time.monotonic() > noticed + 15, "the machine to go")
         mesh.deployment.kill(victim)
-        await mesh.until(lambda: victim not in mesh.serving_workers() and len(mesh.serving_workers()) >= 2, "a replacement", 40)
+        await mesh.until(
+            lambda: victim not in mesh.serving_workers() and len(mesh.serving_workers()) >= 2,
+            "a replacement",
+            40,
+        )
         mesh.deployment.kill(mesh.serving_workers()[0])
         await load
-        await mesh.until(lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers", 240)
+        await mesh.until(
+            lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers", 240
+        )
         print(f"{busy:.1f} requests/s a worker; {mesh.story()}")

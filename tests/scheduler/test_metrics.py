@@ -31,15 +31,19 @@ def _get(url: str) -> str:
 async def scrape(address: str) -> Numbers:
     """Values by name and pool (empty: of no pool)."""
     text = await asyncio.to_thread(_get, f"http://{address}/metrics")
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
     return {(sample.name, sample.labels.get("pool", "")): sample.value for sample in samples}
 
 
-async def test_a_scrape_says_what_keda_is_answered() -> None:
+async def test_scrape_says_what_keda_is_answered() -> None:
     mesh, view, demand = Mesh(), View(), Demand(POOLS)
     now = [mesh.at]
     scaler = Scaler(demand, view, clock=lambda: now[0])
-    async with serving_metrics("127.0.0.1:0", PoolMetrics(scaler, view, scheduler_id="me").read) as address:
+    async with serving_metrics(
+        "127.0.0.1:0", PoolMetrics(scaler, view, scheduler_id="me").read
+    ) as address:
         before = await scrape(address)
         assert before["shoal_view_age_seconds", ""] == math.inf
         assert not [pool for _, pool in before if pool]
@@ -49,29 +53,39 @@ async def test_a_scrape_says_what_keda_is_answered() -> None:
         demand.update(mesh.look())
         mesh.lane(12_000, 200, enqueued=0)
         look = mesh.look(0.5)
-        look = replace(look, fleet=replace(look.fleet, leader=LeaderRecord("me", 3, (3 << 32) + 7, 0)))
+        look = replace(
+            look, fleet=replace(look.fleet, leader=LeaderRecord("me", 3, (3 << 32) + 7, 0))
+        )
         demand.update(look)
         view.update(look)
         now[0] = mesh.at + 2.0
         seen = await scrape(address)
         told = scaler.answer("cpu", Options())
-        assert told.desired == 4  # 121 s of work, 60 done before another worker comes, in 30 s; and one for the one that goes
+        assert (
+            told.desired == 4
+        )  # 121 s of work, 60 done before another worker comes, in 30 s; and one for the one that goes
         assert seen["shoal_desired_workers", "cpu"] == told.desired
         assert seen["shoal_needed_workers", "cpu"] == pytest.approx(told.need.workers)
         assert seen["shoal_backlog_seconds", "cpu"] == pytest.approx(121.0)
-        assert (seen["shoal_queued_tokens", "cpu"], seen["shoal_leased_tokens", "cpu"]) == (12_000, 200)
+        assert (seen["shoal_queued_tokens", "cpu"], seen["shoal_leased_tokens", "cpu"]) == (
+            12_000,
+            200,
+        )
         assert (seen["shoal_live_workers", "cpu"], seen["shoal_ready_workers", "cpu"]) == (2, 1)
         assert seen["shoal_preempting_workers", "cpu"] == 1
         assert (seen["shoal_pool_active", "cpu"], seen["shoal_pool_active", "gpu"]) == (1, 0)
         assert seen["shoal_desired_workers", "gpu"] == 0
-        assert (seen["shoal_scheduler_leader", ""], seen["shoal_plan_number", ""]) == (1, (3 << 32) + 7)
+        assert (seen["shoal_scheduler_leader", ""], seen["shoal_plan_number", ""]) == (
+            1,
+            (3 << 32) + 7,
+        )
         assert seen["shoal_view_age_seconds", ""] == pytest.approx(2.0)
 
         now[0] += 60.0  # as for KEDA, an old answer lets nothing shrink
         assert (await scrape(address))["shoal_pool_active", "gpu"] == 1
 
 
-async def test_the_port_is_free_again_and_a_taken_one_is_told() -> None:
+async def test_port_is_free_again_and_a_taken_one_is_told() -> None:
     scaler = Scaler(Demand(POOLS), View())
     metrics = PoolMetrics(scaler, View(), scheduler_id="me").read
     async with serving_metrics("127.0.0.1:0", metrics) as address:

@@ -36,31 +36,56 @@ def test_nothing_to_do() -> None:
     assert plan(state()).orders == ()
 
 
-def test_a_cold_model_with_work_is_loaded() -> None:
+def test_cold_model_with_work_is_loaded() -> None:
     made = plan(state(worker("w", holds("a", COLD, 0)), queued={"a": 1}, sizes={"a": 50}))
     assert made.orders == (Order("load", "a", "cpu", "w", "1"),)
     assert made.notes["a"] == "loads on w: 1 tokens wait and no worker has it"
 
 
-@pytest.mark.parametrize("coming", [holds("a", LOADING, 0), holds("a", DOWNLOADING, 0)], ids=["loading", "downloading"])
-def test_a_model_on_its_way_is_not_loaded_again(coming: object) -> None:
+@pytest.mark.parametrize(
+    "coming", [holds("a", LOADING, 0), holds("a", DOWNLOADING, 0)], ids=["loading", "downloading"]
+)
+def test_model_on_its_way_is_not_loaded_again(coming: object) -> None:
     assert plan(state(worker("w", coming), worker("v"), queued={"a": 10**6})).orders == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("best", "others"),
     [
-        pytest.param(worker("x", holds("a", WARM)), [worker("w", holds("a", COLD)), worker("v")], id="warm before on disk"),
-        pytest.param(worker("x", holds("a", COLD)), [worker("w"), worker("v")], id="on disk before absent"),
-        pytest.param(worker("x"), [worker("w", holds("b", speed=1.0)), worker("v", holds("b", speed=1.0))], id="idle before busy"),
-        pytest.param(worker("x"), [worker("w", holds("c", LOADING)), worker("v", holds("d", LOADING))], id="without loads"),
-        pytest.param(worker("x"), [worker("w", holds("c", size=80)), worker("v", holds("d", size=80))], id="free before evicting"),
         pytest.param(
-            worker("x", holds("a", WARM), holds("c", size=80)), [worker("w", holds("a", COLD)), worker("v")], id="evicting for warm"
+            worker("x", holds("a", WARM)),
+            [worker("w", holds("a", COLD)), worker("v")],
+            id="warm before on disk",
+        ),
+        pytest.param(
+            worker("x", holds("a", COLD)), [worker("w"), worker("v")], id="on disk before absent"
+        ),
+        pytest.param(
+            worker("x"),
+            [worker("w", holds("b", speed=1.0)), worker("v", holds("b", speed=1.0))],
+            id="idle before busy",
+        ),
+        pytest.param(
+            worker("x"),
+            [worker("w", holds("c", LOADING)), worker("v", holds("d", LOADING))],
+            id="without loads",
+        ),
+        pytest.param(
+            worker("x"),
+            [worker("w", holds("c", size=80)), worker("v", holds("d", size=80))],
+            id="free before evicting",
+        ),
+        pytest.param(
+            worker("x", holds("a", WARM), holds("c", size=80)),
+            [worker("w", holds("a", COLD)), worker("v")],
+            id="evicting for warm",
         ),
         pytest.param(
             worker("x", holds("c", size=80)),
-            [worker("w", holds("d", size=80, held_jobs=1)), worker("v", holds("e", size=80, pinned=True))],
+            [
+                worker("w", holds("d", size=80, held_jobs=1)),
+                worker("v", holds("e", size=80, pinned=True)),
+            ],
             id="idle victims before busy ones, pinned ones never",
         ),
     ],
@@ -68,36 +93,55 @@ def test_a_model_on_its_way_is_not_loaded_again(coming: object) -> None:
 def test_where(best: WorkerRecord, others: list[WorkerRecord]) -> None:
     queued = {"a": 10} | ({"b": 50} if "b" in others[0].models else {})
     for draw in range(4):
-        assert loads(plan(state(best, *others, queued=queued, sizes={"a": 50}, draw=draw)))["a"] == ["x"]
-        assert loads(plan(state(*others[::-1], best, queued=queued, sizes={"a": 50}, draw=draw)))["a"] == ["x"]
+        assert loads(plan(state(best, *others, queued=queued, sizes={"a": 50}, draw=draw)))[
+            "a"
+        ] == ["x"]
+        assert loads(plan(state(*others[::-1], best, queued=queued, sizes={"a": 50}, draw=draw)))[
+            "a"
+        ] == ["x"]
 
 
 def test_among_alike_workers_chance_decides_and_the_same_number_alike() -> None:
     workers = [worker(f"w{number}", holds("a", COLD)) for number in range(8)]
-    chosen = {draw: loads(plan(state(*workers, queued={"a": 1}, draw=draw)))["a"][0] for draw in range(60)}
+    chosen = {
+        draw: loads(plan(state(*workers, queued={"a": 1}, draw=draw)))["a"][0] for draw in range(60)
+    }
     assert len(set(chosen.values())) == 8
     assert chosen[7] == loads(plan(state(*workers, queued={"a": 1}, draw=7)))["a"][0]
 
 
-def test_a_plan_spreads_its_loads() -> None:
+def test_plan_spreads_its_loads() -> None:
     workers = [worker(f"w{number}") for number in range(6)]
-    made = loads(plan(state(*workers, queued={f"m{number}": 10 for number in range(6)}, sizes=dict.fromkeys("m", 1))))
+    made = loads(
+        plan(
+            state(
+                *workers,
+                queued={f"m{number}": 10 for number in range(6)},
+                sizes=dict.fromkeys("m", 1),
+            )
+        )
+    )
     assert {placed[0] for placed in made.values()} == {one.worker_id for one in workers}
 
 
-def test_the_only_worker_with_the_model_on_disk_is_found_among_many() -> None:
+def test_only_worker_with_the_model_on_disk_is_found_among_many() -> None:
     workers = [worker(f"w{number:03}") for number in range(100)]
     workers[71] = worker("w071", holds("a", COLD), holds("b", speed=1000.0))
     assert loads(plan(state(*workers, queued={"a": 1, "b": 1000})))["a"] == ["w071"]
 
 
 def test_workers_that_cannot_fetch_get_only_what_they_have_on_disk() -> None:
-    here, busy = worker("here", holds("a", COLD), local=True), worker("busy", holds("a", COLD), holds("b", speed=10.0), local=True)
+    here, busy = (
+        worker("here", holds("a", COLD), local=True),
+        worker("busy", holds("a", COLD), holds("b", speed=10.0), local=True),
+    )
     lacks, fetches = worker("lacks", local=True), worker("fetches")
     queued = {"a": 10, "b": 1000}
     for draw in range(4):
         assert loads(plan(state(busy, lacks, queued=queued, draw=draw)))["a"] == ["busy"]
-        assert loads(plan(state(busy, lacks, fetches, queued=queued, draw=draw)))["a"] == ["fetches"]
+        assert loads(plan(state(busy, lacks, fetches, queued=queued, draw=draw)))["a"] == [
+            "fetches"
+        ]
         assert loads(plan(state(here, busy, lacks, queued=queued, draw=draw)))["a"] == ["here"]
 
 
@@ -105,7 +149,9 @@ def test_where_nobody_can_load_a_model_workers_without_it_are_asked_for_the_reas
     assert loads(plan(state(worker("lacks", local=True), queued={"a": 10}))) == {"a": ["lacks"]}
     broken = worker("broken", holds("a", COLD), local=True)
     failures = {"a": {"broken": BROKEN}}
-    assert loads(plan(state(broken, worker("lacks", local=True), queued={"a": 10}, failures=failures))) == {"a": ["lacks"]}
+    assert loads(
+        plan(state(broken, worker("lacks", local=True), queued={"a": 10}, failures=failures))
+    ) == {"a": ["lacks"]}
 
 
 @pytest.mark.parametrize(
@@ -119,14 +165,24 @@ def test_where_nobody_can_load_a_model_workers_without_it_are_asked_for_the_reas
         worker("x", holds("c", size=60, pinned=True)),
         worker("x", *(holds(f"l{number}", LOADING, 0) for number in range(LOADS_AT_ONCE))),
     ],
-    ids=["draining", "preempted", "silent", "other pool", "too small", "pinned full", "loading enough"],
+    ids=[
+        "draining",
+        "preempted",
+        "silent",
+        "other pool",
+        "too small",
+        "pinned full",
+        "loading enough",
+    ],
 )
 def test_never_there(excluded: WorkerRecord) -> None:
     made = plan(state(excluded, queued={"a": 10}, sizes={"a": 50}))
     assert made.orders == ()
     assert made.notes["a"].startswith("held back: ")
     assert made.is_waiting == (excluded.held[0].state == LOADING if excluded.held else False)
-    assert loads(plan(state(excluded, worker("w"), queued={"a": 10}, sizes={"a": 50}))) == {"a": ["w"]}
+    assert loads(plan(state(excluded, worker("w"), queued={"a": 10}, sizes={"a": 50}))) == {
+        "a": ["w"]
+    }
 
 
 def test_workers_that_failed_are_excluded_and_after_three_the_model_is_given_up() -> None:
@@ -140,17 +196,30 @@ def test_workers_that_failed_are_excluded_and_after_three_the_model_is_given_up(
 
 
 def test_for_whom_more_waits_comes_first() -> None:
-    made = plan(state(worker("w", memory=60), queued={"a": 100, "b": 10_000, "c": 1000}, sizes=dict.fromkeys("abc", 50)))
+    made = plan(
+        state(
+            worker("w", memory=60),
+            queued={"a": 100, "b": 10_000, "c": 1000},
+            sizes=dict.fromkeys("abc", 50),
+        )
+    )
     assert loads(made) == {"b": ["w"]}
-    assert {model for model, note in made.notes.items() if note.startswith("held back")} == {"a", "c"}
+    assert {model for model, note in made.notes.items() if note.startswith("held back")} == {
+        "a",
+        "c",
+    }
 
 
 def test_who_waited_long_comes_before_who_has_more_work() -> None:
-    asked = state(worker("w", memory=60), queued={"a": 100, "b": 10_000}, sizes=dict.fromkeys("ab", 50))
-    assert loads(plan(replace(asked, waiting_since_ms={("cpu", "a"): NOW_MS - 60_000}))) == {"a": ["w"]}
+    asked = state(
+        worker("w", memory=60), queued={"a": 100, "b": 10_000}, sizes=dict.fromkeys("ab", 50)
+    )
+    assert loads(plan(replace(asked, waiting_since_ms={("cpu", "a"): NOW_MS - 60_000}))) == {
+        "a": ["w"]
+    }
 
 
-def test_an_order_that_heartbeats_do_not_show_yet_is_not_given_again() -> None:
+def test_order_that_heartbeats_do_not_show_yet_is_not_given_again() -> None:
     workers = [worker("v", beat_ms=NOW_MS - 1000), worker("w", beat_ms=NOW_MS - 1000)]
     assert plan(state(*workers, queued={"a": 1}, sent=(sent("load", "a", "w"),))).orders == ()
     late = sent("load", "a", "w", ago_ms=HEARTBEATS_MS)
@@ -163,29 +232,42 @@ def test_an_order_that_heartbeats_do_not_show_yet_is_not_given_again() -> None:
 
 def test_memory_of_an_order_under_way_is_taken() -> None:
     one = worker("w", memory=60, beat_ms=NOW_MS - 1000)
-    asked = state(one, queued={"a": 1, "b": 1}, sizes={"a": 50, "b": 50}, sent=(sent("load", "a", "w"),))
+    asked = state(
+        one, queued={"a": 1, "b": 1}, sizes={"a": 50, "b": 50}, sent=(sent("load", "a", "w"),)
+    )
     assert plan(asked).orders == ()
     assert loads(plan(replace(asked, sent=()))) != {}
-    unknown = state(worker("w", holds("a", DOWNLOADING, 0), memory=60), queued={"b": 1}, sizes={"a": 50, "b": 50})
+    unknown = state(
+        worker("w", holds("a", DOWNLOADING, 0), memory=60),
+        queued={"b": 1},
+        sizes={"a": 50, "b": 50},
+    )
     assert plan(unknown).orders == ()
 
 
 def test_memory_of_what_leaves_is_free() -> None:
-    assert loads(plan(state(worker("w", holds("b", size=90, leaving=True)), queued={"a": 1}, sizes={"a": 50}))) == {"a": ["w"]}
+    assert loads(
+        plan(
+            state(worker("w", holds("b", size=90, leaving=True)), queued={"a": 1}, sizes={"a": 50})
+        )
+    ) == {"a": ["w"]}
     evicting = worker("w", holds("b", size=90, held_jobs=1), beat_ms=NOW_MS - 1000)
     asked = state(evicting, queued={"a": 1}, sizes={"a": 50}, sent=(sent("evict", "b", "w"),))
     assert loads(plan(asked)) == {"a": ["w"]}
 
 
-def test_a_model_in_use_yields_only_to_much_more_work() -> None:
+def test_model_in_use_yields_only_to_much_more_work() -> None:
     busy = worker("w", holds("b", size=90, held_jobs=1, speed=1000.0))
     little = plan(state(busy, queued={"a": 1900, "b": 1000}, sizes={"a": 50}))
     assert little.orders == ()
-    assert little.notes["a"] == "held back: loads are under way, or what is resident has more work waiting"
+    assert (
+        little.notes["a"]
+        == "held back: loads are under way, or what is resident has more work waiting"
+    )
     assert loads(plan(state(busy, queued={"a": 2100, "b": 1000}, sizes={"a": 50}))) == {"a": ["w"]}
 
 
-def test_a_second_copy_comes_when_the_first_ones_work_would_wait_longer_than_a_load() -> None:
+def test_second_copy_comes_when_the_first_ones_work_would_wait_longer_than_a_load() -> None:
     served = worker("v", holds("a", speed=1000.0, load_seconds=2.0))
     assert plan(state(served, worker("w"), queued={"a": 2000})).orders == ()
     made = plan(state(served, worker("w"), queued={"a": 2100}))
@@ -209,12 +291,14 @@ def test_copies_double_at_most() -> None:
     assert len(loads(plan(state(*three, *workers[1:], queued={"a": 50})))["a"]) == 2
 
 
-def test_a_further_copy_displaces_only_what_was_idle_for_long() -> None:
+def test_further_copy_displaces_only_what_was_idle_for_long() -> None:
     served = worker("v", holds("a", size=50, speed=10.0))
     young, used = holds("b", size=90, since=30.0), holds("b", size=90, held_jobs=1)
     for other in (young, used, holds("b", size=90, since=90.0, load_seconds=10.0)):
         assert plan(state(served, worker("w", other), queued={"a": 10**6})).orders == ()
-    assert loads(plan(state(served, worker("w", holds("b", size=90, since=61.0)), queued={"a": 10**6}))) == {"a": ["w"]}
+    assert loads(
+        plan(state(served, worker("w", holds("b", size=90, since=61.0)), queued={"a": 10**6}))
+    ) == {"a": ["w"]}
 
 
 def test_surplus_copies_leave_where_their_memory_is_needed() -> None:
@@ -222,9 +306,12 @@ def test_surplus_copies_leave_where_their_memory_is_needed() -> None:
     other = worker("v", holds("b", size=60, idle=200.0), holds("d", size=40, held_jobs=1))
     made = plan(state(spare, other, queued={"a": 10}, sizes={"a": 60}))
     assert made.orders[0].kind == "evict"
-    assert evictions(made) == {("b", loads(made)["a"][0])}  # one of two copies, and not the last one of c
+    assert evictions(made) == {
+        ("b", loads(made)["a"][0])
+    }  # one of two copies, and not the last one of c
     assert plan(state(spare, other)).orders == ()  # nothing needs their memory
-    # A copy that arrivals need is none too many: 900 tokens a second at 1000 a copy are more than one can take at 70 %.
+    # A copy that arrivals need is none too many: 900 tokens a second at 1000 a copy are more than
+    # one can take at 70 %.
     needed = plan(state(spare, other, queued={"a": 10}, rates={"b": 900.0}, sizes={"a": 60}))
     assert loads(needed)["a"] == ["w"] or loads(needed)["a"] == ["v"]
     assert evictions(needed) == set()
@@ -241,7 +328,7 @@ def test_surplus_copies_leave_where_their_memory_is_needed() -> None:
     ],
     ids=["pinned", "in use", "used lately", "loaded lately", "loaded lately for its load time"],
 )
-def test_a_surplus_copy_is_not_told_to_leave(kept: object) -> None:
+def test_surplus_copy_is_not_told_to_leave(kept: object) -> None:
     workers = [worker("w", kept), worker("v", holds("b", size=10, held_jobs=1), memory=20)]  # type: ignore[arg-type]
     assert evictions(plan(state(*workers, queued={"a": 10**6}, sizes={"a": 60}))) == set()
 
@@ -251,19 +338,38 @@ def test_models_of_workers_that_leave_are_placed_elsewhere_first() -> None:
     small = worker("w", memory=60)
     asked = state(going, small, queued={"b": 10**6}, rates={"a": 100.0}, sizes={"b": 50})
     assert loads(plan(asked)) == {"a": ["w"]}
-    drained = state(replace(going, draining=True, preempted_in_seconds=None), small, queued={"b": 10**6, "a": 1}, sizes={"b": 50})
+    drained = state(
+        replace(going, draining=True, preempted_in_seconds=None),
+        small,
+        queued={"b": 10**6, "a": 1},
+        sizes={"b": 50},
+    )
     assert loads(plan(drained)) == {"a": ["w"]}
-    silent = state(worker("u", holds("a", size=50), beat_ms=NOW_MS - HEARTBEATS_MS), small, rates={"a": 100.0})
+    silent = state(
+        worker("u", holds("a", size=50), beat_ms=NOW_MS - HEARTBEATS_MS), small, rates={"a": 100.0}
+    )
     assert loads(plan(silent)) == {"a": ["w"]}
-    safe = state(going, worker("v", holds("a", size=50)), small, queued={"b": 1}, rates={"a": 100.0}, sizes={"b": 50})
+    safe = state(
+        going,
+        worker("v", holds("a", size=50)),
+        small,
+        queued={"b": 1},
+        rates={"a": 100.0},
+        sizes={"b": 50},
+    )
     assert loads(plan(safe)) == {"b": ["w"]}
 
 
 def test_models_used_lately_follow_a_worker_that_is_taken_away_into_free_memory_only() -> None:
-    going = worker("u", holds("a", size=50, idle=60.0), holds("old", size=10, idle=5000.0), preempted_in=90.0)
+    going = worker(
+        "u", holds("a", size=50, idle=60.0), holds("old", size=10, idle=5000.0), preempted_in=90.0
+    )
     assert loads(plan(state(going, worker("w")))) == {"a": ["w"]}
     assert plan(state(going, worker("w", holds("b", size=90)))).orders == ()
-    assert plan(state(replace(going, draining=True, preempted_in_seconds=None), worker("w"))).orders == ()
+    assert (
+        plan(state(replace(going, draining=True, preempted_in_seconds=None), worker("w"))).orders
+        == ()
+    )
 
 
 def test_lanes_with_adapters_need_their_model() -> None:
@@ -274,16 +380,19 @@ def test_lanes_with_adapters_need_their_model() -> None:
     assert plan(replace(resident, gauges={lane.lane: lane})).orders == ()
 
 
-def test_a_pool_without_workers_is_told() -> None:
-    assert plan(state(queued={"a": 1})).notes["a"] == "held back: pool cpu has no worker that takes models"
+def test_pool_without_workers_is_told() -> None:
+    assert (
+        plan(state(queued={"a": 1})).notes["a"]
+        == "held back: pool cpu has no worker that takes models"
+    )
 
 
-def test_a_size_that_only_a_disk_knows_counts() -> None:
+def test_size_that_only_a_disk_knows_counts() -> None:
     workers = [worker("v", holds("a", COLD, 90), memory=50), worker("w", memory=80), worker("x")]
     assert loads(plan(state(*workers, queued={"a": 1}))) == {"a": ["x"]}
 
 
-def test_the_order_of_the_input_does_not_matter() -> None:
+def test_order_of_the_input_does_not_matter() -> None:
     workers = [worker(f"w{number}", holds("b"), holds("a", COLD)) for number in range(20)]
     queued = {"a": 10, "c": 20, "d": 20, "b": 10**6}
     backwards: PlanInput = state(*workers[::-1], queued=dict(reversed(queued.items())))

@@ -10,9 +10,29 @@ from hypothesis import strategies as st
 
 from libs.fleet import WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey
-from services.scheduler.planning.placement import HEARTBEATS_MS, KEPT_SECONDS, Order, PlanInput, SentOrder, plan
+from services.scheduler.planning.placement import (
+    HEARTBEATS_MS,
+    KEPT_SECONDS,
+    Order,
+    PlanInput,
+    SentOrder,
+    plan,
+)
 from services.scheduler.planning.room import LOADS_AT_ONCE
-from tests.scheduler.fleets import BROKEN, COLD, DOWNLOADING, LOADING, NOW_MS, RESIDENT, WARM, Model, World, holds, state, worker
+from tests.scheduler.fleets import (
+    BROKEN,
+    COLD,
+    DOWNLOADING,
+    LOADING,
+    NOW_MS,
+    RESIDENT,
+    WARM,
+    Model,
+    World,
+    holds,
+    state,
+    worker,
+)
 
 SIZES = dict(zip("abcdefgh", (5, 10, 15, 20, 30, 40, 60, 80), strict=True))
 COMING = (LOADING, DOWNLOADING)
@@ -52,7 +72,9 @@ def some_worker(chance: random.Random, name: str) -> WorkerRecord:
 
 def some_order(chance: random.Random, name: str) -> SentOrder:
     order = Order(chance.choice(("load", "evict")), chance.choice("abcdefgh"), "cpu", name, "1")
-    return SentOrder(order, chance.randrange(1, 4), NOW_MS - chance.choice((100, 3000, HEARTBEATS_MS)))
+    return SentOrder(
+        order, chance.randrange(1, 4), NOW_MS - chance.choice((100, 3000, HEARTBEATS_MS))
+    )
 
 
 def some_input(seed: int) -> PlanInput:
@@ -94,12 +116,16 @@ def check_memory(loads: list[Order], asked: PlanInput) -> None:
     for name, size in promised.items():
         models = asked.fleet.workers[name].models.values()
         coming = sum(SIZES[one.model] for one in models if one.state in COMING)
-        pinned = sum(one.bytes for one in models if one.state == RESIDENT and one.pinned and not one.leaving)
+        pinned = sum(
+            one.bytes for one in models if one.state == RESIDENT and one.pinned and not one.leaving
+        )
         assert size <= asked.fleet.workers[name].memory_bytes - coming - pinned
 
 
 def check_places(loads: list[Order], asked: PlanInput) -> None:
-    """Only on workers that take models, do not hold this one and did not fail to load it; not too many at once."""
+    """Only on workers that take models, do not hold this one and did not fail to load it; not too
+    many at once.
+    """
     assert len({(order.model, order.worker_id) for order in loads}) == len(loads)
     for order in loads:
         one = asked.fleet.workers[order.worker_id]
@@ -115,8 +141,16 @@ def check_places(loads: list[Order], asked: PlanInput) -> None:
 def may_have(one: WorkerRecord, model: str, asked: PlanInput) -> bool:
     """Whether the worker can come by the model's files, or nobody who has them can load it."""
     failed = asked.fleet.failures.get(model, {})
-    able = [other for other in asked.fleet.workers.values() if model in other.models and other.worker_id not in failed]
-    return model in one.models or not one.local_models_only or not [other for other in able if not other.is_going]
+    able = [
+        other
+        for other in asked.fleet.workers.values()
+        if model in other.models and other.worker_id not in failed
+    ]
+    return (
+        model in one.models
+        or not one.local_models_only
+        or not [other for other in able if not other.is_going]
+    )
 
 
 def check_eviction(order: Order, asked: PlanInput) -> None:
@@ -129,22 +163,26 @@ def check_eviction(order: Order, asked: PlanInput) -> None:
     assert not held.leaving
     assert held.resident_seconds >= max(KEPT_SECONDS, 10 * held.load_seconds)
     assert not asked.gauges[LaneKey("cpu", order.model)].queued_tokens
-    others = [other for other in asked.fleet.workers.values() if other is not one and not other.is_going]
+    others = [
+        other for other in asked.fleet.workers.values() if other is not one and not other.is_going
+    ]
     assert any(other.state(order.model) == RESIDENT for other in others)
 
 
 @many
 @given(inputs)
-def test_the_same_input_gives_the_same_plan_in_whatever_order_it_comes(asked: PlanInput) -> None:
+def test_same_input_gives_the_same_plan_in_whatever_order_it_comes(asked: PlanInput) -> None:
     workers = list(asked.fleet.workers.values())[::-1]
     gauges = dict(list(asked.gauges.items())[::-1])
     turned = state(*workers, sizes=SIZES, failures=asked.fleet.failures)
-    assert plan(asked) == plan(PlanInput(turned.fleet, gauges, asked.rates, {}, asked.sent, asked.draw))
+    assert plan(asked) == plan(
+        PlanInput(turned.fleet, gauges, asked.rates, {}, asked.sent, asked.draw)
+    )
 
 
 @many
 @given(inputs)
-def test_a_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInput) -> None:
+def test_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInput) -> None:
     """One model at a time: of several, those for whom more waits come first."""
     staying = [one for one in asked.fleet.workers.values() if not one.is_going]
     for model in SIZES:
@@ -153,7 +191,9 @@ def test_a_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanI
             continue
         made = plan(PlanInput(asked.fleet, {lane: asked.gauges[lane]}, {}, {}, (), asked.draw))
         failed = asked.fleet.failures.get(model, {})
-        able = [one for one in staying if one.worker_id not in failed and may_have(one, model, asked)]
+        able = [
+            one for one in staying if one.worker_id not in failed and may_have(one, model, asked)
+        ]
         rooms = [room_bytes(one) for one in able if loading(one) < LOADS_AT_ONCE]
         if asked.fleet.verdict(model, "cpu") is not None or max(rooms, default=-1) < SIZES[model]:
             assert model not in {order.model for order in made.orders}
@@ -171,10 +211,17 @@ def loading(one: WorkerRecord) -> int:
 
 
 def room_bytes(one: WorkerRecord) -> int:
-    """With everything gone that is not pinned: no work waits but for the model in question, so everything yields to it."""
+    """With everything gone that is not pinned: no work waits but for the model in question, so
+    everything yields to it.
+    """
     models = one.models.values()
     unseen = sum(SIZES[held.model] for held in models if held.state in COMING and not held.bytes)
-    return one.memory_bytes - one.used_bytes - unseen + sum(held.bytes for held in models if may_leave(held))
+    return (
+        one.memory_bytes
+        - one.used_bytes
+        - unseen
+        + sum(held.bytes for held in models if may_leave(held))
+    )
 
 
 def may_leave(held: WorkerModelRecord) -> bool:
@@ -188,8 +235,12 @@ def some_world(seed: int) -> World:
     models = {}
     for name in "abcdefgh"[: chance.randrange(1, 9)]:
         speed = chance.choice((100.0, 1000.0))
-        share = chance.choice((0.0, 0.02, 0.1, 0.2, 1.4 if count > 3 and name == "a" else 0.3))  # of a worker's time
-        models[name] = Model(chance.randrange(5, 26), chance.choice((0.3, 3.0)), speed, share * speed)
+        share = chance.choice(
+            (0.0, 0.02, 0.1, 0.2, 1.4 if count > 3 and name == "a" else 0.3)
+        )  # of a worker's time
+        models[name] = Model(
+            chance.randrange(5, 26), chance.choice((0.3, 3.0)), speed, share * speed
+        )
     while sum(model.rate / model.speed for model in models.values()) > 0.5 * count:
         for model in models.values():
             model.rate /= 2

@@ -1,4 +1,6 @@
-"""The scaler as KEDA calls it: real gRPC, KEDA's own messages written by hand, and a clock that the test drives."""
+"""The scaler as KEDA calls it: real gRPC, KEDA's own messages written by hand, and a clock that the
+test drives.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from services.scheduler.view import View
 from tests.scheduler.looks import MODEL, Mesh, holding
 from tests.support.keda_wire import SERVICE, method, metrics_request, reference
 
-POOLS = Pools("cpu", MappingProxyType({"cpu": PoolSpec("cpu", max_workers=20), "gpu": PoolSpec("gpu", "cuda")}))
+POOLS = Pools(
+    "cpu",
+    MappingProxyType({"cpu": PoolSpec("cpu", max_workers=20), "gpu": PoolSpec("gpu", "cuda")}),
+)
 UNARY = ("IsActive", "GetMetricSpec", "GetMetrics")
 STREAMS = ("StreamIsActive", "StreamMetricSpec")
 
@@ -47,7 +52,9 @@ class DrivenClock:
         """Whether anything was woken."""
         self.at += seconds
         due = [woken for at, woken in self._sleepers if at <= self.at and not woken.done()]
-        self._sleepers = [(at, woken) for at, woken in self._sleepers if at > self.at and not woken.done()]
+        self._sleepers = [
+            (at, woken) for at, woken in self._sleepers if at > self.at and not woken.done()
+        ]
         for woken in due:
             woken.set_result(None)
         return bool(due)
@@ -61,7 +68,9 @@ class Scene:
         self.clock = DrivenClock()
         self.view = View()
         self.demand = Demand(pools)
-        self.scaler = Scaler(self.demand, self.view, clock=self.clock.now, sleep=self.clock.sleep, chance=lambda: 0.5)
+        self.scaler = Scaler(
+            self.demand, self.view, clock=self.clock.now, sleep=self.clock.sleep, chance=lambda: 0.5
+        )
         self.channel: grpc.aio.Channel
 
     def look(self, seconds: float = 0.0) -> None:
@@ -75,7 +84,9 @@ class Scene:
     async def call(self, name: str, metric: str = "desired-workers", /, **metadata: str) -> Any:
         """The answer, of a stream the first one."""
         request = reference("worker-cpu", "mesh", metadata)
-        call = method(self.channel, name)(metrics_request(request, metric) if name == "GetMetrics" else request)
+        call = method(self.channel, name)(
+            metrics_request(request, metric) if name == "GetMetrics" else request
+        )
         return await (call.read() if name in STREAMS else call)
 
     async def told(self, **metadata: str) -> tuple[int, bool]:
@@ -159,7 +170,9 @@ async def serving_scaler(pools: Pools = POOLS) -> AsyncIterator[Scene]:
 def violation(error: grpc.aio.AioRpcError) -> str:
     """The field of an INVALID_ARGUMENT."""
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    (details,) = [value for key, value in error.trailing_metadata() or () if key == "grpc-status-details-bin"]
+    (details,) = [
+        value for key, value in error.trailing_metadata() or () if key == "grpc-status-details-bin"
+    ]
     assert isinstance(details, bytes)
     for part in status_pb2.Status.FromString(details).details:
         found = error_details_pb2.ErrorInfo()
@@ -168,14 +181,20 @@ def violation(error: grpc.aio.AioRpcError) -> str:
     raise AssertionError("no ErrorInfo")
 
 
-async def test_the_one_metric_and_its_target() -> None:
+async def test_one_metric_and_its_target() -> None:
     async with serving_scaler() as scene:
         scene.look()
         (spec,) = (await scene.call("GetMetricSpec", pool="cpu")).metricSpecs
-        assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == ("desired-workers", 1, 1.0)
+        assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == (
+            "desired-workers",
+            1,
+            1.0,
+        )
 
 
-@pytest.mark.parametrize("metric", ["desired-workers", "s0-desired-workers", "s12-desired-workers", ""])
+@pytest.mark.parametrize(
+    "metric", ["desired-workers", "s0-desired-workers", "s12-desired-workers", ""]
+)
 async def test_exactly_one_value_under_every_name_that_keda_uses(metric: str) -> None:
     async with serving_scaler() as scene:
         scene.mesh.worker("a", holding(speed=100.0))
@@ -183,7 +202,11 @@ async def test_exactly_one_value_under_every_name_that_keda_uses(metric: str) ->
         scene.mesh.lane(12_000, enqueued=0)
         scene.look(0.5)
         (value,) = (await scene.call("GetMetrics", metric, pool="cpu")).metricValues
-        assert (value.metricName, value.metricValue, value.metricValueFloat) == ("desired-workers", 2, 2.0)
+        assert (value.metricName, value.metricValue, value.metricValueFloat) == (
+            "desired-workers",
+            2,
+            2.0,
+        )
 
 
 async def test_zero_is_zero_in_both_fields() -> None:
@@ -223,7 +246,9 @@ async def test_each_caller_has_its_own_options() -> None:
         ({"pool": "cpu", "targetUtilization": "75"}, "targetUtilization"),
     ],
 )
-async def test_what_is_wrong_in_the_trigger_is_named(name: str, metadata: dict[str, str], key: str) -> None:
+async def test_what_is_wrong_in_the_trigger_is_named(
+    name: str, metadata: dict[str, str], key: str
+) -> None:
     async with serving_scaler() as scene:
         scene.look()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -232,7 +257,7 @@ async def test_what_is_wrong_in_the_trigger_is_named(name: str, metadata: dict[s
         assert key in str(caught.value.details())
 
 
-async def test_a_metric_that_was_never_offered() -> None:
+async def test_metric_that_was_never_offered() -> None:
     async with serving_scaler() as scene:
         scene.look()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -274,7 +299,7 @@ async def test_before_the_first_look_only_the_specification_is_known() -> None:
             assert await stream.results() == [False]
 
 
-async def test_a_push_when_a_pool_wakes_and_again_while_it_has_no_worker() -> None:
+async def test_push_when_a_pool_wakes_and_again_while_it_has_no_worker() -> None:
     async with serving_scaler() as scene:
         scene.look()
         async with scene.stream("StreamIsActive", pool="cpu") as stream:
@@ -297,7 +322,7 @@ async def test_a_push_when_a_pool_wakes_and_again_while_it_has_no_worker() -> No
 
 
 @pytest.mark.parametrize("workers", ["", "a"])
-async def test_the_first_push_waits_for_nothing(workers: str) -> None:
+async def test_first_push_waits_for_nothing(workers: str) -> None:
     async with serving_scaler() as scene:
         scene.look()
         scene.look(301.0)
@@ -322,7 +347,7 @@ async def test_nothing_is_pushed_for_want_of_news() -> None:
             assert await stream.results() == [False]
 
 
-async def test_a_stream_that_opens_in_the_middle_of_work_says_so() -> None:
+async def test_stream_that_opens_in_the_middle_of_work_says_so() -> None:
     async with serving_scaler() as scene:
         scene.mesh.lane(500)
         scene.look()
@@ -344,16 +369,21 @@ async def test_streams_end_in_order_after_about_five_minutes(name: str) -> None:
             assert len(stream.messages) == 1
 
 
-async def test_the_ends_of_streams_are_spread() -> None:
+async def test_ends_of_streams_are_spread() -> None:
     view = View()
     ends = [
-        Scaler(Demand(POOLS), view, clock=lambda: 0.0, chance=lambda chance=chance: chance)._end_of_stream()  # type: ignore[misc]
+        Scaler(
+            Demand(POOLS),
+            view,
+            clock=lambda: 0.0,
+            chance=lambda chance=chance: chance,  # type: ignore[misc]
+        )._end_of_stream()
         for chance in (0.0, 0.5, 1.0)
     ]
     assert ends == pytest.approx([270.0, 300.0, 330.0])
 
 
-async def test_the_specification_is_streamed_once_and_the_stream_kept() -> None:
+async def test_specification_is_streamed_once_and_the_stream_kept() -> None:
     async with serving_scaler() as scene:
         scene.look()
         async with scene.stream("StreamMetricSpec", pool="cpu") as stream:
@@ -368,14 +398,17 @@ async def test_the_specification_is_streamed_once_and_the_stream_kept() -> None:
             assert message == await scene.call("GetMetricSpec", pool="cpu")
 
 
-async def test_a_server_that_stops_ends_streams_in_order_and_answers_until_then() -> None:
+async def test_server_that_stops_ends_streams_in_order_and_answers_until_then() -> None:
     scene = Scene(POOLS)
     serves = serving("127.0.0.1:0", [scene.scaler.service()], on_drained=scene.scaler.close)
     server = await serves.__aenter__()
     async with grpc.aio.insecure_channel(server.address) as channel:
         scene.channel = channel
         scene.look()
-        async with scene.stream("StreamIsActive", pool="cpu") as active, scene.stream("StreamMetricSpec", pool="cpu") as specs:
+        async with (
+            scene.stream("StreamIsActive", pool="cpu") as active,
+            scene.stream("StreamMetricSpec", pool="cpu") as specs,
+        ):
             await server.drain(1.0)
             assert await scene.told(pool="cpu") == (0, False)
             await serves.__aexit__(None, None, None)
@@ -383,7 +416,7 @@ async def test_a_server_that_stops_ends_streams_in_order_and_answers_until_then(
             assert await specs.ended() == grpc.StatusCode.OK
 
 
-async def test_a_pool_that_is_seen_later() -> None:
+async def test_pool_that_is_seen_later() -> None:
     async with serving_scaler(Pools()) as scene:
         scene.look()
         with pytest.raises(grpc.aio.AioRpcError) as caught:

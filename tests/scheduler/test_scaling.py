@@ -1,4 +1,6 @@
-"""A whole scheduler beside a real Redis: work that comes for a pool without workers reaches KEDA and Prometheus, alike."""
+"""A whole scheduler beside a real Redis: work that comes for a pool without workers reaches KEDA
+and Prometheus, alike.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ from tests.support.keda_wire import method, metrics_request, reference
 from tests.support.redis import RedisServer
 
 LANE = LaneKey("l4-spot", "org/model")
-POOLS = Pools("l4-spot", MappingProxyType({"l4-spot": PoolSpec("l4-spot", max_workers=7, drain_seconds=1.0)}))
+POOLS = Pools(
+    "l4-spot", MappingProxyType({"l4-spot": PoolSpec("l4-spot", max_workers=7, drain_seconds=1.0)})
+)
 REFERENCE = reference("worker-l4-spot", "mesh", {"pool": "l4-spot"})
 
 
 @asynccontextmanager
-async def scheduler(redis: RedisServer, pools: Watched[Pools] | None = None) -> AsyncIterator[Addresses]:
+async def scheduler(
+    redis: RedisServer, pools: Watched[Pools] | None = None
+) -> AsyncIterator[Addresses]:
     settings = Settings(
         "scheduler",
         address="127.0.0.1:0",
@@ -44,7 +50,9 @@ async def scheduler(redis: RedisServer, pools: Watched[Pools] | None = None) -> 
 
 
 async def value(channel: grpc.aio.Channel) -> int:
-    (metric,) = (await method(channel, "GetMetrics")(metrics_request(REFERENCE, "desired-workers"))).metricValues
+    (metric,) = (
+        await method(channel, "GetMetrics")(metrics_request(REFERENCE, "desired-workers"))
+    ).metricValues
     return int(metric.metricValue)
 
 
@@ -60,20 +68,28 @@ async def test_from_a_job_to_a_push_and_the_same_number_everywhere() -> None:
     with RedisServer() as server:
         redis = connect(server.url)
         lanes = Lanes(redis, router_id="router", dead_result=b"")
-        async with scheduler(server) as addresses, grpc.aio.insecure_channel(addresses.grpc) as channel:
+        async with (
+            scheduler(server) as addresses,
+            grpc.aio.insecure_channel(addresses.grpc) as channel,
+        ):
             await ready(channel)
             assert await value(channel) == 0
             stream = method(channel, "StreamIsActive")(REFERENCE)
             assert not (await stream.read()).result
             deadline_ms = int(time.time() * 1000) + 600_000
-            jobs = [QueuedJob(f"job-{number}", "tenant", 1.0, 1 << 30, deadline_ms, "bulk", b"x") for number in range(2)]
+            jobs = [
+                QueuedJob(f"job-{number}", "tenant", 1.0, 1 << 30, deadline_ms, "bulk", b"x")
+                for number in range(2)
+            ]
             assert await lanes.enqueue(LANE, [jobs], max_tokens=1 << 40, ring=True) == [True]
             assert (await asyncio.wait_for(stream.read(), 10)).result
             # In one step, to as many as there may be.
             assert await value(channel) == 7
             assert (await scrape(addresses.metrics))["shoal_desired_workers", "l4-spot"] == 7
 
-            report = worker_pb2.HeartbeatRequest(worker_id="a", epoch="1", pool="l4-spot", device="cuda", memory_bytes=1 << 30)
+            report = worker_pb2.HeartbeatRequest(
+                worker_id="a", epoch="1", pool="l4-spot", device="cuda", memory_bytes=1 << 30
+            )
             report.models.add(model=LANE.model, state=models_pb2.MODEL_STATE_LOADING)
             await Fleet(redis).report(report)
             async with asyncio.timeout(10):
@@ -90,12 +106,15 @@ async def _is(channel: grpc.aio.Channel, wanted: int) -> bool:
     return await value(channel) == wanted
 
 
-async def test_a_changed_file_of_pools_counts_without_a_restart(tmp_path: Path) -> None:
+async def test_changed_file_of_pools_counts_without_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "pools.yaml"
     file.write_text("pools: {l4-spot: {device: cuda, min_workers: 2}}\n")
     watched = Watched([file], partial(read_pools, file))
     with RedisServer() as server:
-        async with scheduler(server, watched) as addresses, grpc.aio.insecure_channel(addresses.grpc) as channel:
+        async with (
+            scheduler(server, watched) as addresses,
+            grpc.aio.insecure_channel(addresses.grpc) as channel,
+        ):
             await ready(channel)
             assert await value(channel) == 2
             file.write_text("pools: {l4-spot: {device: cuda, min_workers: 3}}\n")

@@ -34,8 +34,16 @@ def test_everything_can_be_told(tmp_path: Path) -> None:
             "SHOAL_LOG_LEVEL": "DEBUG",
         }
     )
-    assert (settings.scheduler_id, settings.address, settings.metrics_address) == ("s", "0.0.0.0:1", "0.0.0.0:2")
-    assert (list(settings.pools.content.by_name), settings.eviction, settings.grace_seconds) == (["a100"], "lru", 3.0)
+    assert (settings.scheduler_id, settings.address, settings.metrics_address) == (
+        "s",
+        "0.0.0.0:1",
+        "0.0.0.0:2",
+    )
+    assert (list(settings.pools.content.by_name), settings.eviction, settings.grace_seconds) == (
+        ["a100"],
+        "lru",
+        3.0,
+    )
     assert settings.log_level == "DEBUG"
     assert "secret" not in str(settings.describe())
 

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
-from shoal.v1 import mesh_pb2, mesh_pb2_grpc, models_pb2, models_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shoal.v1 import (
+    mesh_pb2,
+    mesh_pb2_grpc,
+    models_pb2,
+    models_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 
 from libs.serving import Security, Server, Service, current_call, serving
 from libs.serving.calls.call import Call
@@ -39,7 +46,9 @@ def write_tokens(path: Path, *tokens: str) -> Path:
     lines = ["tokens:"]
     for token in tokens or holders:
         subject, role, tenant = holders[token]
-        lines.append(f"  - {{token: '{token}', subject: {subject}, role: {role}, tenant: '{tenant}'}}")
+        lines.append(
+            f"  - {{token: '{token}', subject: {subject}, role: {role}, tenant: '{tenant}'}}"
+        )
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -81,7 +90,9 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
         self._calls.note()
         return mesh_pb2.GetMeshResponse()
 
-    async def WatchMesh(self, request: Any, context: Any) -> AsyncIterator[mesh_pb2.WatchMeshResponse]:
+    async def WatchMesh(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[mesh_pb2.WatchMeshResponse]:
         self._calls.note()
         yield mesh_pb2.WatchMeshResponse()
         await self._calls.wait()
@@ -99,7 +110,9 @@ class _Workers(worker_pb2_grpc.WorkerServiceServicer):
 
 
 @asynccontextmanager
-async def server_of(calls: Calls, security: Security | None = None, **options: Any) -> AsyncIterator[Server]:
+async def server_of(
+    calls: Calls, security: Security | None = None, **options: Any
+) -> AsyncIterator[Server]:
     # Of each service only the methods that tests call.
     models, mesh, workers = _Models(calls), _Mesh(calls), _Workers(calls)  # type: ignore[abstract]
     add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)
@@ -110,7 +123,9 @@ async def server_of(calls: Calls, security: Security | None = None, **options: A
         Service("shoal.v1.MeshService", add_mesh),
         Service("shoal.v1.WorkerService", add_workers, is_internal=True),
     ]
-    async with serving("127.0.0.1:0", services, security=security, grace_seconds=1.0, **options) as server:
+    async with serving(
+        "127.0.0.1:0", services, security=security, grace_seconds=1.0, **options
+    ) as server:
         await server.set_health(True)
         yield server
 
@@ -126,7 +141,9 @@ class Caller:
         if tenant:
             self.metadata.append(("x-shoal-tenant", tenant))
 
-    async def call(self, method: str, request: Any = b"", timeout: float = 20.0, **more: Any) -> bytes:
+    async def call(
+        self, method: str, request: Any = b"", timeout: float = 20.0, **more: Any
+    ) -> bytes:
         """The answer's bytes."""
         return cast(bytes, await self.start(method, request, timeout, **more))
 
@@ -145,7 +162,12 @@ class Caller:
         return said(request, timeout=timeout, metadata=self.metadata)
 
     async def code(
-        self, method: str, request: Any = b"", timeout: float = 20.0, *, is_stream: bool | None = None
+        self,
+        method: str,
+        request: Any = b"",
+        timeout: float = 20.0,
+        *,
+        is_stream: bool | None = None,
     ) -> grpc.StatusCode:
         """The status that the call ends with; OK for a stream that has begun to answer."""
         try:
@@ -163,7 +185,11 @@ class Caller:
 
 @asynccontextmanager
 async def connected(
-    address: str, credentials: grpc.ChannelCredentials | None = None, *, token: str = "", tenant: str = ""
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    *,
+    token: str = "",
+    tenant: str = "",
 ) -> AsyncIterator[Caller]:
     """A connection of its own."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]

@@ -22,7 +22,9 @@ def tokens(tmp_path: Path) -> Path:
     return write_tokens(tmp_path / "tokens.yaml")
 
 
-async def test_changes_and_refusals_are_noted_with_who_and_what(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changes_and_refusals_are_noted_with_who_and_what(
+    tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     request = models_pb2.LoadModelRequest(model="org/name")
     async with server_of(Calls(), Security(tokens=tokens)) as server:
@@ -37,7 +39,10 @@ async def test_changes_and_refusals_are_noted_with_who_and_what(tokens: Path, ca
         async with connected(server.address, token="wrong-token-0123456789") as stranger:
             assert await stranger.code(LIST) == grpc.StatusCode.UNAUTHENTICATED
         await until(lambda: caplog.text.count("refused") >= 2)
-    assert not any(odd in str([vars(record) for record in caplog.records]) for odd in ("../x", "\\x1b", "a" * 100))
+    assert not any(
+        odd in str([vars(record) for record in caplog.records])
+        for odd in ("../x", "\\x1b", "a" * 100)
+    )
     lines = [record for record in caplog.records if record.name == "shoal.audit"]
     said = [record.shoal_fields for record in lines]  # type: ignore[attr-defined]
     peers = [fields.pop("peer") for fields in said]
@@ -45,9 +50,30 @@ async def test_changes_and_refusals_are_noted_with_who_and_what(tokens: Path, ca
     assert [record.message for record in lines] == ["change"] * 4 + ["refused"] * 2
     assert [fields["model"] for fields in said[1:4]] == [""] * 3
     assert [said[0], *said[4:]] == [
-        {"subject": "ops", "role": "admin", "tenant": "acme", "method": LOAD, "model": "org/name", "outcome": "OK"},
-        {"subject": "frontend", "role": "client", "tenant": "acme", "method": LOAD, "model": "", "outcome": "PERMISSION_DENIED"},
-        {"subject": "", "role": "anonymous", "tenant": "", "method": LIST, "model": "", "outcome": "UNAUTHENTICATED"},
+        {
+            "subject": "ops",
+            "role": "admin",
+            "tenant": "acme",
+            "method": LOAD,
+            "model": "org/name",
+            "outcome": "OK",
+        },
+        {
+            "subject": "frontend",
+            "role": "client",
+            "tenant": "acme",
+            "method": LOAD,
+            "model": "",
+            "outcome": "PERMISSION_DENIED",
+        },
+        {
+            "subject": "",
+            "role": "anonymous",
+            "tenant": "",
+            "method": LIST,
+            "model": "",
+            "outcome": "UNAUTHENTICATED",
+        },
     ]
     assert all(peer.startswith("ipv4:127.0.0.1:") for peer in peers)
     assert ids[0] == "r-1"
@@ -56,9 +82,14 @@ async def test_changes_and_refusals_are_noted_with_who_and_what(tokens: Path, ca
     assert not any(token in text for token in (ADMIN, CLIENT, "wrong-token"))
 
 
-async def test_a_flood_without_credentials_is_counted_and_not_written(tokens: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_flood_without_credentials_is_counted_and_not_written(
+    tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    async with server_of(Calls(), Security(tokens=tokens)) as server, connected(server.address) as stranger:
+    async with (
+        server_of(Calls(), Security(tokens=tokens)) as server,
+        connected(server.address) as stranger,
+    ):
         stranger.metadata.append(("x-request-id", "not an id"))
         codes = await asyncio.gather(*(stranger.code(LIST) for _ in range(300)))
         await until(lambda: "not written one by one" in caplog.text)
@@ -72,10 +103,12 @@ async def test_a_flood_without_credentials_is_counted_and_not_written(tokens: Pa
     assert written + left_out == 300
 
 
-def test_the_audit_log_has_a_rate_and_loses_no_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_audit_log_has_a_rate_and_loses_no_count(caplog: pytest.LogCaptureFixture) -> None:
     now = 5.0
     due: list[tuple[float, Any]] = []
-    audit = Audit(lambda seconds, call: due.append((now + seconds, call)), clock=lambda: now, most_a_second=3)
+    audit = Audit(
+        lambda seconds, call: due.append((now + seconds, call)), clock=lambda: now, most_a_second=3
+    )
     record = AuditRecord(Identity("s", "client", "t"), "peer", LIST, "PERMISSION_DENIED")
     for _ in range(10):
         audit.refused(record)

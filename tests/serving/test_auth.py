@@ -1,4 +1,6 @@
-"""Who may call what, over the wire. The whole table of methods: tests/mesh/test_authorisation.py."""
+"""Who may call what, over the wire. The whole table of methods:
+tests/mesh/test_authorisation.py.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,18 @@ def tokens(tmp_path: Path) -> Path:
 
 def declared_methods() -> list[str]:
     """Every method of every service of every proto file that servers answer."""
-    files = [import_module(f"shoal.v1.{found.name}") for found in pkgutil.iter_modules(shoal.v1.__path__)]
-    descriptors = [module.DESCRIPTOR for module in [*files, externalscaler_pb2] if module.__name__.endswith("_pb2")]
+    files = [
+        import_module(f"shoal.v1.{found.name}") for found in pkgutil.iter_modules(shoal.v1.__path__)
+    ]
+    descriptors = [
+        module.DESCRIPTOR
+        for module in [*files, externalscaler_pb2]
+        if module.__name__.endswith("_pb2")
+    ]
     services = [service for file in descriptors for service in file.services_by_name.values()]
-    return [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
+    return [
+        f"/{service.full_name}/{method.name}" for service in services for method in service.methods
+    ]
 
 
 def test_every_declared_method_has_a_rule_and_no_rule_is_for_another() -> None:
@@ -60,7 +70,7 @@ def test_every_declared_method_has_a_rule_and_no_rule_is_for_another() -> None:
     assert METHODS["anonymous"] == named
 
 
-def test_a_method_without_a_rule_is_refused_to_everybody() -> None:
+def test_method_without_a_rule_is_refused_to_everybody() -> None:
     for role in METHODS:
         assert not may(role, "/shoal.v1.ModelService/DropEverything")
         with pytest.raises(PermissionDenied, match="nobody may"):
@@ -133,10 +143,22 @@ async def test_tokens_name_role_and_tenant(tokens: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "Bearer", f"Basic {CLIENT}", CLIENT, f"Bearer {CLIENT} x", f"Bearer  {CLIENT}", "Bearer " + "x" * 8193]
+    "value",
+    [
+        "",
+        "Bearer",
+        f"Basic {CLIENT}",
+        CLIENT,
+        f"Bearer {CLIENT} x",
+        f"Bearer  {CLIENT}",
+        "Bearer " + "x" * 8193,
+    ],
 )
-async def test_a_header_of_another_form_is_refused_and_not_repeated(value: str, tokens: Path) -> None:
-    async with server_of(Calls(), Security(tokens=tokens)) as server, connected(server.address) as caller:
+async def test_header_of_another_form_is_refused_and_not_repeated(value: str, tokens: Path) -> None:
+    async with (
+        server_of(Calls(), Security(tokens=tokens)) as server,
+        connected(server.address) as caller,
+    ):
         caller.metadata.append(("authorization", value))
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await caller.call(LIST)
@@ -146,14 +168,20 @@ async def test_a_header_of_another_form_is_refused_and_not_repeated(value: str, 
 
 
 async def test_two_authorization_headers_are_one_too_many(tokens: Path) -> None:
-    async with server_of(Calls(), Security(tokens=tokens)) as server, connected(server.address, token=CLIENT) as caller:
+    async with (
+        server_of(Calls(), Security(tokens=tokens)) as server,
+        connected(server.address, token=CLIENT) as caller,
+    ):
         caller.metadata.append(("authorization", f"Bearer {ADMIN}"))
         assert await caller.code(LOAD) == CODES.UNAUTHENTICATED
 
 
 async def test_nothing_configured_lets_everybody_in_and_believes_the_tenant() -> None:
     calls = Calls()
-    async with server_of(calls) as server, connected(server.address, token="anything", tenant="acme") as caller:
+    async with (
+        server_of(calls) as server,
+        connected(server.address, token="anything", tenant="acme") as caller,
+    ):
         assert await caller.code(LOAD) == CODES.OK
     assert (calls.seen[0].identity, calls.seen[0].tenant) == (ANONYMOUS, "acme")
 
@@ -161,7 +189,10 @@ async def test_nothing_configured_lets_everybody_in_and_believes_the_tenant() ->
 async def test_changed_tokens_count_within_a_second_and_broken_files_change_nothing(
     tokens: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with server_of(Calls(), Security(tokens=tokens)) as server, connected(server.address, token=CLIENT) as caller:
+    async with (
+        server_of(Calls(), Security(tokens=tokens)) as server,
+        connected(server.address, token=CLIENT) as caller,
+    ):
         assert await caller.code(LIST) == CODES.OK
         tokens.write_text(f"tokens: [{{token: {CLIENT}, subject: frontend}}]")  # noqa: ASYNC240
         await until(lambda: "not usable" in caplog.text)
@@ -185,14 +216,19 @@ async def test_who_may_not_call_is_told_before_a_request_is_read(tokens: Path) -
                 assert await caller.code(LOAD, bytes(200 * 1024 * 1024)) == expected
 
 
-async def test_a_call_without_a_request_is_told_so() -> None:
+async def test_call_without_a_request_is_told_so() -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
         call = caller.without_request(LIST)
         await call.done_writing()
-        assert (await call.code(), await call.details()) == (CODES.INVALID_ARGUMENT, "the call came without a request")
+        assert (await call.code(), await call.details()) == (
+            CODES.INVALID_ARGUMENT,
+            "the call came without a request",
+        )
 
 
-async def test_a_token_counts_before_the_certificate_that_the_connection_needed(tmp_path: Path, tokens: Path) -> None:
+async def test_token_counts_before_the_certificate_that_the_connection_needed(
+    tmp_path: Path, tokens: Path
+) -> None:
     certificates = Certificates(tmp_path / "certs")
     calls = Calls()
     shown = certificates.channel_credentials(certificates.issue("client/acme"))
@@ -214,10 +250,19 @@ async def test_a_token_counts_before_the_certificate_that_the_connection_needed(
     # No `shoal certs` issues such a name; an authority of another kind may.
     for name in ("acme\0", "acme?a", "acme%2fa"):
         odd = certificates.issue_odd("client", name)
-        security, shows = certificates.security(asks_callers=True, tokens=tokens), certificates.channel_credentials(odd)
-        async with server_of(Calls(), security) as server, connected(server.address, shows) as caller:
+        security, shows = (
+            certificates.security(asks_callers=True, tokens=tokens),
+            certificates.channel_credentials(odd),
+        )
+        async with (
+            server_of(Calls(), security) as server,
+            connected(server.address, shows) as caller,
+        ):
             assert await caller.code(LIST) == CODES.UNAUTHENTICATED
     only_certificates = certificates.security(asks_callers=True)
-    async with server_of(Calls(), only_certificates) as server, connected(server.address, shown, token=ADMIN) as caller:
+    async with (
+        server_of(Calls(), only_certificates) as server,
+        connected(server.address, shown, token=ADMIN) as caller,
+    ):
         with pytest.raises(grpc.aio.AioRpcError, match="takes no tokens"):
             await caller.call(LIST)

@@ -1,4 +1,6 @@
-"""What a server may be made to hold by who has no credential, and by compressed requests: measured on processes of their own."""
+"""What a server may be made to hold by who has no credential, and by compressed requests: measured
+on processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ from tests.support.cluster import Cluster, lasting_port
 from tests.support.peak import Peak
 
 MIB = 1024 * 1024
-MOST_GROWTH = 192 * MIB
-"""Of a process that is sent 1.1 GiB. Cutting off takes milliseconds, and longer on a machine that is busy with other things."""
+MAX_GROWTH = 192 * MIB
+"""Of a process that is sent 1.1 GiB. Cutting off takes milliseconds, and longer on a machine that
+is busy with other things.
+"""
 MAX_GROWTH_BYTES = 64 * MIB
 """Of a process that is sent one request by a caller without a credential."""
 IS_ACTIVE = "/externalscaler.ExternalScaler/IsActive"
@@ -35,19 +39,31 @@ CHECKED = b"\x08\x01"
 
 @pytest.fixture(scope="module")
 def ports() -> dict[str, int]:
-    return {name: lasting_port() for name in ("router-0", "worker-0", "scheduler-0", "edge-0", "tei")}
+    return {
+        name: lasting_port() for name in ("router-0", "worker-0", "scheduler-0", "edge-0", "tei")
+    }
 
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> Iterator[Cluster]:
-    """A router, a scheduler, a worker and an edge with TEI's gRPC API, each with its health port."""
-    each = {name: {"SHOAL_HEALTH_ADDRESS": f"127.0.0.1:{port}"} for name, port in ports.items() if name != "tei"}
+    """A router, a scheduler, a worker and an edge with TEI's gRPC API, each with its health
+    port.
+    """
+    each = {
+        name: {"SHOAL_HEALTH_ADDRESS": f"127.0.0.1:{port}"}
+        for name, port in ports.items()
+        if name != "tei"
+    }
     each["edge-0"]["SHOAL_TEI_GRPC_ADDRESSES"] = f"127.0.0.1:{ports['tei']}"
-    with Cluster(tmp_path_factory.mktemp("bombed"), models="", schedulers=1, edges=1, each=each) as cluster:
+    with Cluster(
+        tmp_path_factory.mktemp("bombed"), models="", schedulers=1, edges=1, each=each
+    ) as cluster:
         yield cluster
 
 
-async def attack(address: str, method: str, size: int, *, calls: int = 1, gzip: bool = False) -> set[grpc.StatusCode]:
+async def attack(
+    address: str, method: str, size: int, *, calls: int = 1, gzip: bool = False
+) -> set[grpc.StatusCode]:
     """How calls end whose requests are so many bytes, all at once on one connection."""
     body, form = bytes(size), grpc.Compression.Gzip if gzip else None
 
@@ -75,7 +91,7 @@ async def attack(address: str, method: str, size: int, *, calls: int = 1, gzip: 
         ("router", GET_MESH),
     ],
 )
-async def test_a_message_far_beyond_its_methods_limit_takes_no_memory(
+async def test_message_far_beyond_its_methods_limit_takes_no_memory(
     port: str, method: str, mesh: Cluster, ports: dict[str, int]
 ) -> None:
     main = {"router": mesh.addresses[0], "scheduler": mesh.scheduler_addresses[0]}
@@ -84,13 +100,18 @@ async def test_a_message_far_beyond_its_methods_limit_takes_no_memory(
     async with connected(address) as caller:
         await caller.call(HEALTH, wait_for_ready=True)
     peak = Peak(mesh.processes[process].pid)
-    assert await attack(address, method, 300 * MIB) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert await attack(address, method, 300 * MIB) <= {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
     print(f"{port}, {method}: {peak.grown / MIB:.0f} MiB more")
     assert peak.grown < MAX_GROWTH_BYTES
 
 
 @pytest.mark.parametrize("kind", ["router-0", "router's health port", "scheduler-0", "worker-0"])
-async def test_who_has_no_credential_makes_no_process_hold_much(kind: str, mesh: Cluster, ports: dict[str, int]) -> None:
+async def test_who_has_no_credential_makes_no_process_hold_much(
+    kind: str, mesh: Cluster, ports: dict[str, int]
+) -> None:
     address, name = {
         "router-0": (mesh.addresses[0], "router-0"),
         "router's health port": (f"127.0.0.1:{ports['router-0']}", "router-0"),
@@ -101,18 +122,24 @@ async def test_who_has_no_credential_makes_no_process_hold_much(kind: str, mesh:
     assert await attack(address, HEALTH, 600 * MIB, gzip=True) == {grpc.StatusCode.UNIMPLEMENTED}
     for size, calls in ((140 * MIB, 3), (300 * MIB, 1), (140 * MIB, 3)):
         codes = await attack(address, HEALTH, size, calls=calls)
-        assert codes <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert codes <= {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+        }
     print(f"{kind}: {peak.grown / MIB:.0f} MiB more")
-    assert peak.grown < MOST_GROWTH
+    assert peak.grown < MAX_GROWTH
     async with connected(address) as caller:
         assert await caller.call(HEALTH) in (CHECKED, b"\x08\x02")
 
 
 async def test_what_is_compressed_is_not_inflated(mesh: Cluster) -> None:
     peak = Peak(mesh.processes["router-0"].pid)
-    assert await attack(mesh.addresses[0], ENCODE, 600 * MIB, calls=2, gzip=True) == {grpc.StatusCode.UNIMPLEMENTED}
+    assert await attack(mesh.addresses[0], ENCODE, 600 * MIB, calls=2, gzip=True) == {
+        grpc.StatusCode.UNIMPLEMENTED
+    }
     print(f"{peak.grown / MIB:.0f} MiB more")
-    assert peak.grown < MOST_GROWTH
+    assert peak.grown < MAX_GROWTH
     async with connected(mesh.addresses[0]) as caller:
         await caller.call(GET_MESH)
         request = inference_pb2.EncodeRequest(model="no/such", items=[inference_pb2.Item(text="a")])
@@ -126,7 +153,7 @@ async def test_reflection_makes_no_process_hold_much(method: str, mesh: Cluster)
         call = caller.stream(method, bytes(300 * MIB), 60.0)
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
-        assert peak.grown < MOST_GROWTH
+        assert peak.grown < MAX_GROWTH
         listed = caller.stream(method, b"\x3a\x00")
         assert b"shoal.v1.InferenceService" in await listed.read()
 
@@ -139,7 +166,9 @@ async def test_bad_bytes_to_health_are_refused_in_words() -> None:
                 assert refusal.code == grpc.StatusCode.INVALID_ARGUMENT
                 assert "class" not in refusal.message
                 assert "Error" not in refusal.message
-        assert (await refused(caller.call(HEALTH, health_pb2.HealthCheckRequest(service="x")))).code == grpc.StatusCode.NOT_FOUND
+        assert (
+            await refused(caller.call(HEALTH, health_pb2.HealthCheckRequest(service="x")))
+        ).code == grpc.StatusCode.NOT_FOUND
         assert await caller.call(HEALTH) == CHECKED
 
 
@@ -181,7 +210,8 @@ async def test_only_what_is_slow_while_memory_grows_is_cut_off() -> None:
     memory.bytes += GROWTH_BYTES + 1
     with pytest.raises(NoCapacity):
         await reading
-    # What was freed is resident still: the next ones are measured by what was there before, and those that come at once are read.
+    # What was freed is resident still: the next ones are measured by what was there before, and
+    # those that come at once are read.
     prompt = FakeCall()
     prompt.arrived.set()
     assert await reader.read(prompt) == b"a"
@@ -196,7 +226,9 @@ async def test_only_what_is_slow_while_memory_grows_is_cut_off() -> None:
     assert await reading == b"a"
 
 
-async def test_what_was_cut_off_is_given_back_and_counts_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_cut_off_is_given_back_and_counts_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     memory = Memory()
     before = memory.bytes
     monkeypatch.setattr(arrivals, "RECOVERY_SECONDS", 0.02)
@@ -220,7 +252,7 @@ async def test_what_was_cut_off_is_given_back_and_counts_no_longer(monkeypatch: 
     assert await reading == b"a"
 
 
-async def test_a_slow_request_is_not_cut_off_for_growth_before_it() -> None:
+async def test_slow_request_is_not_cut_off_for_growth_before_it() -> None:
     memory, first, second = Memory(), FakeCall(), FakeCall()
     reader = Arrivals(memory)
     reading = asyncio.create_task(reader.read(first))
@@ -230,7 +262,9 @@ async def test_a_slow_request_is_not_cut_off_for_growth_before_it() -> None:
     first.arrived.set()
     assert await reading == b"a"
     looks = memory.looks
-    await until(lambda: memory.looks >= looks + 3)  # so that the second one has a baseline of its own
+    await until(
+        lambda: memory.looks >= looks + 3
+    )  # so that the second one has a baseline of its own
     memory.bytes += GROWTH_BYTES * 3 // 4
     looks = memory.looks
     await until(lambda: memory.looks >= looks + 3)
@@ -238,7 +272,7 @@ async def test_a_slow_request_is_not_cut_off_for_growth_before_it() -> None:
     assert await late == b"a"
 
 
-async def test_a_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "ARRIVAL_SECONDS", 0.05)
     memory = Memory()
     with pytest.raises(DeadlinePassed):

@@ -1,4 +1,6 @@
-"""Token files, JWTs and certificates: whom they name, and what is said of those that are not taken."""
+"""Token files, JWTs and certificates: whom they name, and what is said of those that are not
+taken.
+"""
 
 from __future__ import annotations
 
@@ -40,18 +42,29 @@ def known(tmp_path: Path) -> Authenticator:
 
 
 @pytest.mark.parametrize("kind", ["ES256", "RS256", "EdDSA"])
-def test_a_jwt_of_a_known_key_names_its_holder(kind: str, tmp_path: Path) -> None:
+def test_jwt_of_a_known_key_names_its_holder(kind: str, tmp_path: Path) -> None:
     issuer = Issuer.make(kind)
     known = authenticator(tmp_path, issuer, Issuer.make(kid="k2"))
-    assert identify(known, issuer.token(sub="u", role="worker", tenant="t")) == Identity("u", "worker", "t")
-    assert identify(known, issuer.token(aud=["others", AUDIENCE])) == Identity("somebody", "client", "acme")
+    assert identify(known, issuer.token(sub="u", role="worker", tenant="t")) == Identity(
+        "u", "worker", "t"
+    )
+    assert identify(known, issuer.token(aud=["others", AUDIENCE])) == Identity(
+        "somebody", "client", "acme"
+    )
 
 
 def bad_jwts(issuer: Issuer) -> list[tuple[str, str]]:
     """Tokens that are not taken, and what is said of them."""
     stranger = Issuer.make()
     secret = json.dumps(issuer.jwk()).encode()
-    claims = {"sub": "s", "role": "admin", "tenant": "*", "iss": ISSUER, "aud": AUDIENCE, "exp": 9_999_999_999}
+    claims = {
+        "sub": "s",
+        "role": "admin",
+        "tenant": "*",
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "exp": 9_999_999_999,
+    }
     head, body, signature = issuer.token().split(".")
     richer = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
     return [
@@ -78,7 +91,10 @@ def bad_jwts(issuer: Issuer) -> list[tuple[str, str]]:
         (f"{head}.{body}.", "not signed with the key"),
         (forged({"alg": "none", "kid": "k1"}, claims), "algorithm|no valid JWT"),
         (forged({"alg": "None", "kid": "k1"}, claims), "algorithm|no valid JWT"),
-        (forged({"alg": "HS256", "kid": "k1"}, claims, hashlib.sha256(secret).digest()), "algorithm|no valid JWT"),
+        (
+            forged({"alg": "HS256", "kid": "k1"}, claims, hashlib.sha256(secret).digest()),
+            "algorithm|no valid JWT",
+        ),
         (forged({"alg": "RS256", "kid": "k1"}, claims, b"x"), "algorithm|no valid JWT"),
         (forged({"kid": "k1"}, claims), "no valid JWT|algorithm"),
         ("a.b.c", "no valid JWT"),
@@ -109,15 +125,25 @@ HEADERS = st.dictionaries(
 )
 
 
-@given(HEADERS.map(lambda said: json.dumps(said).encode()) | st.binary(max_size=30), st.binary(max_size=30), st.binary(max_size=70))
+@given(
+    HEADERS.map(lambda said: json.dumps(said).encode()) | st.binary(max_size=30),
+    st.binary(max_size=30),
+    st.binary(max_size=70),
+)
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_looks_like_a_jwt_is_unauthenticated(known: Authenticator, header: bytes, claims: bytes, signature: bytes) -> None:
-    token = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (header, claims, signature))
+def test_whatever_looks_like_a_jwt_is_unauthenticated(
+    known: Authenticator, header: bytes, claims: bytes, signature: bytes
+) -> None:
+    token = ".".join(
+        base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (header, claims, signature)
+    )
     with pytest.raises(Unauthenticated):
         identify(known, token)
 
 
-def test_a_jwt_is_checked_once_until_it_ends_or_the_keys_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jwt_is_checked_once_until_it_ends_or_the_keys_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.time()
     issuer = Issuer.make()
     jwks = write_jwks(tmp_path / "keys.json", issuer)
@@ -166,14 +192,23 @@ def test_tokens_and_jwts_side_by_side(tmp_path: Path) -> None:
         ('{"keys": []}', "`keys` must be a list"),
         ('{"keys": [7]}', r"`keys\[0\]` is not a JWK"),
         ('{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}', r"`keys\[0\]` is a secret"),
-        ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "d": "AQAB"}]}', r"`keys\[0\]` is a secret"),
-        ('{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA"}]}', r"`keys\[0\]` is not a JWK that can be used"),
+        (
+            '{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "d": "AQAB"}]}',
+            r"`keys\[0\]` is a secret",
+        ),
+        (
+            '{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA"}]}',
+            r"`keys\[0\]` is not a JWK that can be used",
+        ),
         ('{"keys": [{"kty": "XX"}]}', r"`keys\[0\]` is not a JWK that can be used"),
         ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "alg": "HS256"}]}', r"`keys\[0\]`"),
-        ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "use": "enc"}]}', "only keys for signatures"),
+        (
+            '{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "use": "enc"}]}',
+            "only keys for signatures",
+        ),
     ],
 )
-def test_a_broken_jwks_file_is_named(text: str, words: str, tmp_path: Path) -> None:
+def test_broken_jwks_file_is_named(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=words) as raised:
@@ -188,14 +223,29 @@ def test_keys_among_others_need_ids_and_short_ones_are_refused(tmp_path: Path) -
     short = Issuer(rsa.generate_private_key(65537, 1024), "k1", "RS256").jwk()
     for keys, words in (
         ([one, two], r"`keys\[1\]` has the kid of another"),
-        ([one, {name: value for name, value in two.items() if name != "kid"}], r"`keys\[1\]` has no kid"),
+        (
+            [one, {name: value for name, value in two.items() if name != "kid"}],
+            r"`keys\[1\]` has no kid",
+        ),
         ([short], "1024 bits"),
         ([one | {"alg": "ES384"}], r"`keys\[0\]`"),
     ):
         path.write_text(json.dumps({"keys": keys}))
         with pytest.raises(InvalidInput, match=words):
             read_keys(path, ISSUER, AUDIENCE)
-    path.write_text(json.dumps({"keys": [{name: value for name, value in one.items() if name not in ("kid", "alg", "use")}]}))
+    path.write_text(
+        json.dumps(
+            {
+                "keys": [
+                    {
+                        name: value
+                        for name, value in one.items()
+                        if name not in ("kid", "alg", "use")
+                    }
+                ]
+            }
+        )
+    )
     assert len(read_keys(path, ISSUER, AUDIENCE).by_id) == 1
 
 
@@ -207,27 +257,50 @@ def test_keys_among_others_need_ids_and_short_ones_are_refused(tmp_path: Path) -
         ("[" * 10_000, "cannot be read: RecursionError"),
         ("tokens: []", ":1: `tokens` must be a list of at least one token"),
         ("token: []", ":1: the file has no key 'token': did you mean 'tokens'"),
-        ("tokens:\n- {subject: s, role: client}", r":2: `tokens\[0\]` needs either `token` or `sha256`"),
+        (
+            "tokens:\n- {subject: s, role: client}",
+            r":2: `tokens\[0\]` needs either `token` or `sha256`",
+        ),
         (
             "tokens:\n- {token: secret-secret-secret, subject: s, role: client, tenants: t}",
             r":2: `tokens\[0\]` has no key 'tenants'",
         ),
-        ("tokens:\n- {token: secret-secret-secret, subject: s, role: root}", r"`tokens\[0\].role` is 'root', which is not one of"),
-        ("tokens:\n- {token: secret-secret-secret, subject: s, role: anonymous}", "not one of client, admin, worker, scaler"),
-        ("tokens:\n- {token: secret, subject: s, role: client}", r"`tokens\[0\].token` must be 16..8192 printable"),
+        (
+            "tokens:\n- {token: secret-secret-secret, subject: s, role: root}",
+            r"`tokens\[0\].role` is 'root', which is not one of",
+        ),
+        (
+            "tokens:\n- {token: secret-secret-secret, subject: s, role: anonymous}",
+            "not one of client, admin, worker, scaler",
+        ),
+        (
+            "tokens:\n- {token: secret, subject: s, role: client}",
+            r"`tokens\[0\].token` must be 16..8192 printable",
+        ),
         ("tokens:\n- {token: 12345678901234567890, subject: s, role: client}", r"put it in quotes"),
-        ("tokens:\n- {sha256: secret, subject: s, role: client}", r"`tokens\[0\].sha256` must be 64 hex digits"),
+        (
+            "tokens:\n- {sha256: secret, subject: s, role: client}",
+            r"`tokens\[0\].sha256` must be 64 hex digits",
+        ),
         ("tokens:\n- {token: secret-secret-secret, role: client}", "has no key 'subject'"),
-        ("tokens:\n- {token: secret-secret-secret, subject: a b, role: client}", "which is not 1..128 printable"),
+        (
+            "tokens:\n- {token: secret-secret-secret, subject: a b, role: client}",
+            "which is not 1..128 printable",
+        ),
         (
             "tokens:\n- {token: secret-secret-secret, subject: s, role: client}\n"
             "- {token: secret-secret-secret, subject: t, role: client}",
             r":3: `tokens\[1\]` is the same token as that of 's'",
         ),
-        ("tokens:\n- {token: !!python/object/apply:os.system [secret], subject: s, role: client}", "put it in quotes"),
+        (
+            "tokens:\n- {token: !!python/object/apply:os.system [secret], subject: s, role: client}",
+            "put it in quotes",
+        ),
     ],
 )
-def test_a_broken_token_file_is_named_and_no_token_repeated(text: str, words: str, tmp_path: Path) -> None:
+def test_broken_token_file_is_named_and_no_token_repeated(
+    text: str, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / "tokens.yaml"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=words) as raised:
@@ -241,7 +314,9 @@ def test_tokens_may_stand_there_as_digests(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
     digest = hashlib.sha256(CLIENT.encode()).hexdigest()
     path.write_text(f"tokens: [{{sha256: '{digest.upper()}', subject: s, role: client}}]")
-    assert identify(Authenticator(Security(tokens=path)), CLIENT) == Identity("s", "client", "default")
+    assert identify(Authenticator(Security(tokens=path)), CLIENT) == Identity(
+        "s", "client", "default"
+    )
 
 
 @pytest.mark.parametrize("role", ["router", "scheduler", "edge", "redis", "anonymous"])
@@ -278,7 +353,9 @@ def test_certificates_of_servers_call_nothing(role: str) -> None:
         ([b"spiffe://shoal/client/" + b"a" * 64], None),
     ],
 )
-def test_a_certificate_names_its_holder_by_one_uri(uris: Sequence[bytes], expected: Identity | None) -> None:
+def test_certificate_names_its_holder_by_one_uri(
+    uris: Sequence[bytes], expected: Identity | None
+) -> None:
     if expected is not None:
         assert certified(uris, "shoal") == expected
         return

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
-from libs.serving.calls.decode import MAX_FIELDS, MAX_REQUEST_BYTES, SCANNED_BYTES, find_invalid_text, parse, request_type
+from libs.serving.calls.decode import (
+    MAX_FIELDS,
+    MAX_REQUEST_BYTES,
+    SCANNED_BYTES,
+    find_invalid_text,
+    parse,
+    request_type,
+)
 
 LABELS = b"\x1a\x07\x0a\x01a\x0a\x02\xc3\x28"
 """entities {labels: ["a", bad]}"""
@@ -27,7 +34,7 @@ def test_methods_know_their_requests() -> None:
     assert request_type("/shoal.v1.InferenceService/Nothing") is None
 
 
-def test_the_place_of_bad_text_is_found_below_a_repeated_field() -> None:
+def test_place_of_bad_text_is_found_below_a_repeated_field() -> None:
     assert place(pb.ExtractRequest, LABELS) == "entities.labels[1]"
 
 
@@ -57,12 +64,12 @@ def test_bad_text_is_found_at_its_index(index: int, text: bytes) -> None:
     assert place(pb.EncodeRequest, data) == expected
 
 
-def test_a_request_beyond_the_limit_is_refused_with_both_numbers() -> None:
+def test_request_beyond_the_limit_is_refused_with_both_numbers() -> None:
     with pytest.raises(InvalidInput, match=r"67,108,865 bytes.*67,108,864"):
         parse(pb.EncodeRequest, bytes(MAX_REQUEST_BYTES + 1))
 
 
-def test_the_search_for_bad_text_ends_early_in_a_flood_of_fields() -> None:
+def test_search_for_bad_text_ends_early_in_a_flood_of_fields() -> None:
     data = b"\x12\x00" * 200_000 + b"\x0a\x01\xff"
     assert len(data) < SCANNED_BYTES
     with pytest.raises(InvalidInput, match=r"not a valid shoal\.v1\.EncodeRequest"):
@@ -73,20 +80,24 @@ CROWDS = {
     "empty items": b"\x12\x00" * 1_000_000,
     "one item with a million entities": b"\x12\x80\x89\x7a" + b"\x1a\x00" * 1_000_000,
     "a text given a million times": b"\x12\x80\x89\x7a" + b"\x0a\x00" * 1_000_000,
-    "representations in one piece": pb.EncodeRequest(representations=[pb.REPRESENTATION_DENSE] * 2_000_000).SerializeToString(),
+    "representations in one piece": pb.EncodeRequest(
+        representations=[pb.REPRESENTATION_DENSE] * 2_000_000
+    ).SerializeToString(),
     "unknown fields": b"\xa0\x06\x00" * 1_000_000,
     "items behind the begin of a group": b"\xa3\x06" + b"\x12\x00" * 1_000_000 + b"\xa4\x06",
 }
 
 
 @pytest.mark.parametrize("name", CROWDS)
-def test_a_crowded_request_is_refused_before_messages_are_made_of_it(name: str) -> None:
+def test_crowded_request_is_refused_before_messages_are_made_of_it(name: str) -> None:
     assert len(CROWDS[name]) > SCANNED_BYTES
     with pytest.raises(InvalidInput, match=f"more than {MAX_FIELDS:,} fields"):
         parse(pb.EncodeRequest, CROWDS[name])
 
 
 def test_as_many_items_as_are_allowed_pass() -> None:
-    request = pb.EncodeRequest(items=[pb.Item(text="x" * 200, entities=[pb.Entity(start=0, end=1)] * 10)] * 10_000)
+    request = pb.EncodeRequest(
+        items=[pb.Item(text="x" * 200, entities=[pb.Entity(start=0, end=1)] * 10)] * 10_000
+    )
     assert len(request.SerializeToString()) > SCANNED_BYTES
     assert parse(pb.EncodeRequest, request.SerializeToString()) == request

@@ -41,11 +41,13 @@ print(memory.resident_bytes() - before)
 def kept(way: str) -> int:
     """Bytes that a process keeps of a message."""
     command = [sys.executable, "-c", _PROGRAM, way, str(MESSAGE_BYTES)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    return int(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="is about glibc's malloc")
-def test_a_thread_s_heap_keeps_little_of_a_large_message() -> None:
+def test_thread_s_heap_keeps_little_of_a_large_message() -> None:
     free, limited = kept("free"), kept("limited")
     assert free > MESSAGE_BYTES / 2, "glibc has become better at this: limit_heaps may go"
     assert limited < SERVER_THRESHOLD_BYTES

@@ -1,6 +1,8 @@
-"""What clients may do to a server without a call: many connections, connections that say nothing, and old ones that are ended.
+"""What clients may do to a server without a call: many connections, connections that say nothing,
+and old ones that are ended.
 
-SHOAL_CONNECTIONS=10000 opens so many instead of 2,000 (each needs two open files: `ulimit -n` above twice as many).
+SHOAL_CONNECTIONS=10000 opens so many instead of 2,000 (each needs two open files: `ulimit -n` above
+twice as many).
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def frames(said: bytearray, connection: socket.socket) -> list[int]:
-    """Types of the whole HTTP/2 frames that have come. `said`: what has been received before, and now."""
+    """Types of the whole HTTP/2 frames that have come. `said`: what has been received before, and
+    now.
+    """
     with suppress(BlockingIOError):
         said += connection.recv(65_536)
     found, at = [], 0
@@ -79,7 +83,9 @@ def files() -> Iterator[None]:
     _allow_connections()
     allowed, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2 * CONNECTIONS + 1000
     if allowed < wanted:
-        pytest.skip(f"{CONNECTIONS} connections with both their ends here need {wanted} open files; {allowed} are allowed")
+        pytest.skip(
+            f"{CONNECTIONS} connections with both their ends here need {wanted} open files; {allowed} are allowed"
+        )
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -88,7 +94,10 @@ def files() -> Iterator[None]:
 async def test_thousands_of_idle_connections_do_not_stop_service() -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
         await caller.call(GET_MESH)
-        with opened(server.address, CONNECTIONS, PREFACE) as idle, opened(server.address, 200) as silent:
+        with (
+            opened(server.address, CONNECTIONS, PREFACE) as idle,
+            opened(server.address, 200) as silent,
+        ):
             # Each has been greeted: the server knows it, and keeps it.
             greeted = 0
             for connection in idle:
@@ -104,19 +113,29 @@ async def test_thousands_of_idle_connections_do_not_stop_service() -> None:
 
 
 async def test_connections_that_say_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shorter = [(name, 500 if name == "grpc.server_handshake_timeout_ms" else value) for name, value in serving_module.OPTIONS]
+    shorter = [
+        (name, 500 if name == "grpc.server_handshake_timeout_ms" else value)
+        for name, value in serving_module.OPTIONS
+    ]
     monkeypatch.setattr(serving_module, "OPTIONS", tuple(shorter))
     async with server_of(Calls()) as server, connected(server.address) as caller:
         await caller.call(GET_MESH)
         for said in (b"", PREFACE[:10], PREFACE[:24]):
             with opened(server.address, 20, said) as silent:
-                await until(lambda silent=silent: not any(is_open(connection) for connection in silent))  # type: ignore[misc]
+                await until(
+                    lambda silent=silent: not any(is_open(connection) for connection in silent)  # type: ignore[misc]
+                )
         await caller.call(GET_MESH)
 
 
-async def test_an_idle_client_may_ping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients keep idle connections alive; gRPC's default turns them away after the third ping in two hours."""
-    shorter = [(name, 10 if "min_ping_interval" in name else value) for name, value in serving_module.OPTIONS]
+async def test_idle_client_may_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients keep idle connections alive; gRPC's default turns them away after the third ping in
+    two hours.
+    """
+    shorter = [
+        (name, 10 if "min_ping_interval" in name else value)
+        for name, value in serving_module.OPTIONS
+    ]
     monkeypatch.setattr(serving_module, "OPTIONS", tuple(shorter))
     async with server_of(Calls()) as server:
         with opened(server.address, 1, PREFACE) as [connection]:
@@ -128,9 +147,16 @@ async def test_an_idle_client_may_ping(monkeypatch: pytest.MonkeyPatch) -> None:
             assert GOAWAY not in frames(said, connection)
 
 
-async def test_beyond_the_most_connections_new_ones_are_closed_and_probes_still_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_module, "_KEPT_FILES", 1 << 40)  # so that the least number counts, 64
-    async with server_of(Calls(), Security(health_address="127.0.0.1:0")) as server, connected(server.address) as caller:
+async def test_beyond_the_most_connections_new_ones_are_closed_and_probes_still_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        serving_module, "_KEPT_FILES", 1 << 40
+    )  # so that the least number counts, 64
+    async with (
+        server_of(Calls(), Security(health_address="127.0.0.1:0")) as server,
+        connected(server.address) as caller,
+    ):
         await caller.call(GET_MESH)
         with opened(server.address, 100, PREFACE) as idle:
             await until(lambda: sum(not is_open(connection) for connection in idle) == 100 - 63)
@@ -147,7 +173,9 @@ async def test_beyond_the_most_connections_new_ones_are_closed_and_probes_still_
             await until(served)
 
 
-async def test_calls_have_a_bound_that_health_and_workers_are_not_held_up_by(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_have_a_bound_that_health_and_workers_are_not_held_up_by(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(interceptor, "MOST_CALLS", 10)
     calls = Calls()
     async with server_of(calls) as server, connected(server.address) as caller:
@@ -156,7 +184,10 @@ async def test_calls_have_a_bound_that_health_and_workers_are_not_held_up_by(mon
             await asyncio.gather(*(watch.read() for watch in watches))
             for _ in range(20):
                 refusal = await refused(caller.call(GET_MESH))
-                assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_CAPACITY")
+                assert (refusal.code, refusal.reason) == (
+                    grpc.StatusCode.UNAVAILABLE,
+                    "NO_CAPACITY",
+                )
                 assert refusal.retry_seconds > 0
             assert await caller.call(HEALTH) == b"\x08\x01"
             pull = caller.start(PULL)
@@ -170,7 +201,9 @@ async def test_calls_have_a_bound_that_health_and_workers_are_not_held_up_by(mon
             calls.go.clear()
 
 
-async def test_watches_of_health_have_a_bound_that_checks_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watches_of_health_have_a_bound_that_checks_have_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(public, "MOST_STREAMS", 3)
     async with server_of(Calls()) as server, connected(server.address) as caller:
         watches = [caller.stream("/grpc.health.v1.Health/Watch") for _ in range(3)]
@@ -184,12 +217,15 @@ async def test_watches_of_health_have_a_bound_that_checks_have_not(monkeypatch: 
             watch.cancel()
 
         async def has_room() -> bool:
-            return bool(await caller.stream("/grpc.health.v1.Health/Watch", timeout=1.0).read() == b"\x08\x02")
+            return bool(
+                await caller.stream("/grpc.health.v1.Health/Watch", timeout=1.0).read()
+                == b"\x08\x02"
+            )
 
         await until(has_room)
 
 
-async def test_an_old_connection_ends_without_breaking_what_goes_on_in_it() -> None:
+async def test_old_connection_ends_without_breaking_what_goes_on_in_it() -> None:
     calls = Calls()
     async with server_of(calls, connection_seconds=0.3) as server, AsyncExitStack() as stack:
         caller = await stack.enter_async_context(connected(server.address))
@@ -198,7 +234,8 @@ async def test_an_old_connection_ends_without_breaking_what_goes_on_in_it() -> N
         await watch.read()
         await until(lambda: calls.waiting == 2)
         with opened(server.address, 1, PREFACE) as other:
-            # By the time that a younger connection is told to end, that of the pull has been told so, too.
+            # By the time that a younger connection is told to end, that of the pull has been told
+            # so, too.
             said = bytearray()
             await until(lambda: GOAWAY in frames(said, other[0]))
         for _ in range(200):  # while connections come and go

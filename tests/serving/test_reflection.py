@@ -1,4 +1,6 @@
-"""Reflection over real sockets, by clients that know one of its two protocols, and by buf, which knows nothing else of a server."""
+"""Reflection over real sockets, by clients that know one of its two protocols, and by buf, which
+knows nothing else of a server.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ both = pytest.mark.parametrize("protocol", PROTOCOLS)
 async def ask(caller: Caller, protocol: str, request: Asked) -> Told:
     """The protocols' messages are the same on the wire."""
     return Told.FromString(
-        await caller.stream(f"/{protocol}.ServerReflection/ServerReflectionInfo", request.SerializeToString()).read()
+        await caller.stream(
+            f"/{protocol}.ServerReflection/ServerReflectionInfo", request.SerializeToString()
+        ).read()
     )
 
 
@@ -47,20 +51,29 @@ async def test_services_and_their_files_are_told_by_either_protocol(protocol: st
     async with server_of(Calls()) as server, connected(server.address) as caller:
         listed = await ask(caller, protocol, Asked(list_services=""))
         names = {service.name for service in listed.list_services_response.service}
-        assert names >= {"shoal.v1.MeshService", "grpc.health.v1.Health", *(f"{one}.ServerReflection" for one in PROTOCOLS)}
+        assert names >= {
+            "shoal.v1.MeshService",
+            "grpc.health.v1.Health",
+            *(f"{one}.ServerReflection" for one in PROTOCOLS),
+        }
         for name in names:
             told = await ask(caller, protocol, Asked(file_containing_symbol=name))
             pool = pool_of(told.file_descriptor_response.file_descriptor_proto)
             service = pool.FindServiceByName(name)
-            assert all(method.input_type.full_name and method.output_type.full_name for method in service.methods)
+            assert all(
+                method.input_type.full_name and method.output_type.full_name
+                for method in service.methods
+            )
         unknown = await ask(caller, protocol, Asked(file_containing_symbol="no.Such"))
         assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 @both
-async def test_a_request_beyond_the_bound_is_refused_by_either_protocol(protocol: str) -> None:
+async def test_request_beyond_the_bound_is_refused_by_either_protocol(protocol: str) -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
-        stream = caller.stream(f"/{protocol}.ServerReflection/ServerReflectionInfo", bytes(REQUEST_BYTES + 1))
+        stream = caller.stream(
+            f"/{protocol}.ServerReflection/ServerReflectionInfo", bytes(REQUEST_BYTES + 1)
+        )
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stream.read()
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -71,8 +84,18 @@ async def test_a_request_beyond_the_bound_is_refused_by_either_protocol(protocol
 async def test_buf_calls_a_server_by_either_protocol_alone(protocol: str) -> None:
     async with server_of(Calls()) as server:
         method = f"http://{server.address}/shoal.v1.MeshService/GetMesh"
-        options = ("--protocol", "grpc", "--http2-prior-knowledge", "--reflect-protocol", protocol, "--data", "{}")
+        options = (
+            "--protocol",
+            "grpc",
+            "--http2-prior-knowledge",
+            "--reflect-protocol",
+            protocol,
+            "--data",
+            "{}",
+        )
         piped = asyncio.subprocess.PIPE
-        run = await asyncio.create_subprocess_exec(BUF, "curl", *options, method, stdout=piped, stderr=piped)
+        run = await asyncio.create_subprocess_exec(
+            BUF, "curl", *options, method, stdout=piped, stderr=piped
+        )
         out, complaints = await run.communicate()
         assert (run.returncode, out.strip()) == (0, b"{}"), complaints

@@ -71,15 +71,21 @@ def test_beyond_loopback_only_what_is_protected_is_served(security: Security, pr
     assert exposure("127.0.0.1:50051", security) == ""
 
 
-async def test_a_refused_start_says_the_ways_out() -> None:
+async def test_refused_start_says_the_ways_out() -> None:
     with pytest.raises(InvalidInput) as raised:
         async with serving("0.0.0.0:0", [MESH]):
             pass
-    for way in ("SHOAL_TLS_CLIENT_CA", "SHOAL_TOKENS", "SHOAL_JWKS", "SHOAL_ALLOW_INSECURE=1", "0.0.0.0:0"):
+    for way in (
+        "SHOAL_TLS_CLIENT_CA",
+        "SHOAL_TOKENS",
+        "SHOAL_JWKS",
+        "SHOAL_ALLOW_INSECURE=1",
+        "0.0.0.0:0",
+    ):
         assert way in raised.value.message
 
 
-async def test_a_server_that_tells_nothing_but_health_may_listen_anywhere() -> None:
+async def test_server_that_tells_nothing_but_health_may_listen_anywhere() -> None:
     async with serving("0.0.0.0:0", [], health=["worker"]) as server:
         await server.set_health(True)
         async with connected(server.address.replace("0.0.0.0", "127.0.0.1")) as probe:

@@ -29,11 +29,15 @@ class Mesh(mesh_pb2_grpc.MeshServiceServicer):
 
     async def nothing(self) -> None: ...
 
-    async def GetMesh(self, request: mesh_pb2.GetMeshRequest, context: object) -> mesh_pb2.GetMeshResponse:
+    async def GetMesh(
+        self, request: mesh_pb2.GetMeshRequest, context: object
+    ) -> mesh_pb2.GetMeshResponse:
         await self.action()
         return mesh_pb2.GetMeshResponse(mesh=mesh_pb2.Mesh(router_id=current_call().request_id))
 
-    async def WatchMesh(self, request: mesh_pb2.WatchMeshRequest, context: object) -> AsyncIterator[mesh_pb2.WatchMeshResponse]:
+    async def WatchMesh(
+        self, request: mesh_pb2.WatchMeshRequest, context: object
+    ) -> AsyncIterator[mesh_pb2.WatchMeshResponse]:
         yield mesh_pb2.WatchMeshResponse()
         await self.action()
 
@@ -46,34 +50,50 @@ class Mesh(mesh_pb2_grpc.MeshServiceServicer):
 class Workers(worker_pb2_grpc.WorkerServiceServicer):
     """Says yes to everything."""
 
-    async def Pull(self, request: worker_pb2.PullRequest, context: object) -> worker_pb2.PullResponse:
+    async def Pull(
+        self, request: worker_pb2.PullRequest, context: object
+    ) -> worker_pb2.PullResponse:
         return worker_pb2.PullResponse()
 
-    async def Complete(self, request: worker_pb2.CompleteRequest, context: object) -> worker_pb2.CompleteResponse:
+    async def Complete(
+        self, request: worker_pb2.CompleteRequest, context: object
+    ) -> worker_pb2.CompleteResponse:
         return worker_pb2.CompleteResponse()
 
-    async def Heartbeat(self, request: worker_pb2.HeartbeatRequest, context: object) -> worker_pb2.HeartbeatResponse:
+    async def Heartbeat(
+        self, request: worker_pb2.HeartbeatRequest, context: object
+    ) -> worker_pb2.HeartbeatResponse:
         return worker_pb2.HeartbeatResponse()
 
-    async def Connect(self, request: worker_pb2.ConnectRequest, context: object) -> AsyncIterator[worker_pb2.ConnectResponse]:
+    async def Connect(
+        self, request: worker_pb2.ConnectRequest, context: object
+    ) -> AsyncIterator[worker_pb2.ConnectResponse]:
         yield worker_pb2.ConnectResponse()
 
     async def Exchange(
         self, request_iterator: AsyncIterator[worker_pb2.ExchangeRequest], context: object
     ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
         async for request in request_iterator:
-            yield worker_pb2.ExchangeResponse(answers=[worker_pb2.CallAnswer(number=call.number) for call in request.calls])
+            yield worker_pb2.ExchangeResponse(
+                answers=[worker_pb2.CallAnswer(number=call.number) for call in request.calls]
+            )
 
 
 @asynccontextmanager
-async def mesh_server(mesh: Mesh, grace_seconds: float = 5.0) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
+async def mesh_server(
+    mesh: Mesh, grace_seconds: float = 5.0
+) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
     workers = partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, Workers())
     services = [
-        Service("shoal.v1.MeshService", partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)),
+        Service(
+            "shoal.v1.MeshService", partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)
+        ),
         Service("shoal.v1.WorkerService", workers, is_internal=True),
     ]
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(serving("127.0.0.1:0", services, health=["extra"], grace_seconds=grace_seconds))
+        server = await stack.enter_async_context(
+            serving("127.0.0.1:0", services, health=["extra"], grace_seconds=grace_seconds)
+        )
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
         yield server, channel
 
@@ -128,14 +148,18 @@ async def watch_mesh(channel: grpc.aio.Channel) -> None:
         pass
 
 
-async def test_a_name_that_the_server_made_up_is_a_header_too() -> None:
+async def test_name_that_the_server_made_up_is_a_header_too() -> None:
     mesh = Mesh()
     async with mesh_server(mesh) as (_, channel):
         for metadata in ((), (("x-request-id", "mine"),)):
-            call = mesh_stub(channel).GetMesh(mesh_pb2.GetMeshRequest(), metadata=metadata, timeout=10)
+            call = mesh_stub(channel).GetMesh(
+                mesh_pb2.GetMeshRequest(), metadata=metadata, timeout=10
+            )
             told = (await call).mesh.router_id
             assert dict(list(await call.trailing_metadata()))["x-request-id"] == told
-            assert dict(list(await call.initial_metadata())).get("x-request-id") == (None if metadata else told)
+            assert dict(list(await call.initial_metadata())).get("x-request-id") == (
+                None if metadata else told
+            )
         mesh.action = raising(errors.InvalidInput("no"))
         refusal = await refused(get_mesh(channel))
         assert (refusal.code, bool(refusal.request_id)) == (grpc.StatusCode.INVALID_ARGUMENT, True)
@@ -152,7 +176,9 @@ async def test_who_leaves_at_once_is_no_failure_of_ours(caplog: pytest.LogCaptur
     assert not [record for record in caplog.records if record.message == "call failed"]
 
 
-async def test_a_bug_of_ours_says_nothing_but_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_of_ours_says_nothing_but_the_request_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     mesh = Mesh()
     async with mesh_server(mesh) as (_, channel):
         for error in (KeyError("secret"), errors.InternalError("secret")):
@@ -166,7 +192,7 @@ async def test_a_bug_of_ours_says_nothing_but_the_request_id(caplog: pytest.LogC
         assert (await get_mesh(channel)).mesh.router_id
 
 
-async def test_an_error_with_a_long_text_still_arrives() -> None:
+async def test_error_with_a_long_text_still_arrives() -> None:
     mesh = Mesh()
     mesh.action = raising(errors.InvalidInput("é" * 100_000, field="f" * 100_000))
     async with mesh_server(mesh) as (_, channel):
@@ -192,7 +218,7 @@ async def test_health_is_that_of_each_name_and_of_all() -> None:
         assert await serves("shoal.v1.MeshService")
 
 
-async def test_a_drain_lets_calls_finish_and_keeps_internal_services() -> None:
+async def test_drain_lets_calls_finish_and_keeps_internal_services() -> None:
     mesh = Mesh()
     go = asyncio.Event()
     entered = asyncio.Event()
@@ -241,7 +267,7 @@ async def test_calls_that_outlast_the_grace_time_are_cut() -> None:
         await call
 
 
-async def test_a_client_that_leaves_cancels_its_handler() -> None:
+async def test_client_that_leaves_cancels_its_handler() -> None:
     mesh = Mesh()
     entered, left = asyncio.Event(), asyncio.Event()
 
@@ -269,17 +295,24 @@ async def test_two_servers_cannot_share_a_port() -> None:
                 pass
 
 
-def test_a_deadline_is_asked_with_the_clock() -> None:
+def test_deadline_is_asked_with_the_clock() -> None:
     deadline = Deadline.after(2.0, now=10.0)
     assert deadline.remaining(11.5) == 0.5
     assert deadline.remaining(99.0) == 0.0
 
 
-def test_a_log_line_is_json_with_the_request_and_the_fields() -> None:
+def test_log_line_is_json_with_the_request_and_the_fields() -> None:
     token = REQUEST_ID.set("r-1")
     try:
-        record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "model loaded", **fields({"model": "a/b"})})
+        record = logging.makeLogRecord(
+            {"name": "x", "levelname": "INFO", "msg": "model loaded", **fields({"model": "a/b"})}
+        )
         line = json.loads(JsonFormatter("router").format(record))
     finally:
         REQUEST_ID.reset(token)
-    assert (line["message"], line["request_id"], line["model"], line["service"]) == ("model loaded", "r-1", "a/b", "router")
+    assert (line["message"], line["request_id"], line["model"], line["service"]) == (
+        "model loaded",
+        "r-1",
+        "a/b",
+        "router",
+    )

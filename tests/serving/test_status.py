@@ -27,5 +27,7 @@ def test_any_error_fits_into_headers(letter: str) -> None:
     assert len(quote(status.message)) + len(base64.b64encode(status.details)) < HEADERS_BYTES - 1024
 
 
-def test_a_short_one_stays_as_it_is() -> None:
-    assert to_status(InvalidInput("zu lang: „Fisch“ 🐟"), "request").message == "zu lang: „Fisch“ 🐟"
+def test_short_one_stays_as_it_is() -> None:
+    assert (
+        to_status(InvalidInput("zu lang: „Fisch“ 🐟"), "request").message == "zu lang: „Fisch“ 🐟"
+    )

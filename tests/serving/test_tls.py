@@ -32,7 +32,10 @@ def shown(address: str) -> int:
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), 10) as plain, context.wrap_socket(plain) as connection:
+    with (
+        socket.create_connection((host, int(port)), 10) as plain,
+        context.wrap_socket(plain) as connection,
+    ):
         der = connection.getpeercert(binary_form=True)
     assert der is not None
     return x509.load_der_x509_certificate(der).serial_number
@@ -42,11 +45,16 @@ def serial(path: Path) -> int:
     return x509.load_pem_x509_certificate(path.read_bytes()).serial_number
 
 
-async def test_new_connections_see_a_new_certificate_and_old_ones_live_on(certificates: Certificates) -> None:
+async def test_new_connections_see_a_new_certificate_and_old_ones_live_on(
+    certificates: Certificates,
+) -> None:
     calls = Calls()
     security = certificates.security()
     assert security.cert is not None
-    async with server_of(calls, security) as server, connected(server.address, certificates.channel_credentials()) as old:
+    async with (
+        server_of(calls, security) as server,
+        connected(server.address, certificates.channel_credentials()) as old,
+    ):
         await old.call(GET_MESH)
         waiting = old.start(PULL)
         first = serial(security.cert)
@@ -61,14 +69,18 @@ async def test_new_connections_see_a_new_certificate_and_old_ones_live_on(certif
 
 
 @pytest.mark.parametrize("breakage", ["not PEM", "gone", "of another key", "ended"])
-async def test_broken_new_files_harm_nothing(breakage: str, certificates: Certificates, caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_new_files_harm_nothing(
+    breakage: str, certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
     security = certificates.security()
     assert security.cert is not None
     async with server_of(Calls(), security) as server:
         first = serial(security.cert)
         match breakage:
             case "not PEM":
-                security.cert.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+                security.cert.write_text(
+                    "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+                )
             case "gone":
                 security.cert.unlink()
             case "of another key":
@@ -79,12 +91,16 @@ async def test_broken_new_files_harm_nothing(breakage: str, certificates: Certif
                 certificates.now += timedelta(days=10)
         with caplog.at_level(logging.WARNING):
             assert [shown(server.address) for _ in range(3)] == [first] * 3
-        assert [record.message for record in caplog.records] == ["changed files are not usable; what was read before holds"]
+        assert [record.message for record in caplog.records] == [
+            "changed files are not usable; what was read before holds"
+        ]
         certificates.issue("router")
         assert shown(server.address) == serial(security.cert) != first
 
 
-async def test_callers_must_show_a_certificate_of_the_authority(certificates: Certificates, tmp_path: Path) -> None:
+async def test_callers_must_show_a_certificate_of_the_authority(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     stranger = Certificates(tmp_path / "others")
     security = certificates.security(asks_callers=True)
     async with server_of(Calls(), security) as server:
@@ -101,7 +117,9 @@ async def test_callers_must_show_a_certificate_of_the_authority(certificates: Ce
             assert await plain.code(HEALTH) == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_new_authority_counts_for_new_connections(certificates: Certificates, tmp_path: Path) -> None:
+async def test_new_authority_counts_for_new_connections(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     others = Certificates(tmp_path / "others")
     security = certificates.security(asks_callers=True)
     assert security.client_ca is not None
@@ -111,7 +129,10 @@ async def test_a_new_authority_counts_for_new_connections(certificates: Certific
         assert await known.code(GET_MESH) == grpc.StatusCode.OK
         # The server's own certificate stays one of the first authority.
         security.client_ca.write_bytes(others.ca.read_bytes())
-        async with connected(server.address, own[1]) as new, connected(server.address, own[0]) as late:
+        async with (
+            connected(server.address, own[1]) as new,
+            connected(server.address, own[0]) as late,
+        ):
             assert await new.code(GET_MESH) == grpc.StatusCode.OK
             assert await late.code(GET_MESH) == grpc.StatusCode.UNAVAILABLE
         assert await known.code(GET_MESH) == grpc.StatusCode.OK
@@ -137,13 +158,21 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
     for files, variable, words in (
         (TlsFiles(nothing, router.key), "SHOAL_TLS_CERT", "nothing.pem cannot be read"),
         (TlsFiles(text, router.key), "SHOAL_TLS_CERT", "text.pem does not hold certificates"),
-        (TlsFiles(router.certificate, text), "SHOAL_TLS_KEY", "text.pem does not hold a private key"),
+        (
+            TlsFiles(router.certificate, text),
+            "SHOAL_TLS_KEY",
+            "text.pem does not hold a private key",
+        ),
         (
             TlsFiles(router.certificate, scheduler.key),
             "SHOAL_TLS_KEY",
             r"scheduler.key \(SHOAL_TLS_KEY\) is not the key of .*router.pem",
         ),
-        (TlsFiles(router.certificate, router.key, text), "SHOAL_TLS_CLIENT_CA", "text.pem does not hold certificates"),
+        (
+            TlsFiles(router.certificate, router.key, text),
+            "SHOAL_TLS_CLIENT_CA",
+            "text.pem does not hold certificates",
+        ),
         (TlsFiles(old.certificate, old.key), "SHOAL_TLS_CERT", "has expired"),
     ):
         with pytest.raises(InvalidInput, match=words) as raised:
@@ -164,7 +193,14 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
         ({"SHOAL_ALLOW_INSECURE": "yes"}, "SHOAL_ALLOW_INSECURE"),
         ({"SHOAL_TLS_CERT": "/nowhere/a.pem", "SHOAL_TLS_KEY": "/nowhere/a.key"}, "SHOAL_TLS_CERT"),
         ({"SHOAL_TOKENS": "/nowhere/tokens.yaml"}, "SHOAL_TOKENS"),
-        ({"SHOAL_JWKS": "/nowhere/keys.json", "SHOAL_JWT_ISSUER": "i", "SHOAL_JWT_AUDIENCE": "a"}, "SHOAL_JWKS"),
+        (
+            {
+                "SHOAL_JWKS": "/nowhere/keys.json",
+                "SHOAL_JWT_ISSUER": "i",
+                "SHOAL_JWT_AUDIENCE": "a",
+            },
+            "SHOAL_JWKS",
+        ),
     ],
 )
 def test_what_the_environment_leaves_out_is_named(environ: dict[str, str], variable: str) -> None:

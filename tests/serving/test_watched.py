@@ -1,4 +1,6 @@
-"""When changed files are read again, by servers and by callers: not while they are being written, and never when they are gone."""
+"""When changed files are read again, by servers and by callers: not while they are being written,
+and never when they are gone.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Reader:
         return found
 
     def touched(self, seconds: float) -> None:
-        """It is so long ago that the file changed. Rounded as the product does: `st_ctime` may be 2.4e-7 s less."""
+        """It is so long ago that the file changed. Rounded as the product does: `st_ctime` may be
+        2.4e-7 s less.
+        """
         self.now = os.stat(self.path).st_ctime_ns / 1e9 + seconds
 
 
@@ -65,7 +69,9 @@ def served(reader: Reader) -> Callable[[], list[str]]:
 
 def called(reader: Reader) -> Callable[[], list[str]]:
     looks = iter(range(1_000_000))  # every call is a look
-    return trust.Watched([reader.path], reader, clock=lambda: 10.0 * next(looks), wall=reader.clock).get
+    return trust.Watched(
+        [reader.path], reader, clock=lambda: 10.0 * next(looks), wall=reader.clock
+    ).get
 
 
 KINDS = pytest.mark.parametrize(("kind", "get"), [(Reader, served), (Callers, called)])
@@ -78,7 +84,7 @@ def _settle(monkeypatch: pytest.MonkeyPatch, _files_count_at_once: None) -> None
 
 
 @KINDS
-def test_a_file_that_is_written_slowly_is_read_when_it_is_whole(
+def test_file_that_is_written_slowly_is_read_when_it_is_whole(
     kind: type[Reader], get: Callable[[Reader], Callable[[], list[str]]], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -86,7 +92,9 @@ def test_a_file_that_is_written_slowly_is_read_when_it_is_whole(
     reader = kind(path)
     look = get(reader)
     for count in range(len(PARTS)):
-        path.write_text("".join(PARTS[: count + 1]) if count < len(PARTS) - 1 else "one\ntwo\nfour\n")
+        path.write_text(
+            "".join(PARTS[: count + 1]) if count < len(PARTS) - 1 else "one\ntwo\nfour\n"
+        )
         reader.touched(0.1)
         assert look() == ["one", "two", "three"]
     reader.touched(SETTLE)
@@ -94,7 +102,7 @@ def test_a_file_that_is_written_slowly_is_read_when_it_is_whole(
 
 
 @KINDS
-def test_a_file_that_changes_while_it_is_read_does_not_count(
+def test_file_that_changes_while_it_is_read_does_not_count(
     kind: type[Reader], get: Callable[[Reader], Callable[[], list[str]]], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -133,7 +141,7 @@ def test_what_a_file_said_holds_when_it_is_broken_or_gone_and_that_is_said_once(
 
 
 @KINDS
-def test_a_file_whose_clock_is_ahead_counts_when_it_was_seen_twice(
+def test_file_whose_clock_is_ahead_counts_when_it_was_seen_twice(
     kind: type[Reader], get: Callable[[Reader], Callable[[], list[str]]], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"

@@ -25,7 +25,9 @@ class Ran:
 
 
 def run(*arguments: str | Path) -> Ran:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], env={"COLUMNS": "200"}
+    )
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ran(result.exit_code, result.stdout, " ".join(result.stderr.split()))
@@ -34,12 +36,34 @@ def run(*arguments: str | Path) -> Ran:
 def test_policies_are_compared_in_a_table_that_people_can_read() -> None:
     ran = run(*SMALL)
     assert ran.code == 0
-    for words in ("zipf 1.1, seed 0 and 1 more, mean", "stall", "of LRU's", "lru", "gdsf", "cost", "clairvoyant", "100%"):
+    for words in (
+        "zipf 1.1, seed 0 and 1 more, mean",
+        "stall",
+        "of LRU's",
+        "lru",
+        "gdsf",
+        "cost",
+        "clairvoyant",
+        "100%",
+    ):
         assert words in ran.out
 
 
 def test_json_has_every_run_of_the_cross_product() -> None:
-    ran = run(*SMALL, "--memory", "16GiB", "--memory", "20GiB", "--workers", "1", "--workers", "2", "--policy", "lru", "--json")
+    ran = run(
+        *SMALL,
+        "--memory",
+        "16GiB",
+        "--memory",
+        "20GiB",
+        "--workers",
+        "1",
+        "--workers",
+        "2",
+        "--policy",
+        "lru",
+        "--json",
+    )
     assert ran.code == 0
     runs = ran.json()
     assert len(runs) == 2 * 2 * 2
@@ -53,14 +77,17 @@ def test_json_has_every_run_of_the_cross_product() -> None:
     assert run(*SMALL, "--memory", "16GiB", "--json", "--policy", "lru").out != ran.out
 
 
-def test_a_saved_trace_is_replayed_with_the_models_beside_it(tmp_path: Path) -> None:
+def test_saved_trace_is_replayed_with_the_models_beside_it(tmp_path: Path) -> None:
     trace = tmp_path / "made.csv"
     made = run("replay", *SMALL, "--seeds", "1", "--save", trace, "--memory", "16GiB", "--json")
     again = run(trace, "--memory", "16GiB", "--json")
     assert again.code == made.code == 0
     assert [one["cold_loads"] for one in again.json()] == [one["cold_loads"] for one in made.json()]
     (tmp_path / "made.models.csv").rename(tmp_path / "elsewhere.csv")
-    assert run(trace, "--models-file", tmp_path / "elsewhere.csv", "--memory", "16GiB", "--json").out == again.out
+    assert (
+        run(trace, "--models-file", tmp_path / "elsewhere.csv", "--memory", "16GiB", "--json").out
+        == again.out
+    )
     without = run(trace)
     assert without.code == 2
     assert f"error: {trace}:2: bytes: nothing says what model-" in without.err
@@ -69,13 +96,18 @@ def test_a_saved_trace_is_replayed_with_the_models_beside_it(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_stalls_are_drawn_over_memory_or_as_bars(tmp_path: Path, kind: str) -> None:
     lines, bars = tmp_path / f"lines.{kind}", tmp_path / f"bars.{kind}"
-    assert run(*SMALL, "--seeds", "1", "--memory", "16GiB", "--memory", "20GiB", "--plot", lines).code == 0
+    assert (
+        run(*SMALL, "--seeds", "1", "--memory", "16GiB", "--memory", "20GiB", "--plot", lines).code
+        == 0
+    )
     assert run("--bursty", *SMALL[2:], "--plot", bars).code == 0
     start = b"<?xml" if kind == "svg" else b"\x89PNG"
     assert all(path.read_bytes().startswith(start) for path in (lines, bars))
 
 
-def test_without_matplotlib_a_plot_is_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_a_plot_is_refused_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     ran = run(*SMALL, "--plot", tmp_path / "stalls.svg")
     assert ran.code == 2
@@ -87,31 +119,48 @@ def test_without_matplotlib_a_plot_is_refused_with_advice(tmp_path: Path, monkey
     [
         ((), "give either a trace or one of --zipf SKEW, --bursty and --uniform"),
         (("--zipf", "1", "--uniform"), "--zipf and --uniform do not go together"),
-        ((*SMALL, "--policy", "mru"), "policy must be one of cost, lru, gdsf, clairvoyant, not 'mru'"),
+        (
+            (*SMALL, "--policy", "mru"),
+            "policy must be one of cost, lru, gdsf, clairvoyant, not 'mru'",
+        ),
         ((*SMALL, "--memory", "much"), "'much' is no size"),
         ((*SMALL, "--memory", "0"), "memory_bytes must be at least 1"),
-        ((*SMALL, "--plot", "stalls.txt"), "a plot's file must end in .svg, .png, .pdf, not 'stalls.txt'"),
+        (
+            (*SMALL, "--plot", "stalls.txt"),
+            "a plot's file must end in .svg, .png, .pdf, not 'stalls.txt'",
+        ),
         (("record", "127.0.0.1:1", "-o", "/nowhere/trace.csv"), "there is no directory /nowhere"),
     ],
 )
-def test_wrong_arguments_are_told_without_a_trace_of_the_code(arguments: tuple[str, ...], told: str) -> None:
+def test_wrong_arguments_are_told_without_a_trace_of_the_code(
+    arguments: tuple[str, ...], told: str
+) -> None:
     ran = run(*arguments)
     assert ran.code == 2
     assert told in ran.err
 
 
-def test_a_file_that_is_not_there_is_told() -> None:
+def test_file_that_is_not_there_is_told() -> None:
     ran = run("nowhere.csv")
     assert (ran.code, "nowhere.csv" in ran.err) == (1, True)
 
 
 def test_help_names_both_commands_and_all_options_of_the_first() -> None:
     assert all(words in run("--help").out for words in ("replay", "record"))
-    assert all(words in run("replay", "--help").out for words in ("--zipf", "--memory", "--plot", "--clients"))
+    assert all(
+        words in run("replay", "--help").out
+        for words in ("--zipf", "--memory", "--plot", "--clients")
+    )
 
 
 def test_sizes_as_people_write_them() -> None:
-    sizes = {"24GiB": 24 * 2**30, "800 MB": 800 * 10**6, "1.5g": 1_500_000_000, "4096": 4096, "2KiB": 2048}
+    sizes = {
+        "24GiB": 24 * 2**30,
+        "800 MB": 800 * 10**6,
+        "1.5g": 1_500_000_000,
+        "4096": 4096,
+        "2KiB": 2048,
+    }
     assert {text: parse_size(text) for text in sizes} == sizes
     with pytest.raises(InvalidInput):
         parse_size("GiB")
@@ -123,7 +172,21 @@ def test_scaling_to_zero_is_told_for_each_pool() -> None:
     assert ran.code == 0
     for words in ("scaling to zero", "believed start", "60 s", "120 s", "600 s", "held"):
         assert words in ran.out
-    outcomes = run(*few, "--start", "60", "--cooldown", "100", "--cooldown", "5000", "--configured", "30", "--json").json()
+    outcomes = run(
+        *few,
+        "--start",
+        "60",
+        "--cooldown",
+        "100",
+        "--cooldown",
+        "5000",
+        "--configured",
+        "30",
+        "--json",
+    ).json()
     assert [one["cluster"]["cooldown_seconds"] for one in outcomes] == [100.0, 5000.0]
     assert outcomes[0]["held_share"] < outcomes[1]["held_share"]
-    assert all(one["answered"] == 3 and one["cluster"]["spec"]["cold_start_seconds"] == 30.0 for one in outcomes)
+    assert all(
+        one["answered"] == 3 and one["cluster"]["spec"]["cold_start_seconds"] == 30.0
+        for one in outcomes
+    )

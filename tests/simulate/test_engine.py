@@ -1,4 +1,6 @@
-"""The simulator against cases worked out by hand, and what must hold for every trace, fleet and policy."""
+"""The simulator against cases worked out by hand, and what must hold for every trace, fleet and
+policy.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def cost(name: str, size: int = 60, load: float = 1.0, warm: float | None = None
     return ModelCost(name, size, load, warm, 100.0)
 
 
-def replayed(trace: Trace, fleet: Fleet = FLEET, policy: str = "lru") -> tuple[Outcome, list[tuple[float, str, str]]]:
+def replayed(
+    trace: Trace, fleet: Fleet = FLEET, policy: str = "lru"
+) -> tuple[Outcome, list[tuple[float, str, str]]]:
     """The outcome, and when what happened to which model."""
     events: list[Event] = []
     outcome = simulate(trace, fleet, policy, watch=events.append)
@@ -36,8 +40,12 @@ def replayed(trace: Trace, fleet: Fleet = FLEET, policy: str = "lru") -> tuple[O
 
 
 def test_two_models_that_take_turns_where_one_has_room() -> None:
-    """a waits 1 s for its load, then 0; b waits 2 s; a comes back in 1 s. Each computes for 0.1 s."""
-    trace = trace_of([cost("a"), cost("b", load=2.0)], (0, "a", 10), (5, "a", 10), (20, "b", 10), (40, "a", 10))
+    """a waits 1 s for its load, then 0; b waits 2 s; a comes back in 1 s. Each computes for 0.1
+    s.
+    """
+    trace = trace_of(
+        [cost("a"), cost("b", load=2.0)], (0, "a", 10), (5, "a", 10), (20, "b", 10), (40, "a", 10)
+    )
     outcome, events = replayed(trace)
     assert events == [
         (0, "load", "a"), (1, "loaded", "a"),
@@ -55,30 +63,42 @@ def test_two_models_that_take_turns_where_one_has_room() -> None:
 
 
 def test_lru_evicts_what_is_old_and_cost_aware_what_is_cheap() -> None:
-    """a costs 10 s and is the oldest when c needs room. LRU evicts it and pays again; the others evict b, which nobody misses."""
+    """a costs 10 s and is the oldest when c needs room. LRU evicts it and pays again; the others
+    evict b, which nobody misses.
+    """
     models = [cost("a", 60, load=10.0), cost("b", 40), cost("c", 40)]
     trace = trace_of(models, (0, "a", 10), (20, "b", 10), (40, "c", 10), (60, "a", 10))
     stalls = {policy: replayed(trace, policy=policy)[0].stall_seconds for policy in ALL}
     assert stalls == {"lru": 22.0, "cost": 12.0, "gdsf": 12.0, CLAIRVOYANT: 12.0}
 
 
-def test_the_clairvoyant_evicts_what_is_used_last() -> None:
+def test_clairvoyant_evicts_what_is_used_last() -> None:
     models = [cost("a", 40), cost("b", 40), cost("c", 40)]
-    trace = trace_of(models, (0, "a", 1), (20, "b", 1), (40, "c", 1), (60, "a", 1), (80, "c", 1), (100, "b", 1))
+    trace = trace_of(
+        models, (0, "a", 1), (20, "b", 1), (40, "c", 1), (60, "a", 1), (80, "c", 1), (100, "b", 1)
+    )
     assert replayed(trace, policy=CLAIRVOYANT)[0].cold_loads == 4
     assert replayed(trace, policy="lru")[0].cold_loads == 5
 
 
-def test_a_busy_model_is_not_evicted_for_little_work() -> None:
-    """a computes from 1 to 11; b, with 0.1 s of work, comes at 2 and may not push it out before it is done."""
+def test_busy_model_is_not_evicted_for_little_work() -> None:
+    """a computes from 1 to 11; b, with 0.1 s of work, comes at 2 and may not push it out before it
+    is done.
+    """
     trace = trace_of([cost("a"), cost("b", load=2.0)], (0, "a", 1000), (2, "b", 10))
     outcome, events = replayed(trace)
-    assert events[2:] == [(11, "evict", "a"), (11, "freed", "a"), (11, "load", "b"), (13, "loaded", "b")]
+    assert events[2:] == [
+        (11, "evict", "a"),
+        (11, "freed", "a"),
+        (11, "load", "b"),
+        (13, "loaded", "b"),
+    ]
     assert outcome.wait_p99 == pytest.approx(11.0)
 
 
-def test_a_busy_model_leaves_in_two_phases_for_much_more_work() -> None:
-    """b brings 30 s of work at 2, more than twice a's 10: a takes no more work, but finishes what is in flight at 11.
+def test_busy_model_leaves_in_two_phases_for_much_more_work() -> None:
+    """b brings 30 s of work at 2, more than twice a's 10: a takes no more work, but finishes what
+    is in flight at 11.
 
     a's second request, at 3, waits for a to come back, until b has idled at 43.
     """
@@ -96,11 +116,15 @@ def test_loads_beyond_the_limit_wait_for_their_turn() -> None:
     trace = trace_of([cost(name, 10) for name in "abc"], (0, "a", 1), (0, "b", 1), (0, "c", 1))
     assert replayed(trace, replace(FLEET, max_loads=1))[0].wait_p99 == pytest.approx(3.0)
     assert replayed(trace, replace(FLEET, max_loads=2))[0].wait_p99 == pytest.approx(2.0)
-    assert replayed(trace, replace(FLEET, max_loads=3))[0].wait_p99 == pytest.approx(1.02)  # two forward passes before it
+    assert replayed(trace, replace(FLEET, max_loads=3))[0].wait_p99 == pytest.approx(
+        1.02
+    )  # two forward passes before it
 
 
-def test_an_evicted_model_comes_back_from_host_memory_while_that_has_room() -> None:
-    """When c leaves for a, the host has no room for a, b and c: b goes, the oldest that nobody waits for."""
+def test_evicted_model_comes_back_from_host_memory_while_that_has_room() -> None:
+    """When c leaves for a, the host has no room for a, b and c: b goes, the oldest that nobody
+    waits for.
+    """
     models = [cost("a", warm=0.2), cost("b", warm=0.2), cost("c", warm=0.2)]
     asked = [(20.0 * number, name, 1) for number, name in enumerate("abacab")]
     outcome, events = replayed(trace_of(models, *asked), replace(FLEET, host_bytes=120))
@@ -109,7 +133,8 @@ def test_an_evicted_model_comes_back_from_host_memory_while_that_has_room() -> N
     ]  # fmt: skip
     assert (outcome.cold_loads, outcome.warm_loads) == (4, 2)
     assert outcome.stall_seconds == pytest.approx(4.4)
-    # With room for one only, a is waited for and stays, so that b is dropped when it leaves, and so on.
+    # With room for one only, a is waited for and stays, so that b is dropped when it leaves, and so
+    # on.
     little = replayed(trace_of(models, *asked), replace(FLEET, host_bytes=119))[0]
     assert (little.cold_loads, little.warm_loads) == (4, 2)
 
@@ -124,21 +149,34 @@ def test_requests_of_one_model_share_its_load_and_its_batch() -> None:
     assert replayed(trace, replace(FLEET, batch_tokens=200))[0].wait_p99 == pytest.approx(2.1)
 
 
-def test_a_closed_loop_of_one_client_asks_when_it_has_its_answer() -> None:
+def test_closed_loop_of_one_client_asks_when_it_has_its_answer() -> None:
     trace = trace_of([cost("a"), cost("b")], (0, "a", 10), (0, "b", 10), (5, "a", 10))
     outcome, events = replayed(trace, replace(FLEET, clients=1))
-    assert [event for event in events if event[1] == "load"] == [(0, "load", "a"), (1.1, "load", "b"), (5, "load", "a")]
+    assert [event for event in events if event[1] == "load"] == [
+        (0, "load", "a"),
+        (1.1, "load", "b"),
+        (5, "load", "a"),
+    ]
     assert outcome.wait_p99 == pytest.approx(1.0)
 
 
 def test_workers_may_hear_late_that_work_waits_no_more() -> None:
-    """b's request is counted while b loads, at 20, and again only at 40: until then b passes for backlogged, and a leaves for c."""
-    trace = trace_of([cost("a", 50), cost("b", 50, load=0.2), cost("c", 50)], (0, "a", 1), (19.9, "b", 1), (30, "c", 1))
+    """b's request is counted while b loads, at 20, and again only at 40: until then b passes for
+    backlogged, and a leaves for c.
+    """
+    trace = trace_of(
+        [cost("a", 50), cost("b", 50, load=0.2), cost("c", 50)],
+        (0, "a", 1),
+        (19.9, "b", 1),
+        (30, "c", 1),
+    )
     assert (30, "evict", "b") in replayed(trace, policy="cost")[1]
-    assert (30, "evict", "a") in replayed(trace, replace(FLEET, count_seconds=20.0), policy="cost")[1]
+    assert (30, "evict", "a") in replayed(trace, replace(FLEET, count_seconds=20.0), policy="cost")[
+        1
+    ]
 
 
-def test_a_model_that_fits_nowhere_is_refused_and_the_rest_goes_on() -> None:
+def test_model_that_fits_nowhere_is_refused_and_the_rest_goes_on() -> None:
     outcome, _ = replayed(trace_of([cost("a"), cost("huge", 101)], (0, "huge", 1), (0, "a", 1)))
     assert (outcome.requests, outcome.refused, outcome.cold_loads) == (2, 1, 1)
 
@@ -146,7 +184,9 @@ def test_a_model_that_fits_nowhere_is_refused_and_the_rest_goes_on() -> None:
 def test_two_workers_share_the_models_and_a_hot_one_gets_a_second_copy() -> None:
     """Six requests of 10 s each come at once: 60 s of work against a load of 1 s."""
     asked = [(0.0, "b", 1), *[(5.0, "a", 1000) for _ in range(6)]]
-    outcome, events = replayed(trace_of([cost("a"), cost("b")], *asked), replace(FLEET, workers=2, batch_tokens=1000))
+    outcome, events = replayed(
+        trace_of([cost("a"), cost("b")], *asked), replace(FLEET, workers=2, batch_tokens=1000)
+    )
     assert Counter(model for _, what, model in events if what == "load") == {"b": 1, "a": 2}
     assert outcome.stall_seconds == pytest.approx(2.0)  # the second copy of a stalls nobody
     one = replayed(trace_of([cost("a"), cost("b")], *asked), replace(FLEET, batch_tokens=1000))[0]
@@ -161,10 +201,18 @@ def test_wrong_settings_are_refused_with_their_name() -> None:
 
 
 names = st.sampled_from("abcdef")
-traces = st.lists(st.tuples(st.integers(0, 300).map(lambda tenths: tenths / 10), names, st.integers(1, 400)), max_size=60)
+traces = st.lists(
+    st.tuples(st.integers(0, 300).map(lambda tenths: tenths / 10), names, st.integers(1, 400)),
+    max_size=60,
+)
 models = st.fixed_dictionaries(
     {
-        name: st.builds(cost, st.just(name), st.integers(1, 70), st.integers(0, 50).map(lambda tenths: tenths / 10))
+        name: st.builds(
+            cost,
+            st.just(name),
+            st.integers(1, 70),
+            st.integers(0, 50).map(lambda tenths: tenths / 10),
+        )
         for name in "abcdef"
     }
 )
@@ -198,10 +246,20 @@ def test_every_request_is_answered_and_no_budget_exceeded(
     assert counted["evict"] == outcome.evictions
     assert 0 <= outcome.wait_p50 <= outcome.wait_p99
     assert outcome.misses <= outcome.requests
-    assert outcome.stall_seconds <= sum(models[event.model].load_seconds for event in events if "load" in event.what.split()) + 1e-9
+    assert (
+        outcome.stall_seconds
+        <= sum(models[event.model].load_seconds for event in events if "load" in event.what.split())
+        + 1e-9
+    )
     held: dict[int, dict[str, str]] = {number: {} for number in range(fleet.workers)}
     warm = dict.fromkeys(held, 0)
-    follows = {"load": None, "warm load": None, "loaded": "load", "evict": "loaded", "freed": "evict"}
+    follows = {
+        "load": None,
+        "warm load": None,
+        "loaded": "load",
+        "evict": "loaded",
+        "freed": "evict",
+    }
     for event in events:
         on_worker = held[event.worker]
         if event.what in ("kept", "dropped", "warm load"):
@@ -230,7 +288,7 @@ def test_made_traces_are_the_same_for_the_same_seed_and_rise_in_time(make: objec
     assert {request.model for request in trace.requests} == set(trace.models)
 
 
-def test_the_default_policy_stalls_for_at_most_nine_tenths_of_lrus_time_on_the_zipf_trace() -> None:
+def test_default_policy_stalls_for_at_most_nine_tenths_of_lrus_time_on_the_zipf_trace() -> None:
     """Eighty models of 0.1 to 16 GiB, room for a quarter of them, popularity by Zipf's law."""
     stalls = dict.fromkeys(("lru", "cost", CLAIRVOYANT), 0.0)
     for seed in range(2):

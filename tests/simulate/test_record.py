@@ -20,14 +20,19 @@ from services.scheduler.simulate.trace import ModelCost, Request, read_trace
 
 
 def lane(model: str, jobs: int, tokens: int, adapter: str = "") -> pb.LaneStatus:
-    return pb.LaneStatus(pool="cpu", model=model, adapter=adapter, enqueued_jobs=jobs, enqueued_tokens=tokens)
+    return pb.LaneStatus(
+        pool="cpu", model=model, adapter=adapter, enqueued_jobs=jobs, enqueued_tokens=tokens
+    )
 
 
 def held(model: str, *places: tuple[int, float, float]) -> models_pb2.Model:
     """(bytes, load seconds, tokens a second) of each place."""
     return models_pb2.Model(
         model=model,
-        places=[models_pb2.ModelPlace(bytes=size, load_seconds=seconds, tokens_per_second=rate) for size, seconds, rate in places],
+        places=[
+            models_pb2.ModelPlace(bytes=size, load_seconds=seconds, tokens_per_second=rate)
+            for size, seconds, rate in places
+        ],
     )
 
 
@@ -55,13 +60,20 @@ def test_lanes_that_appear_or_begin_anew_count_from_nothing() -> None:
     recorder.see(mesh(lane("org/a", 4, 12), lane("org/a", 1, 3, "org/lora"), models=known), 2.0)
     recorder.see(mesh(lane("org/a", 2, 2), models=known), 3.0)  # forgotten after a day, and new
     requests, _, _ = recorder.trace()
-    assert Counter((one.adapter, one.tokens) for one in requests) == {("", 9): 1, ("org/lora", 3): 1, ("", 1): 5}
+    assert Counter((one.adapter, one.tokens) for one in requests) == {
+        ("", 9): 1,
+        ("org/lora", 3): 1,
+        ("", 1): 5,
+    }
 
 
 def test_costs_are_those_of_loaded_copies_and_requests_without_are_left_out() -> None:
     recorder = Recorder()
     recorder.see(mesh(), 0.0)
-    known = (held("org/a", (100, 2.0, 0.0), (110, 4.0, 700.0), (0, 0.0, 0.0)), held("org/b", (0, 0.0, 0.0)))
+    known = (
+        held("org/a", (100, 2.0, 0.0), (110, 4.0, 700.0), (0, 0.0, 0.0)),
+        held("org/b", (0, 0.0, 0.0)),
+    )
     recorder.see(mesh(lane("org/a", 1, 1), lane("org/b", 3, 3), models=known), 1.0)
     requests, costs, left_out = recorder.trace()
     assert [one.model for one in requests] == ["org/a"]
@@ -70,7 +82,9 @@ def test_costs_are_those_of_loaded_copies_and_requests_without_are_left_out() ->
 
 
 class FakeMesh(mesh_pb2_grpc.MeshServiceServicer):
-    """Every look finds three more jobs of one model and one of another; after `looks` of them the router is gone."""
+    """Every look finds three more jobs of one model and one of another; after `looks` of them the
+    router is gone.
+    """
 
     looks = 4
 
@@ -78,20 +92,30 @@ class FakeMesh(mesh_pb2_grpc.MeshServiceServicer):
         self.seen = 0
         self.goes_for_good_after = self.looks
 
-    def WatchMesh(self, request: pb.WatchMeshRequest, context: grpc.ServicerContext) -> Iterator[pb.WatchMeshResponse]:
+    def WatchMesh(
+        self, request: pb.WatchMeshRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.WatchMeshResponse]:
         assert request.interval_seconds == pytest.approx(0.2)
         models = (held("org/a", (100, 0.5, 900.0)), held("org/b", (200, 0.25, 0.0)))
         for number in range(self.seen, min(self.seen + self.looks, self.goes_for_good_after)):
             self.seen = number + 1
             yield pb.WatchMeshResponse(
-                mesh=mesh(lane("org/a", 3 * number, 30 * number), lane("org/b", number, number), models=models)
+                mesh=mesh(
+                    lane("org/a", 3 * number, 30 * number),
+                    lane("org/b", number, number),
+                    models=models,
+                )
             )
         context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
 
-    def GetMesh(self, request: pb.GetMeshRequest, context: grpc.ServicerContext) -> pb.GetMeshResponse:
+    def GetMesh(
+        self, request: pb.GetMeshRequest, context: grpc.ServicerContext
+    ) -> pb.GetMeshResponse:
         raise NotImplementedError
 
-    def ExplainPlacement(self, request: pb.ExplainPlacementRequest, context: grpc.ServicerContext) -> pb.ExplainPlacementResponse:
+    def ExplainPlacement(
+        self, request: pb.ExplainPlacementRequest, context: grpc.ServicerContext
+    ) -> pb.ExplainPlacementResponse:
         raise NotImplementedError
 
 
@@ -110,18 +134,23 @@ def router(fake: FakeMesh) -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_what_was_recorded_before_the_router_went_is_kept_and_can_be_replayed(router: str, tmp_path: Path) -> None:
+def test_what_was_recorded_before_the_router_went_is_kept_and_can_be_replayed(
+    router: str, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.csv"
     ran = CliRunner().invoke(app, ["record", router, "-o", str(path)])
     assert ran.exit_code == 1
     assert "going away" in ran.stderr
     trace = read_trace(path, tmp_path / "trace.models.csv")
-    assert Counter((one.model, one.tokens) for one in trace.requests) == {("org/a", 10): 9, ("org/b", 1): 3}
+    assert Counter((one.model, one.tokens) for one in trace.requests) == {
+        ("org/a", 10): 9,
+        ("org/b", 1): 3,
+    }
     assert trace.models["org/a"] == ModelCost("org/a", 100, 0.5, None, 900.0)
     assert CliRunner().invoke(app, [str(path)]).exit_code == 0
 
 
-def test_a_watch_that_an_old_connection_took_with_it_goes_on(
+def test_watch_that_an_old_connection_took_with_it_goes_on(
     router: str, fake: FakeMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "RENEWED_SECONDS", 0.0)

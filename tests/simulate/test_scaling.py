@@ -21,7 +21,9 @@ def rare(start_seconds: float, burst_share: float = 0.0) -> Outcome:
 
 
 @pytest.mark.parametrize("start_seconds", [180.0, 360.0])
-def test_what_a_start_takes_is_believed_though_keda_scales_to_zero_meanwhile(start_seconds: float) -> None:
+def test_what_a_start_takes_is_believed_though_keda_scales_to_zero_meanwhile(
+    start_seconds: float,
+) -> None:
     outcome = rare(start_seconds)
     assert outcome.answered == 40
     assert outcome.cold_start_seconds == (start_seconds,) * 4
@@ -29,7 +31,7 @@ def test_what_a_start_takes_is_believed_though_keda_scales_to_zero_meanwhile(sta
     assert outcome.held_share < 0.5
 
 
-def test_a_short_text_never_brings_back_what_a_burst_needed() -> None:
+def test_short_text_never_brings_back_what_a_burst_needed() -> None:
     outcome = rare(180.0, burst_share=0.3)
     assert outcome.most_for_short == 1
     # The HPA's syncs are part of a start: 15 s each.
@@ -47,18 +49,18 @@ def test_one_visit_holds_a_machine_for_its_start_keep_warm_and_cooldown() -> Non
     assert kept.held_share * 4600.0 == pytest.approx(900.0 + 400.0, abs=10.0)
 
 
-def test_a_visit_within_the_cooldown_finds_a_worker() -> None:
+def test_visit_within_the_cooldown_finds_a_worker() -> None:
     outcome = simulate(pool(100.0), [Visit(at, (200,)) for at in (0.0, 600.0, 700.0)])
     assert outcome.starts == 1
     assert outcome.wait_p50 == pytest.approx(200 / 5_000)
 
 
-def test_the_same_seed_is_the_same_days() -> None:
+def test_same_seed_is_the_same_days() -> None:
     assert rare(180.0, 0.2) == rare(180.0, 0.2)
     assert visits(5, 10.0, 0.5, 1) != visits(5, 10.0, 0.5, 2)
 
 
-def test_a_cluster_that_cannot_be() -> None:
+def test_cluster_that_cannot_be() -> None:
     with pytest.raises(InvalidInput, match="at least 0 s"):
         Cluster(start_seconds=-1.0)
 

@@ -1,4 +1,6 @@
-"""Traces in files: what is written is read again, and what is wrong is told with its file and line."""
+"""Traces in files: what is written is read again, and what is wrong is told with its file and
+line.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,21 @@ def file(directory: Path, text: str, name: str = "trace.csv") -> Path:
     return path
 
 
-def test_a_trace_is_read_by_time_with_the_costs_of_its_models(tmp_path: Path) -> None:
-    path = file(tmp_path, "time_seconds, model, tokens, adapter\n2.5, org/b, 7, org/lora\n0, org/a, 3,\n")
+def test_trace_is_read_by_time_with_the_costs_of_its_models(tmp_path: Path) -> None:
+    path = file(
+        tmp_path, "time_seconds, model, tokens, adapter\n2.5, org/b, 7, org/lora\n0, org/a, 3,\n"
+    )
     trace = read_trace(path, file(tmp_path, COSTS + "org/c,300,3\n", "models.csv"))
     assert trace.requests == [Request(0.0, "org/a", 3), Request(2.5, "org/b", 7, "org/lora")]
-    assert trace.models == {"org/a": ModelCost("org/a", 100, 1.5), "org/b": ModelCost("org/b", 200, 2.0)}
+    assert trace.models == {
+        "org/a": ModelCost("org/a", 100, 1.5),
+        "org/b": ModelCost("org/b", 200, 2.0),
+    }
     assert trace.models["org/a"].tokens_per_second == TOKENS_PER_SECOND
 
 
 def test_costs_may_stand_in_the_trace_itself_on_a_models_first_line(tmp_path: Path) -> None:
-    text = (
-        "model,tokens,time_seconds,bytes,load_seconds,warm_seconds,tokens_per_second\norg/a,3,0,100,1.5,0.25,900\norg/a,3,1,,,,\n"
-    )
+    text = "model,tokens,time_seconds,bytes,load_seconds,warm_seconds,tokens_per_second\norg/a,3,0,100,1.5,0.25,900\norg/a,3,1,,,,\n"
     trace = read_trace(file(tmp_path, text))
     assert trace.models == {"org/a": ModelCost("org/a", 100, 1.5, 0.25, 900.0)}
     assert len(trace.requests) == 2
@@ -51,9 +56,16 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     write_trace(path, made.requests)
     write_models(models_path(path), list(made.models.values()))
     read = read_trace(path, tmp_path / "made.models.csv")
-    assert [(one.model, one.tokens) for one in read.requests] == [(one.model, one.tokens) for one in made.requests]
-    assert all(abs(one.at - other.at) < 1e-5 for one, other in zip(read.requests, made.requests, strict=True))
-    assert {name: cost.bytes for name, cost in read.models.items()} == {name: cost.bytes for name, cost in made.models.items()}
+    assert [(one.model, one.tokens) for one in read.requests] == [
+        (one.model, one.tokens) for one in made.requests
+    ]
+    assert all(
+        abs(one.at - other.at) < 1e-5
+        for one, other in zip(read.requests, made.requests, strict=True)
+    )
+    assert {name: cost.bytes for name, cost in read.models.items()} == {
+        name: cost.bytes for name, cost in made.models.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -67,16 +79,33 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
             "time_seconds,model,tokens\n0,org/a,1\n1,org/a,many\n",
             "trace.csv:3: tokens: must be a whole number of at least 1, not 'many'",
         ),
-        ("time_seconds,model,tokens\n0,org/a,0\n", "trace.csv:2: tokens: must be a whole number of at least 1, not '0'"),
-        ("time_seconds,model,tokens\n-1,org/a,1\n", "trace.csv:2: time_seconds: must be a number of at least 0, not '-1'"),
-        ("time_seconds,model,tokens\nnan,org/a,1\n", "trace.csv:2: time_seconds: must be a number of at least 0, not 'nan'"),
+        (
+            "time_seconds,model,tokens\n0,org/a,0\n",
+            "trace.csv:2: tokens: must be a whole number of at least 1, not '0'",
+        ),
+        (
+            "time_seconds,model,tokens\n-1,org/a,1\n",
+            "trace.csv:2: time_seconds: must be a number of at least 0, not '-1'",
+        ),
+        (
+            "time_seconds,model,tokens\nnan,org/a,1\n",
+            "trace.csv:2: time_seconds: must be a number of at least 0, not 'nan'",
+        ),
         ("time_seconds,model,tokens\n0,,1\n", "trace.csv:2: model: is missing"),
         ("time_seconds,model,tokens\n0,org/a\n", "trace.csv:2: tokens: is missing"),
-        ("time_seconds,model,tokens\n0,org/a,1,2\n", "trace.csv:2: tokens: the line has more than 3 values"),
-        ("time_seconds,model,tokens\n0,org/x,1\n", "trace.csv:2: bytes: nothing says what org/x costs"),
+        (
+            "time_seconds,model,tokens\n0,org/a,1,2\n",
+            "trace.csv:2: tokens: the line has more than 3 values",
+        ),
+        (
+            "time_seconds,model,tokens\n0,org/x,1\n",
+            "trace.csv:2: bytes: nothing says what org/x costs",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_trace_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+def test_what_is_wrong_with_a_trace_is_told_with_its_line(
+    tmp_path: Path, text: str, told: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_trace(file(tmp_path, text), file(tmp_path, COSTS, "models.csv"))
     assert caught.value.message.startswith(f"{tmp_path}/{told}")
@@ -85,7 +114,9 @@ def test_what_is_wrong_with_a_trace_is_told_with_its_line(tmp_path: Path, text: 
 def test_what_is_wrong_with_a_models_file_is_told_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"models.csv:4: model: org/a was there before"):
         read_models(file(tmp_path, COSTS + "org/a,1,1\n", "models.csv"))
-    with pytest.raises(InvalidInput, match=r"models.csv:2: bytes: must be a whole number of at least 1, not '1.5'"):
+    with pytest.raises(
+        InvalidInput, match=r"models.csv:2: bytes: must be a whole number of at least 1, not '1.5'"
+    ):
         read_models(file(tmp_path, "model,bytes,load_seconds\norg/a,1.5,1\n", "models.csv"))
     (tmp_path / "binary.csv").write_bytes(b"time_seconds,model,tokens\n\xff\xfe,1,1\n")
     with pytest.raises(InvalidInput, match=r"binary.csv:\d: is no CSV"):

@@ -39,10 +39,15 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_store(hub: FakeHub, root: Path, tmp_path: Path) -> MakeStore:
-    """`make_store(*sources, budget_bytes=…, token=…, torch_checkpoints=…)`; without sources: of the hub."""
+    """`make_store(*sources, budget_bytes=…, token=…, torch_checkpoints=…)`; without sources: of the
+    hub.
+    """
 
     def make(
-        *sources: Source, budget_bytes: int = 1 << 40, token: str = "", torch_checkpoints: TorchCheckpoints = "convert"
+        *sources: Source,
+        budget_bytes: int = 1 << 40,
+        token: str = "",
+        torch_checkpoints: TorchCheckpoints = "convert",
     ) -> Store:
         own = Hub(token=token, endpoint=hub.endpoint, cache=tmp_path / "hf")
         return Store(sources or [own], Cache(root), budget_bytes, TRANSFER, torch_checkpoints)

@@ -1,5 +1,5 @@
-"""A hub on loopback: the two endpoints that the store uses of the real one, with its headers, its redirect to another host for
-large files, and its error codes."""
+"""A hub on loopback: the two endpoints that the store uses of the real one, with its headers, its
+redirect to another host for large files, and its error codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _LARGE = (".safetensors", ".bin", ".onnx", ".model")
 
 @dataclass
 class FakeHub:
-    """Serves `models`, directories by id. What it is told to do wrong, it does as often as told, by path of the file."""
+    """Serves `models`, directories by id. What it is told to do wrong, it does as often as told, by
+    path of the file.
+    """
 
     models: dict[str, Path] = field(default_factory=dict)
     token: str = ""
@@ -38,7 +40,9 @@ class FakeHub:
     """While it is not set, ranges of large files beyond `free_bytes` wait."""
     free_bytes: int = 1 << 60
     sent: Counter[str] = field(default_factory=Counter)
-    """Bytes by file; of one that is cut, what was sent before. An answer counts where its call came: a new Counter starts anew."""
+    """Bytes by file; of one that is cut, what was sent before. An answer counts where its call
+    came: a new Counter starts anew.
+    """
     calls: list[str] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
     """That the second host was sent."""
@@ -53,7 +57,11 @@ class FakeHub:
     def listing(self, model: str) -> dict[str, Any]:
         root = self.models[model]
         files = sorted(path for path in root.rglob("*") if path.is_file())
-        return {"id": model, "sha": COMMIT, "siblings": [self._sibling(path, str(path.relative_to(root))) for path in files]}
+        return {
+            "id": model,
+            "sha": COMMIT,
+            "siblings": [self._sibling(path, str(path.relative_to(root))) for path in files],
+        }
 
     @staticmethod
     def _sibling(path: Path, name: str) -> dict[str, Any]:
@@ -61,7 +69,11 @@ class FakeHub:
         blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
         entry: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": blob}
         if name.endswith(_LARGE):
-            entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+            entry["lfs"] = {
+                "sha256": hashlib.sha256(content).hexdigest(),
+                "size": len(content),
+                "pointerSize": 130,
+            }
         return entry
 
 
@@ -163,7 +175,9 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = _Server(("127.0.0.1", 0), handler)
     hub.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield hub

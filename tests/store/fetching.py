@@ -1,4 +1,5 @@
-"""`python -m tests.store.fetching ROOT CACHE MODEL THREADS`: asks for a model in several threads; HF_ENDPOINT is the hub.
+"""`python -m tests.store.fetching ROOT CACHE MODEL THREADS`: asks for a model in several threads;
+HF_ENDPOINT is the hub.
 
 Says `ready`, waits for a line, then prints the directory that each thread got, as JSON.
 """
@@ -20,7 +21,9 @@ def main(root: str, cache: str, model: str, threads: str) -> None:
     store = Store([Hub(cache=Path(cache))], Cache(Path(root)), 1 << 40, TRANSFER)
     found: list[str] = []
     asking = [
-        threading.Thread(target=lambda: found.append(str(store.get(model, lambda progress: None).directory)))
+        threading.Thread(
+            target=lambda: found.append(str(store.get(model, lambda progress: None).directory))
+        )
         for _ in range(int(threads))
     ]
     print("ready", flush=True)

@@ -1,4 +1,6 @@
-"""GLiNER as it is published: a torch checkpoint and training settings, and all else in the repository of its base model."""
+"""GLiNER as it is published: a torch checkpoint and training settings, and all else in the
+repository of its base model.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.fixture
 def published(hub: FakeHub, reference: Reference, tmp_path: Path) -> Path:
-    """The reference's model laid out as urchade's repositories are, and its base model as microsoft's."""
+    """The reference's model laid out as urchade's repositories are, and its base model as
+    microsoft's.
+    """
     own = tmp_path / "own"
     own.mkdir()
     torch.save(load_file(reference.directory / "model.safetensors"), own / "pytorch_model.bin")
@@ -50,7 +54,9 @@ def published(hub: FakeHub, reference: Reference, tmp_path: Path) -> Path:
     return own
 
 
-def test_a_gliner_is_served_as_it_is_published(published: Path, reference: Reference, make_store: MakeStore, hub: FakeHub) -> None:
+def test_gliner_is_served_as_it_is_published(
+    published: Path, reference: Reference, make_store: MakeStore, hub: FakeHub
+) -> None:
     copy = make_store().get(NAME, ignore)
     ours = found(load(copy.directory), EntitiesWork(TEXTS, labels=tuple(LABELS), threshold=0.3))[0]
     assert sum(map(len, ours)) > 3
@@ -58,27 +64,36 @@ def test_a_gliner_is_served_as_it_is_published(published: Path, reference: Refer
     tokenizer = json.loads((copy.directory / "tokenizer.json").read_text())
     assert [entry["content"] for entry in tokenizer["added_tokens"]][-3:] == list(MARKERS)
     assert "model.safetensors" not in hub.sent, "the base model's weights are not fetched"
-    sizes = {file["path"]: file["size"] for file in json.loads((copy.directory / RECORD).read_text())["files"]}
+    sizes = {
+        file["path"]: file["size"]
+        for file in json.loads((copy.directory / RECORD).read_text())["files"]
+    }
     assert sizes["gliner_config.json"] == (copy.directory / "gliner_config.json").stat().st_size
 
 
-def test_a_base_model_that_does_not_fit_is_refused(published: Path, make_store: MakeStore, hub: FakeHub) -> None:
+def test_base_model_that_does_not_fit_is_refused(
+    published: Path, make_store: MakeStore, hub: FakeHub
+) -> None:
     tokenizer = json.loads((hub.models[BASE] / "tokenizer.json").read_text())
     first = max(entry["id"] for entry in tokenizer["added_tokens"]) + 1_000
     extra = {**tokenizer["added_tokens"][0], "id": first, "content": "<more>"}
-    (hub.models[BASE] / "tokenizer.json").write_text(json.dumps({**tokenizer, "added_tokens": [*tokenizer["added_tokens"], extra]}))
+    (hub.models[BASE] / "tokenizer.json").write_text(
+        json.dumps({**tokenizer, "added_tokens": [*tokenizer["added_tokens"], extra]})
+    )
     with pytest.raises(ModelBroken, match="rows of the weights' embedding"):
         make_store().get(NAME, ignore)
 
 
-def test_a_base_model_that_no_source_has_is_named(published: Path, make_store: MakeStore, hub: FakeHub) -> None:
+def test_base_model_that_no_source_has_is_named(
+    published: Path, make_store: MakeStore, hub: FakeHub
+) -> None:
     del hub.models[BASE]
     with pytest.raises(ModelBroken, match=f"`model_name` is {BASE}"):
         make_store().get(NAME, ignore)
 
 
 @pytest.mark.parametrize("name", [None, "../../etc", "/home/somewhere/deberta", 7])
-def test_a_base_model_is_named_by_an_id(name: object, published: Path, make_store: MakeStore) -> None:
+def test_base_model_is_named_by_an_id(name: object, published: Path, make_store: MakeStore) -> None:
     config = json.loads((published / "gliner_config.json").read_text())
     (published / "gliner_config.json").write_text(json.dumps({**config, "model_name": name}))
     with pytest.raises(ModelBroken, match="must name the base model"):

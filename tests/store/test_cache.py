@@ -47,7 +47,10 @@ class Shop:
         self.store = Store([source], Cache(root), budget_bytes, TRANSFER)
 
     def names(self) -> set[str]:
-        return {str(record.parent.relative_to(self.root / "models")) for record in (self.root / "models").glob(f"*/*/{RECORD}")}
+        return {
+            str(record.parent.relative_to(self.root / "models"))
+            for record in (self.root / "models").glob(f"*/*/{RECORD}")
+        }
 
     def used_at(self, name: str, seconds: float) -> None:
         os.utime(self.root / "models" / name / RECORD, (seconds, seconds))
@@ -73,7 +76,8 @@ def test_what_is_in_use_stays(tmp_path: Path, originals: Path, size: int) -> Non
     again = other.store.get("org/c", ignore)
     assert shop.names() == {"org/a", "org/c"}
     with pytest.raises(
-        NoCapacity, match=rf"org/d takes {size:,} bytes .* may keep {2 * size + 10:,}, of which {2 * size:,} are in use"
+        NoCapacity,
+        match=rf"org/d takes {size:,} bytes .* may keep {2 * size + 10:,}, of which {2 * size:,} are in use",
     ):
         shop.store.get("org/d", ignore)
     held.close()
@@ -82,14 +86,19 @@ def test_what_is_in_use_stays(tmp_path: Path, originals: Path, size: int) -> Non
     assert "org/d" in shop.names()
 
 
-def test_a_model_larger_than_the_budget_is_refused_with_the_numbers(tmp_path: Path, originals: Path, size: int) -> None:
+def test_model_larger_than_the_budget_is_refused_with_the_numbers(
+    tmp_path: Path, originals: Path, size: int
+) -> None:
     shop = Shop(tmp_path, originals, size - 1)
-    with pytest.raises(ModelBroken, match=rf"org/a takes {size:,} bytes on disk; .* may keep {size - 1:,} \(SHOAL_STORE_BYTES\)"):
+    with pytest.raises(
+        ModelBroken,
+        match=rf"org/a takes {size:,} bytes on disk; .* may keep {size - 1:,} \(SHOAL_STORE_BYTES\)",
+    ):
         shop.store.get("org/a", ignore)
     assert list((tmp_path / "incoming").glob("*/*")) == []
 
 
-def test_an_abandoned_download_makes_room_too(tmp_path: Path, originals: Path, size: int) -> None:
+def test_abandoned_download_makes_room_too(tmp_path: Path, originals: Path, size: int) -> None:
     (tmp_path / "half").mkdir()
     shutil.copytree(originals / "org", tmp_path / "half" / "org")
     weights = tmp_path / "half" / "org" / "a" / "model.safetensors"

@@ -26,13 +26,16 @@ def remote(tmp_path: Path) -> Remote:
     return ObjectStore("file://", LocalFileSystem(), str(tmp_path / "remote")).find(MODEL)
 
 
-def test_a_disk_that_cannot_be_written_lets_others_try(remote: Remote, tmp_path: Path) -> None:
+def test_disk_that_cannot_be_written_lets_others_try(remote: Remote, tmp_path: Path) -> None:
     (tmp_path / "here" / "model.safetensors.part").mkdir(parents=True)
-    with pytest.raises(NoCapacity, match=r"model\.safetensors: cannot be written to this worker's disk: Is a directory"):
+    with pytest.raises(
+        NoCapacity,
+        match=r"model\.safetensors: cannot be written to this worker's disk: Is a directory",
+    ):
         download(remote, remote.files, tmp_path / "here", TRANSFER, ignore)
 
 
-def test_a_note_that_was_cut_short_does_not_count(tmp_path: Path) -> None:
+def test_note_that_was_cut_short_does_not_count(tmp_path: Path) -> None:
     part = Part(RemoteFile("a/weights", 25), tmp_path)
     part.write(0, b"x" * 10)
     part.write(20, b"x" * 5)

@@ -33,7 +33,9 @@ def published(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root / "models")) for path in (root / "models").glob("*/*"))
 
 
-def test_a_model_is_fetched_whole_and_once(hub: FakeHub, model: Path, root: Path, make_store: MakeStore) -> None:
+def test_model_is_fetched_whole_and_once(
+    hub: FakeHub, model: Path, root: Path, make_store: MakeStore
+) -> None:
     seen: list[Progress] = []
     store = make_store()
     copy = store.get(MODEL, seen.append)
@@ -41,7 +43,9 @@ def test_a_model_is_fetched_whole_and_once(hub: FakeHub, model: Path, root: Path
     assert same(copy.directory, model)
     sizes = {name: (model / name).stat().st_size for name in WANTED}
     # The list of modules is read once more, before it is clear what to fetch.
-    assert dict(hub.sent) == {name: size * (2 if name == "modules.json" else 1) for name, size in sizes.items() if size}
+    assert dict(hub.sent) == {
+        name: size * (2 if name == "modules.json" else 1) for name, size in sizes.items() if size
+    }
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
     assert seen[0] == Progress(0, sum(sizes.values()))
     assert seen[-1] == Progress(sum(sizes.values()), sum(sizes.values()))
@@ -58,12 +62,14 @@ def test_large_files_come_in_ranges_at_the_same_time(hub: FakeHub, make_store: M
     with ThreadPoolExecutor(1) as pool:
         fetch = pool.submit(make_store().get, MODEL, ignore)
         for _ in range(TRANSFER.threads):
-            assert hub.waiting.acquire(timeout=10), "as many ranges as threads wait for the hub together"
+            assert hub.waiting.acquire(timeout=10), (
+                "as many ranges as threads wait for the hub together"
+            )
         hub.gate.set()
         fetch.result(30)
 
 
-def test_a_revision_is_a_model_of_its_own(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
+def test_revision_is_a_model_of_its_own(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
     store = make_store()
     store.get(f"{MODEL}@{COMMIT}", ignore)
     store.get(f"{MODEL}@main", ignore)
@@ -72,14 +78,16 @@ def test_a_revision_is_a_model_of_its_own(hub: FakeHub, root: Path, make_store: 
         store.get(f"{MODEL}@v9", ignore)
 
 
-def test_a_cut_connection_costs_one_range(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+def test_cut_connection_costs_one_range(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
     hub.cut["model.safetensors"] = deque([1000, 0, 50])
     copy = make_store().get(MODEL, ignore)
     assert same(copy.directory, model)
     assert hub.sent["model.safetensors"] == (model / "model.safetensors").stat().st_size + 1050
 
 
-def test_what_arrived_before_a_failure_is_not_fetched_again(hub: FakeHub, model: Path, root: Path, make_store: MakeStore) -> None:
+def test_what_arrived_before_a_failure_is_not_fetched_again(
+    hub: FakeHub, model: Path, root: Path, make_store: MakeStore
+) -> None:
     size = (model / "model.safetensors").stat().st_size
     hub.cut["model.safetensors"] = deque([64 * 1024] * 5 + [0] * 100)
     with pytest.raises(NoCapacity, match="cannot be reached"):
@@ -94,7 +102,9 @@ def test_what_arrived_before_a_failure_is_not_fetched_again(hub: FakeHub, model:
     assert seen[0].done >= before
 
 
-def test_a_new_commit_starts_anew(hub: FakeHub, model: Path, tmp_path: Path, make_store: MakeStore) -> None:
+def test_new_commit_starts_anew(
+    hub: FakeHub, model: Path, tmp_path: Path, make_store: MakeStore
+) -> None:
     hub.cut["model.safetensors"] = deque([64 * 1024] * 5 + [0] * 100)
     with pytest.raises(NoCapacity):
         make_store().get(MODEL, ignore)
@@ -103,50 +113,69 @@ def test_a_new_commit_starts_anew(hub: FakeHub, model: Path, tmp_path: Path, mak
     assert same(make_store().get(MODEL, ignore).directory, tmp_path / "changed")
 
 
-def test_a_flipped_bit_is_found_and_fetched_again(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+def test_flipped_bit_is_found_and_fetched_again(
+    hub: FakeHub, model: Path, make_store: MakeStore
+) -> None:
     hub.flip.update(["model.safetensors", "tokenizer.json"])
     assert same(make_store().get(MODEL, ignore).directory, model)
 
 
-@pytest.mark.parametrize(("name", "digest"), [("model.safetensors", "sha256"), ("tokenizer.json", "git")])
-def test_a_file_that_never_fits_its_digest_is_refused(
+@pytest.mark.parametrize(
+    ("name", "digest"), [("model.safetensors", "sha256"), ("tokenizer.json", "git")]
+)
+def test_file_that_never_fits_its_digest_is_refused(
     hub: FakeHub, root: Path, make_store: MakeStore, name: str, digest: str
 ) -> None:
     hub.flip[name] = 1000
-    with pytest.raises(ModelBroken, match=rf"{name}: its {digest} digest is \w+, not \w+\. It came so twice"):
+    with pytest.raises(
+        ModelBroken, match=rf"{name}: its {digest} digest is \w+, not \w+\. It came so twice"
+    ):
         make_store().get(MODEL, ignore)
     assert published(root) == []
 
 
-def test_where_torch_checkpoints_are_refused_no_byte_of_one_moves(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+def test_where_torch_checkpoints_are_refused_no_byte_of_one_moves(
+    hub: FakeHub, model: Path, make_store: MakeStore
+) -> None:
     (model / "model.safetensors").unlink()
-    with pytest.raises(ModelBroken, match=r"pytorch_model\.bin: .*SHOAL_TORCH_CHECKPOINTS=refuse.*shoal models convert"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"pytorch_model\.bin: .*SHOAL_TORCH_CHECKPOINTS=refuse.*shoal models convert",
+    ):
         make_store(torch_checkpoints="refuse").get(MODEL, ignore)
     assert set(hub.sent) == {"modules.json"}
 
 
-def test_where_torch_checkpoints_are_refused_a_module_s_is_too(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+def test_where_torch_checkpoints_are_refused_a_module_s_is_too(
+    hub: FakeHub, model: Path, make_store: MakeStore
+) -> None:
     (model / "2_Dense" / "model.safetensors").rename(model / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(ModelBroken, match=r"2_Dense/pytorch_model\.bin"):
         make_store(torch_checkpoints="refuse").get(MODEL, ignore)
     assert set(hub.sent) == {"modules.json"}
 
 
-@pytest.mark.parametrize(("file", "rest"), [("config.json", "modules.json"), ("model.safetensors", "pytorch_model.bin")])
-def test_a_repository_without_a_model_is_named(hub: FakeHub, model: Path, make_store: MakeStore, file: str, rest: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "rest"), [("config.json", "modules.json"), ("model.safetensors", "pytorch_model.bin")]
+)
+def test_repository_without_a_model_is_named(
+    hub: FakeHub, model: Path, make_store: MakeStore, file: str, rest: str
+) -> None:
     for name in (file, rest, "2_Dense/model.safetensors", "onnx/model.onnx"):
         (model / name).unlink()
     with pytest.raises(ModelBroken, match=f"{file}: missing from {MODEL}"):
         make_store().get(MODEL, ignore)
 
 
-def test_an_unknown_model_is_not_found(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
+def test_unknown_model_is_not_found(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
     with pytest.raises(ModelNotFound, match="HF_TOKEN"):
         make_store().get("org/nothing", ignore)
     assert published(root) == []
 
 
-@pytest.mark.parametrize("name", ["../x/y", "org/model/../..", "http://evil/x", "org", "org/a\n", "//x"])
+@pytest.mark.parametrize(
+    "name", ["../x/y", "org/model/../..", "http://evil/x", "org", "org/a\n", "//x"]
+)
 def test_what_is_no_id_goes_nowhere(hub: FakeHub, make_store: MakeStore, name: str) -> None:
     with pytest.raises(ModelNotFound, match="not a model id"):
         make_store().get(name, ignore)
@@ -162,32 +191,43 @@ def test_no_permission_says_what_to_do(hub: FakeHub, model: Path, make_store: Ma
     assert hub.tokens == {""}, "the host that the hub redirects to must not see the token"
 
 
-def test_a_gated_model_says_what_to_do(hub: FakeHub, make_store: MakeStore) -> None:
+def test_gated_model_says_what_to_do(hub: FakeHub, make_store: MakeStore) -> None:
     hub.is_gated = True
-    with pytest.raises(ModelBroken, match=rf"gated: accept its terms at {hub.endpoint}/{MODEL} and .*HF_TOKEN"):
+    with pytest.raises(
+        ModelBroken, match=rf"gated: accept its terms at {hub.endpoint}/{MODEL} and .*HF_TOKEN"
+    ):
         make_store().get(MODEL, ignore)
     assert not hub.sent
 
 
-def test_a_busy_hub_is_asked_again(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+def test_busy_hub_is_asked_again(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
     hub.statuses.extend([500, 503, 429])
     assert same(make_store().get(MODEL, ignore).directory, model)
 
 
-def test_a_hub_that_stays_busy_lets_others_try(hub: FakeHub, make_store: MakeStore) -> None:
+def test_hub_that_stays_busy_lets_others_try(hub: FakeHub, make_store: MakeStore) -> None:
     hub.statuses.extend([503] * 4)
     with pytest.raises(NoCapacity, match="503") as caught:
         make_store().get(MODEL, ignore)
     assert caught.value.retry_after > 0
 
 
-def test_error_says_what_each_store_answered_if_one_cannot_be_reached(tmp_path: Path, make_store: MakeStore) -> None:
-    """It is unknown whether the model exists, so it is neither missing nor a lack of capacity, which clients would wait for."""
+def test_error_says_what_each_store_answered_if_one_cannot_be_reached(
+    tmp_path: Path, make_store: MakeStore
+) -> None:
+    """It is unknown whether the model exists, so it is neither missing nor a lack of capacity,
+    which clients would wait for.
+    """
     folder = ObjectStore("file:///models", fsspec.filesystem("file"), str(tmp_path / "models"))
     with pytest.raises(ModelUnreachable) as caught:
-        make_store(folder, Hub(endpoint="http://127.0.0.1:1", cache=tmp_path / "hf")).get(MODEL, ignore)
+        make_store(folder, Hub(endpoint="http://127.0.0.1:1", cache=tmp_path / "hf")).get(
+            MODEL, ignore
+        )
     assert caught.value.retry_after == 0
-    for answered in (f"file:///models has no model {MODEL}", "http://127.0.0.1:1 cannot be reached"):
+    for answered in (
+        f"file:///models has no model {MODEL}",
+        "http://127.0.0.1:1 cannot be reached",
+    ):
         assert answered in caught.value.message
 
 
@@ -215,18 +255,26 @@ class TestCache:
         snapshot = write_model(repository / "snapshots" / COMMIT)
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text(COMMIT)
-        assert snapshot_download(MODEL, cache_dir=tmp_path / "hf", local_files_only=True) == str(snapshot)
+        assert snapshot_download(MODEL, cache_dir=tmp_path / "hf", local_files_only=True) == str(
+            snapshot
+        )
         return snapshot
 
-    def test_what_it_has_is_not_fetched(self, hub: FakeHub, cached: Path, make_store: MakeStore) -> None:
+    def test_what_it_has_is_not_fetched(
+        self, hub: FakeHub, cached: Path, make_store: MakeStore
+    ) -> None:
         assert make_store().get(MODEL, ignore).directory == cached
         assert set(hub.sent) == {"modules.json"}
 
-    def test_what_it_has_in_part_is(self, hub: FakeHub, cached: Path, root: Path, make_store: MakeStore) -> None:
+    def test_what_it_has_in_part_is(
+        self, hub: FakeHub, cached: Path, root: Path, make_store: MakeStore
+    ) -> None:
         (cached / "1_Pooling" / "config.json").unlink()
         assert make_store().get(MODEL, ignore).directory == root / "models" / MODEL
 
-    def test_it_stands_in_for_a_hub_out_of_reach(self, hub: FakeHub, cached: Path, make_store: MakeStore) -> None:
+    def test_it_stands_in_for_a_hub_out_of_reach(
+        self, hub: FakeHub, cached: Path, make_store: MakeStore
+    ) -> None:
         hub.statuses.append(503)
         assert make_store().get(MODEL, ignore).directory == cached
 
@@ -244,7 +292,9 @@ class TestCache:
         ("config", "weights"), [(name, "model.safetensors") for name in CONFIGS if name not in ("modules.json", OPEN_CLIP)]
         + [(OPEN_CLIP, OPEN_CLIP_WEIGHTS), (adapter.FILE, adapter.WEIGHTS)],
     )  # fmt: skip
-    def test_each_layout_in_it_is_seen(self, hub: FakeHub, cached: Path, make_store: MakeStore, config: str, weights: str) -> None:
+    def test_each_layout_in_it_is_seen(
+        self, hub: FakeHub, cached: Path, make_store: MakeStore, config: str, weights: str
+    ) -> None:
         for name in ("config.json", "modules.json", "pytorch_model.bin"):
             (cached / name).unlink()
         hub.statuses.extend([503] * 20)

@@ -43,7 +43,7 @@ def memory(bucket: Path) -> Iterator[MemoryFileSystem]:
     files.pseudo_dirs[:] = [""]
 
 
-def test_a_folder(bucket: Path, tmp_path: Path) -> None:
+def test_folder(bucket: Path, tmp_path: Path) -> None:
     store = open_store((f"file://{bucket}",), tmp_path / "store", 0)
     assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
     assert same(store.get(f"{MODEL}@v2", ignore).directory, bucket / f"{MODEL}@v2")
@@ -52,7 +52,9 @@ def test_a_folder(bucket: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["locks", "incoming"])
-def test_a_disk_that_takes_nothing_says_nothing_of_the_model(bucket: Path, tmp_path: Path, folder: str) -> None:
+def test_disk_that_takes_nothing_says_nothing_of_the_model(
+    bucket: Path, tmp_path: Path, folder: str
+) -> None:
     store = open_store((f"file://{bucket}",), tmp_path / "store", 0)
     in_the_way = tmp_path / "store" / folder / MODEL.partition("/")[0]
     in_the_way.write_text("")
@@ -62,7 +64,7 @@ def test_a_disk_that_takes_nothing_says_nothing_of_the_model(bucket: Path, tmp_p
     assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
 
 
-def test_an_adapter_is_fetched_as_models_are_and_a_model_is_none(bucket: Path, tmp_path: Path) -> None:
+def test_adapter_is_fetched_as_models_are_and_a_model_is_none(bucket: Path, tmp_path: Path) -> None:
     adapter = bucket / "org/adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
@@ -76,14 +78,21 @@ def test_an_adapter_is_fetched_as_models_are_and_a_model_is_none(bucket: Path, t
     assert raised.value.field == "adapter"
 
 
-def test_an_object_store(memory: MemoryFileSystem, bucket: Path, tmp_path: Path) -> None:
-    store = Store([ObjectStore("memory://bucket", memory, "/bucket")], Cache(tmp_path / "store"), 1 << 40, TRANSFER)
+def test_object_store(memory: MemoryFileSystem, bucket: Path, tmp_path: Path) -> None:
+    store = Store(
+        [ObjectStore("memory://bucket", memory, "/bucket")],
+        Cache(tmp_path / "store"),
+        1 << 40,
+        TRANSFER,
+    )
     assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
     with pytest.raises(ModelNotFound):
         store.get("org/other", ignore)
 
 
-def test_the_first_store_that_has_it_counts(memory: MemoryFileSystem, bucket: Path, tmp_path: Path) -> None:
+def test_first_store_that_has_it_counts(
+    memory: MemoryFileSystem, bucket: Path, tmp_path: Path
+) -> None:
     empty = ObjectStore("memory://empty", memory, "/empty")
     full = ObjectStore("memory://bucket", memory, "/bucket")
     store = Store([empty, full], Cache(tmp_path / "store"), 1 << 40, TRANSFER)
@@ -93,11 +102,14 @@ def test_the_first_store_that_has_it_counts(memory: MemoryFileSystem, bucket: Pa
         store.get(MODEL, ignore)
 
 
-def test_a_truncated_file_is_named(bucket: Path, tmp_path: Path) -> None:
+def test_truncated_file_is_named(bucket: Path, tmp_path: Path) -> None:
     weights = bucket / MODEL / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     store = open_store((f"file://{bucket}",), tmp_path / "store", 0)
-    with pytest.raises(ModelBroken, match=r"model\.safetensors: not a safetensors file: .*truncated: tensor 'w' ends at byte \d+"):
+    with pytest.raises(
+        ModelBroken,
+        match=r"model\.safetensors: not a safetensors file: .*truncated: tensor 'w' ends at byte \d+",
+    ):
         store.get(MODEL, ignore)
 
 
@@ -120,7 +132,9 @@ class FakeTrouble(MemoryFileSystem):  # type: ignore[misc]  # fsspec is not type
         (PermissionError("403"), ModelBroken, "credentials"),
     ],
 )
-def test_trouble_is_told_apart(tmp_path: Path, error: Exception, kind: type[Exception], said: str) -> None:
+def test_trouble_is_told_apart(
+    tmp_path: Path, error: Exception, kind: type[Exception], said: str
+) -> None:
     files = FakeTrouble()
     files.error = error
     source = ObjectStore("memory://bucket", files, "/bucket", trouble=(ZeroDivisionError,))
@@ -128,10 +142,17 @@ def test_trouble_is_told_apart(tmp_path: Path, error: Exception, kind: type[Exce
         Store([source], Cache(tmp_path), 1 << 40, TRANSFER).get(MODEL, ignore)
 
 
-def test_files_named_out_of_the_model_are_left_alone(memory: MemoryFileSystem, tmp_path: Path) -> None:
+def test_files_named_out_of_the_model_are_left_alone(
+    memory: MemoryFileSystem, tmp_path: Path
+) -> None:
     memory.pipe_file(f"/bucket/{MODEL}/../escaped.json", b"{}")
     memory.pipe_file(f"/bucket/{MODEL}/.hidden.json", b"{}")
-    store = Store([ObjectStore("memory://bucket", memory, "/bucket")], Cache(tmp_path / "store"), 1 << 40, TRANSFER)
+    store = Store(
+        [ObjectStore("memory://bucket", memory, "/bucket")],
+        Cache(tmp_path / "store"),
+        1 << 40,
+        TRANSFER,
+    )
     directory = store.get(MODEL, ignore).directory
     assert not list(tmp_path.rglob("escaped.json"))
     assert not (directory / ".hidden.json").exists()
@@ -141,7 +162,9 @@ class TestS3:
     """Against moto's server, through s3fs."""
 
     @pytest.fixture
-    def s3(self, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fsspec.AbstractFileSystem]:
+    def s3(
+        self, bucket: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[fsspec.AbstractFileSystem]:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
             monkeypatch.setenv(name, "us-east-1")
         server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -154,10 +177,12 @@ class TestS3:
         files.put(str(bucket), "models/team", recursive=True)
         yield files
         # moto keeps its buckets beside its servers.
-        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
+        urllib.request.urlopen(
+            urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+        ).close()
         server.stop()
 
-    def test_a_bucket(self, s3: fsspec.AbstractFileSystem, bucket: Path, tmp_path: Path) -> None:
+    def test_bucket(self, s3: fsspec.AbstractFileSystem, bucket: Path, tmp_path: Path) -> None:
         store = open_store(("s3://models/team",), tmp_path / "store", 0)
         assert same(store.get(MODEL, ignore).directory, bucket / MODEL)
         with pytest.raises(ModelNotFound):
@@ -168,17 +193,21 @@ class TestS3:
         digests = {file.path: file.digest for file in remote.files}
         assert digests["model.safetensors"].startswith("md5:")
 
-    def test_the_etag_of_an_encrypted_object_is_no_digest(
+    def test_etag_of_an_encrypted_object_is_no_digest(
         self, s3: fsspec.AbstractFileSystem, bucket: Path, tmp_path: Path
     ) -> None:
         content = (bucket / MODEL / "model.safetensors").read_bytes()
         s3.call_s3(
-            "put_object", Bucket="models", Key=f"team/{MODEL}/model.safetensors", Body=content, ServerSideEncryption="aws:kms"
+            "put_object",
+            Bucket="models",
+            Key=f"team/{MODEL}/model.safetensors",
+            Body=content,
+            ServerSideEncryption="aws:kms",
         )
         remote = ObjectStore("s3://models/team", s3, "models/team").find(MODEL)
         assert {file.path: file.digest for file in remote.files}["model.safetensors"] == ""
 
-    def test_a_bucket_that_is_not_there(self, s3: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+    def test_bucket_that_is_not_there(self, s3: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
         store = open_store(("s3://nowhere/team",), tmp_path / "store", 0)
         with pytest.raises(ModelNotFound):
             store.get(MODEL, ignore)

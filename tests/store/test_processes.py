@@ -22,9 +22,19 @@ from tests.support.waiting import wait_until
 @contextmanager
 def fetching(hub: FakeHub, root: Path, threads: int) -> Iterator[subprocess.Popen[str]]:
     """A process that is ready to ask; it begins with `go`."""
-    command = [sys.executable, "-m", "tests.store.fetching", str(root), str(root / "hf"), MODEL, str(threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.store.fetching",
+        str(root),
+        str(root / "hf"),
+        MODEL,
+        str(threads),
+    ]
     environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -39,7 +49,9 @@ def go(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def test_two_processes_with_four_threads_download_once(hub: FakeHub, model: Path, root: Path) -> None:
+def test_two_processes_with_four_threads_download_once(
+    hub: FakeHub, model: Path, root: Path
+) -> None:
     hub.free_bytes = 1
     with fetching(hub, root, 4) as first, fetching(hub, root, 4) as second:
         go(first)
@@ -53,7 +65,9 @@ def test_two_processes_with_four_threads_download_once(hub: FakeHub, model: Path
     assert hub.calls.count(f"/api/models/{MODEL}") == 1
 
 
-def test_who_waits_for_another_process_sees_its_progress(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
+def test_who_waits_for_another_process_sees_its_progress(
+    hub: FakeHub, root: Path, make_store: MakeStore
+) -> None:
     hub.free_bytes = 2 * TRANSFER.range_bytes
     seen: list[Progress] = []
     with fetching(hub, root, 1) as other:
@@ -72,13 +86,17 @@ def test_who_waits_for_another_process_sees_its_progress(hub: FakeHub, root: Pat
     assert f"/api/models/{MODEL}" not in hub.calls[calls:]
 
 
-def test_a_killed_download_leaves_nothing_to_see_and_is_resumed(
+def test_killed_download_leaves_nothing_to_see_and_is_resumed(
     hub: FakeHub, model: Path, root: Path, make_store: MakeStore
 ) -> None:
     hub.free_bytes = 6 * TRANSFER.range_bytes
     with fetching(hub, root, 1) as killed:
         go(killed)
-        wait_until(lambda: (Cache(root).progress(MODEL) or Progress(0, 0)).done >= hub.free_bytes, 30, "six ranges to arrive")
+        wait_until(
+            lambda: (Cache(root).progress(MODEL) or Progress(0, 0)).done >= hub.free_bytes,
+            30,
+            "six ranges to arrive",
+        )
         killed.kill()
         killed.wait()
     assert list((root / "models").glob("*/*")) == []
@@ -90,11 +108,14 @@ def test_a_killed_download_leaves_nothing_to_see_and_is_resumed(
     copy = make_store().get(MODEL, seen.append)
     assert same(copy.directory, model)
     assert seen[0] == arrived
-    assert sum(hub.sent.values()) - (model / "modules.json").stat().st_size == arrived.total - arrived.done
+    assert (
+        sum(hub.sent.values()) - (model / "modules.json").stat().st_size
+        == arrived.total - arrived.done
+    )
     assert list((root / "incoming").glob("*/*")) == []
 
 
-def test_a_listing_cut_short_by_a_crash_is_none(tmp_path: Path) -> None:
+def test_listing_cut_short_by_a_crash_is_none(tmp_path: Path) -> None:
     Listing("here", "r1", ()).write(tmp_path / "listing.json")
     assert Listing.read(tmp_path / "listing.json") == Listing("here", "r1", ())
     (tmp_path / "listing.json").write_text('{"origin": "here", "revi')

@@ -1,4 +1,6 @@
-"""Torch checkpoints through the store: from the hub and from directories of this machine to safetensors in the store's folder."""
+"""Torch checkpoints through the store: from the hub and from directories of this machine to
+safetensors in the store's folder.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def ignore(progress: Progress) -> None:
 
 @pytest.fixture
 def pickled(model: Path) -> Path:
-    """The hub's model, with its weights, those of its module and a layer in addition as torch checkpoints alone."""
+    """The hub's model, with its weights, those of its module and a layer in addition as torch
+    checkpoints alone.
+    """
     for name in ("model.safetensors", "2_Dense/model.safetensors"):
         tensors = {key: torch.from_numpy(value) for key, value in load_file(model / name).items()}
         torch.save(tensors, (model / name).with_name("pytorch_model.bin"))
@@ -46,7 +50,10 @@ def pickled(model: Path) -> Path:
 
 def assert_converted(directory: Path, original: Path) -> None:
     for name in ("model.safetensors", "2_Dense/model.safetensors"):
-        found, wanted = load_file(directory / name), load_file(original.parent / name.replace("/", "-"))
+        found, wanted = (
+            load_file(directory / name),
+            load_file(original.parent / name.replace("/", "-")),
+        )
         assert found.keys() == wanted.keys()
         for key, value in wanted.items():
             np.testing.assert_array_equal(found[key], value)
@@ -56,15 +63,21 @@ def assert_converted(directory: Path, original: Path) -> None:
 
 
 def used_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return sum(
+        path.stat().st_size
+        for path in directory.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    )
 
 
-def test_a_model_of_torch_checkpoints_is_fetched_and_converted_once(
+def test_model_of_torch_checkpoints_is_fetched_and_converted_once(
     hub: FakeHub, pickled: Path, root: Path, make_store: MakeStore
 ) -> None:
     store = make_store()
     with ThreadPoolExecutor(3) as pool:
-        copies = [copy.result() for copy in [pool.submit(store.get, MODEL, ignore) for _ in range(3)]]
+        copies = [
+            copy.result() for copy in [pool.submit(store.get, MODEL, ignore) for _ in range(3)]
+        ]
     assert {copy.directory for copy in copies} == {root / "models" / MODEL}
     assert_converted(copies[0].directory, pickled)
     assert hub.sent["pytorch_model.bin"] == (pickled / "pytorch_model.bin").stat().st_size
@@ -75,17 +88,23 @@ def test_a_model_of_torch_checkpoints_is_fetched_and_converted_once(
     assert not set(sizes) & set(SOURCES)
 
 
-def test_an_adapter_s_torch_file_is_converted(hub: FakeHub, tmp_path: Path, make_store: MakeStore) -> None:
+def test_adapter_s_torch_file_is_converted(
+    hub: FakeHub, tmp_path: Path, make_store: MakeStore
+) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text("{}")
-    torch.save({"base_model.model.q.lora_A.weight": torch.ones(2, 3)}, adapter / "adapter_model.bin")
+    torch.save(
+        {"base_model.model.q.lora_A.weight": torch.ones(2, 3)}, adapter / "adapter_model.bin"
+    )
     hub.models["org/adapter"] = adapter
     copy = make_store().get("org/adapter", ignore, is_adapter=True)
-    assert set(load_file(copy.directory / "adapter_model.safetensors")) == {"base_model.model.q.lora_A.weight"}
+    assert set(load_file(copy.directory / "adapter_model.safetensors")) == {
+        "base_model.model.q.lora_A.weight"
+    }
 
 
-def test_a_budget_without_room_for_both_forms_refuses_before_the_download(
+def test_budget_without_room_for_both_forms_refuses_before_the_download(
     hub: FakeHub, pickled: Path, make_store: MakeStore
 ) -> None:
     size = sum((pickled / name).stat().st_size for name in SOURCES)
@@ -94,7 +113,7 @@ def test_a_budget_without_room_for_both_forms_refuses_before_the_download(
     assert set(hub.sent) == {"modules.json"}
 
 
-def test_a_hostile_checkpoint_of_the_hub_is_refused_and_nothing_of_it_is_seen(
+def test_hostile_checkpoint_of_the_hub_is_refused_and_nothing_of_it_is_seen(
     hub: FakeHub, pickled: Path, root: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(pickled.parent)
@@ -105,14 +124,27 @@ def test_a_hostile_checkpoint_of_the_hub_is_refused_and_nothing_of_it_is_seen(
     assert not (pickled.parent / MARKER).exists()
 
 
-def test_a_fetch_that_is_killed_while_it_converts_goes_on_without_a_download(
+def test_fetch_that_is_killed_while_it_converts_goes_on_without_a_download(
     hub: FakeHub, pickled: Path, root: Path, tmp_path: Path, make_store: MakeStore
 ) -> None:
     """The process is killed once its first checkpoint is converted; its child ends with it."""
-    command = [sys.executable, "-m", "tests.store.fetching", str(root), str(tmp_path / "hf"), MODEL, "1"]
-    environment = os.environ | {"HF_ENDPOINT": hub.endpoint, "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}"}
+    command = [
+        sys.executable,
+        "-m",
+        "tests.store.fetching",
+        str(root),
+        str(tmp_path / "hf"),
+        MODEL,
+        "1",
+    ]
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.endpoint,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}",
+    }
     record = root / "incoming" / MODEL / "files" / ".shoal.conversion.json"
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as fetching:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    ) as fetching:
         assert fetching.stdin is not None
         fetching.stdin.write(b"go\n")
         fetching.stdin.flush()
@@ -126,11 +158,14 @@ def test_a_fetch_that_is_killed_while_it_converts_goes_on_without_a_download(
     }
 
 
-def test_a_kill_between_the_conversion_and_its_publication_loses_nothing(
+def test_kill_between_the_conversion_and_its_publication_loses_nothing(
     hub: FakeHub, pickled: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("libs.store.cache.Cache.publish", lambda cache, model: (_ for _ in ()).throw(OSError(28, "killed here")))
+        patched.setattr(
+            "libs.store.cache.Cache.publish",
+            lambda cache, model: (_ for _ in ()).throw(OSError(28, "killed here")),
+        )
         with pytest.raises(NoCapacity):
             make_store().get(MODEL, ignore)
     sent = dict(hub.sent)
@@ -150,20 +185,26 @@ class TestLocal:
         copy = copies.find(pickled, ignore)
         assert copy.directory.is_relative_to(root / "models" / ".converted")
         assert_converted(copy.directory, pickled)
-        assert (copy.directory / "tokenizer.json").read_bytes() == (pickled / "tokenizer.json").read_bytes()
+        assert (copy.directory / "tokenizer.json").read_bytes() == (
+            pickled / "tokenizer.json"
+        ).read_bytes()
         assert {path: path.stat().st_mtime_ns for path in pickled.rglob("*")} == before
         assert copies.existing(pickled) == copy.directory
         assert open_copies(root, 0).find(pickled, ignore).directory == copy.directory
 
-    def test_a_changed_directory_gets_another_copy(self, pickled: Path, root: Path) -> None:
+    def test_changed_directory_gets_another_copy(self, pickled: Path, root: Path) -> None:
         copies = open_copies(root, 0)
         first = copies.find(pickled, ignore)
         torch.save({"w": torch.ones(3)}, pickled / "pytorch_model.bin")
         second = copies.find(pickled, ignore)
         assert second.directory != first.directory
-        np.testing.assert_array_equal(load_file(second.directory / "model.safetensors")["w"], np.ones(3))
+        np.testing.assert_array_equal(
+            load_file(second.directory / "model.safetensors")["w"], np.ones(3)
+        )
 
-    def test_a_copy_in_use_is_not_evicted_and_one_that_is_not_goes(self, pickled: Path, root: Path) -> None:
+    def test_copy_in_use_is_not_evicted_and_one_that_is_not_goes(
+        self, pickled: Path, root: Path
+    ) -> None:
         size = used_bytes(pickled)
         copies = open_copies(root, 3 * size)
         other = shutil.copytree(pickled, pickled.parent / "other")
@@ -178,18 +219,20 @@ class TestLocal:
         assert open_copies(root, 0).find(model, ignore).directory == model
         assert not root.exists()
 
-    def test_where_torch_checkpoints_are_refused_nothing_is_converted(self, pickled: Path, root: Path) -> None:
+    def test_where_torch_checkpoints_are_refused_nothing_is_converted(
+        self, pickled: Path, root: Path
+    ) -> None:
         assert open_copies(root, 0, "refuse").find(pickled, ignore).directory == pickled
         assert not root.exists()
 
-    def test_a_link_out_of_it_is_refused(self, pickled: Path, root: Path) -> None:
+    def test_link_out_of_it_is_refused(self, pickled: Path, root: Path) -> None:
         path = pickled / "pytorch_model.bin"
         path.rename(pickled.parent / "elsewhere.bin")
         path.symlink_to(pickled.parent / "elsewhere.bin")
         with pytest.raises(ModelBroken, match="leads out of the checkpoint"):
             open_copies(root, 0).find(pickled, ignore)
 
-    def test_the_hugging_face_cache_is_read_through_a_copy(
+    def test_hugging_face_cache_is_read_through_a_copy(
         self, hub: FakeHub, pickled: Path, root: Path, tmp_path: Path, make_store: MakeStore
     ) -> None:
         repository = tmp_path / "hf" / f"models--{MODEL.replace('/', '--')}"

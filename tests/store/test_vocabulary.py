@@ -1,4 +1,6 @@
-"""Models without tokenizer.json through the store: their vocabulary files become a fast tokenizer, served as any other."""
+"""Models without tokenizer.json through the store: their vocabulary files become a fast tokenizer,
+served as any other.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ def ignore(progress: Progress) -> None:
 
 @pytest.fixture
 def slow(hub: FakeHub, tmp_path: Path) -> tuple[Path, list[int]]:
-    """A BERT of the hub whose tokenizer is vocab.txt alone, and the ids of a text by its tokenizer.json."""
+    """A BERT of the hub whose tokenizer is vocab.txt alone, and the ids of a text by its
+    tokenizer.json.
+    """
     directory = write_checkpoint("bert", tmp_path / "slow")
     fast = Tokenizer.from_file(str(directory / "tokenizer.json"))
     vocabulary = fast.get_vocab()
-    (directory / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)) + "\n")
+    (directory / "vocab.txt").write_text(
+        "\n".join(sorted(vocabulary, key=vocabulary.__getitem__)) + "\n"
+    )
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     for key in ("tokenizer_class", "added_tokens_decoder"):
         settings.pop(key, None)
@@ -42,7 +48,9 @@ def slow(hub: FakeHub, tmp_path: Path) -> tuple[Path, list[int]]:
     return directory, list(fast.encode(TEXT).ids)
 
 
-def test_a_vocabulary_of_the_hub_becomes_a_fast_tokenizer(slow: tuple[Path, list[int]], make_store: MakeStore) -> None:
+def test_vocabulary_of_the_hub_becomes_a_fast_tokenizer(
+    slow: tuple[Path, list[int]], make_store: MakeStore
+) -> None:
     copy = make_store().get(NAME, ignore)
     assert Tokenizer.from_file(str(copy.directory / "tokenizer.json")).encode(TEXT).ids == slow[1]
     assert read_card(copy.directory, NAME).family == "bert"
@@ -50,7 +58,9 @@ def test_a_vocabulary_of_the_hub_becomes_a_fast_tokenizer(slow: tuple[Path, list
     assert (record.source, record.output) == ("vocab.txt", "tokenizer.json")
 
 
-def test_a_vocabulary_of_a_directory_becomes_a_fast_tokenizer_in_the_store(slow: tuple[Path, list[int]], tmp_path: Path) -> None:
+def test_vocabulary_of_a_directory_becomes_a_fast_tokenizer_in_the_store(
+    slow: tuple[Path, list[int]], tmp_path: Path
+) -> None:
     copies = open_copies(tmp_path / "root", 1 << 30)
     copy = copies.find(slow[0], ignore)
     assert copy.directory != slow[0]
@@ -58,9 +68,15 @@ def test_a_vocabulary_of_a_directory_becomes_a_fast_tokenizer_in_the_store(slow:
     assert not (slow[0] / "tokenizer.json").exists()
 
 
-def test_a_tokenizer_class_without_rules_is_refused_by_name(slow: tuple[Path, list[int]], make_store: MakeStore) -> None:
-    (slow[0] / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XLNetTokenizer"}))
-    with pytest.raises(ModelBroken, match=r"vocab\.txt: tokenizer_class 'XLNetTokenizer' has no conversion"):
+def test_tokenizer_class_without_rules_is_refused_by_name(
+    slow: tuple[Path, list[int]], make_store: MakeStore
+) -> None:
+    (slow[0] / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "XLNetTokenizer"})
+    )
+    with pytest.raises(
+        ModelBroken, match=r"vocab\.txt: tokenizer_class 'XLNetTokenizer' has no conversion"
+    ):
         make_store().get(NAME, ignore)
 
 

@@ -6,9 +6,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_distribution(site: Path, name: str, version: str = "1.0", *, needs: Iterable[str] = (), says: Iterable[str] = ()) -> None:
-    """Installs it in the folder `site`. `needs`: its Requires-Dist; `says`: more lines of its metadata."""
+def write_distribution(
+    site: Path,
+    name: str,
+    version: str = "1.0",
+    *,
+    needs: Iterable[str] = (),
+    says: Iterable[str] = (),
+) -> None:
+    """Installs it in the folder `site`. `needs`: its Requires-Dist; `says`: more lines of its
+    metadata.
+    """
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir(parents=True)
-    lines = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *says, *(f"Requires-Dist: {need}" for need in needs)]
+    lines = [
+        "Metadata-Version: 2.4",
+        f"Name: {name}",
+        f"Version: {version}",
+        *says,
+        *(f"Requires-Dist: {need}" for need in needs),
+    ]
     (folder / "METADATA").write_text("\n".join(lines) + "\n")

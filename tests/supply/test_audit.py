@@ -1,4 +1,6 @@
-"""The audit as `make check` runs it, with pip-audit itself, against a vulnerability service of ours: it can fail."""
+"""The audit as `make check` runs it, with pip-audit itself, against a vulnerability service of
+ours: it can fail.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class FakeOsv(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps({"vulns": [HARMFUL]} if asked["package"]["name"] == "pyyaml" else {}).encode()
+        body = json.dumps(
+            {"vulns": [HARMFUL]} if asked["package"]["name"] == "pyyaml" else {}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -56,25 +60,33 @@ def osv() -> Iterator[str]:
 
 
 def audited(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PIP_AUDIT_VULNERABILITY_SERVICE": "osv", "PIP_AUDIT_OSV_URL": url, "NO_PROXY": "127.0.0.1"}
+    environment = os.environ | {
+        "PIP_AUDIT_VULNERABILITY_SERVICE": "osv",
+        "PIP_AUDIT_OSV_URL": url,
+        "NO_PROXY": "127.0.0.1",
+    }
     command = [sys.executable, "-m", "tools.supply.audit", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def accepted_file(folder: Path, until: str) -> Path:
     file = folder / "accepted.toml"
-    file.write_text(f'[[accepted]]\nid = "CVE-2099-0001"\npackage = "PyYAML"\nuntil = {until}\nreason = "nobody writes mail"\n')
+    file.write_text(
+        f'[[accepted]]\nid = "CVE-2099-0001"\npackage = "PyYAML"\nuntil = {until}\nreason = "nobody writes mail"\n'
+    )
     return file
 
 
-def test_a_vulnerability_fails_and_is_told(osv: str) -> None:
+def test_vulnerability_fails_and_is_told(osv: str) -> None:
     done = audited(osv)
     assert done.returncode == 1
     assert "pyyaml" in done.stderr
     assert "PYSEC-2099-1 CVE-2099-0001, fixed in 99.0: reads your mail" in done.stderr
 
 
-def test_an_accepted_one_passes(osv: str, tmp_path: Path) -> None:
+def test_accepted_one_passes(osv: str, tmp_path: Path) -> None:
     done = audited(osv, "--accepted", str(accepted_file(tmp_path, "9999-12-31")))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("pins have no known vulnerability, 1 accepted\n")
@@ -83,7 +95,10 @@ def test_an_accepted_one_passes(osv: str, tmp_path: Path) -> None:
 def test_its_time_is_over(osv: str, tmp_path: Path) -> None:
     done = audited(osv, "--accepted", str(accepted_file(tmp_path, "2020-01-01")))
     assert done.returncode == 1
-    assert "accepted CVE-2099-0001 of PyYAML until 2020-01-01: it is not found, or its time is over" in done.stdout
+    assert (
+        "accepted CVE-2099-0001 of PyYAML until 2020-01-01: it is not found, or its time is over"
+        in done.stdout
+    )
 
 
 def test_without_a_service_one_line_says_so() -> None:
@@ -103,7 +118,7 @@ def test_without_a_service_one_line_says_so() -> None:
         'id = "X"\npackage = "p"\nuntil = 2030-01-01\nreason = ""',
     ],
 )
-def test_an_entry_without_a_date_or_a_reason_is_refused(tmp_path: Path, entry: str) -> None:
+def test_entry_without_a_date_or_a_reason_is_refused(tmp_path: Path, entry: str) -> None:
     (tmp_path / "accepted.toml").write_text(f"[[accepted]]\n{entry}\n")
     with pytest.raises(SupplyError, match=r"until|reason"):
         read_accepted(tmp_path / "accepted.toml")

@@ -1,4 +1,6 @@
-"""What we ship may be shipped; a licence that is not allowed, or not told, is found by the name of its distribution."""
+"""What we ship may be shipped; a licence that is not allowed, or not told, is found by the name of
+its distribution.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ MIT = "Classifier: License :: OSI Approved :: MIT License"
         ([MIT], "MIT", True),
         ([MIT, "License: AGPL-3.0"], "MIT", True),
         ([MIT, f"Classifier: {GPL}"], UNKNOWN, False),
-        (["Classifier: License :: OSI Approved", "License: Apache License, Version 2.0"], "Apache-2.0", True),
+        (
+            ["Classifier: License :: OSI Approved", "License: Apache License, Version 2.0"],
+            "Apache-2.0",
+            True,
+        ),
         (["License: BSD"], "BSD-3-Clause", True),
         (["License: ask our lawyers"], UNKNOWN, False),
         (["License-Expression: LicenseRef-Proprietary"], UNKNOWN, False),
@@ -47,4 +53,7 @@ def test_those_that_may_not_be_shipped_are_named(tmp_path: Path) -> None:
     write_distribution(tmp_path, "good", says=["License-Expression: MIT"])
     write_distribution(tmp_path, "viral", says=["License-Expression: GPL-3.0-only"])
     write_distribution(tmp_path, "silent")
-    assert forbidden(installed_distributions([tmp_path])) == {"viral": "GPL-3.0-only", "silent": UNKNOWN}
+    assert forbidden(installed_distributions([tmp_path])) == {
+        "viral": "GPL-3.0-only",
+        "silent": UNKNOWN,
+    }

@@ -1,4 +1,6 @@
-"""Bills of materials: what a role needs and nothing else, valid, none of this machine's folders in it."""
+"""Bills of materials: what a role needs and nothing else, valid, none of this machine's folders in
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     write_distribution(site, "shoal-mesh", needs=["Used", "below"])
-    write_distribution(site, "Used", "2.0", needs=["below", "aside"], says=["License-Expression: MIT"])
+    write_distribution(
+        site, "Used", "2.0", needs=["below", "aside"], says=["License-Expression: MIT"]
+    )
     write_distribution(site, "below", says=["License: BSD"])
     write_distribution(site, "aside")
     from_folder = {"url": (Path(__file__).parent).as_uri(), "dir_info": {"editable": True}}
@@ -30,7 +34,7 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return sbom.of_environment(str(folder / "bin/python"))
 
 
-def test_a_bill_has_what_its_role_needs_and_nothing_else(bill: dict[str, Any]) -> None:
+def test_bill_has_what_its_role_needs_and_nothing_else(bill: dict[str, Any]) -> None:
     assert {"aside", "Used"} <= {one["name"] for one in bill["components"]}
     assert "file://" in json.dumps(bill)
     before = json.dumps(bill)
@@ -42,14 +46,18 @@ def test_a_bill_has_what_its_role_needs_and_nothing_else(bill: dict[str, Any]) -
         ("below", "1.0"),
     }
     assert "file://" not in json.dumps(made)
-    names = {one["bom-ref"]: one["name"] for one in made["components"]} | {"image:shoal-router": "shoal-router"}
-    edges = {names[one["ref"]]: {names[to] for to in one["dependsOn"]} for one in made["dependencies"]}
+    names = {one["bom-ref"]: one["name"] for one in made["components"]} | {
+        "image:shoal-router": "shoal-router"
+    }
+    edges = {
+        names[one["ref"]]: {names[to] for to in one["dependsOn"]} for one in made["dependencies"]
+    }
     assert edges["shoal-router"] == {"shoal-mesh"}
     assert edges["shoal-mesh"] == {"Used", "below"}
     assert edges["Used"] == {"below"}
 
 
-def test_a_bill_is_valid_and_a_broken_one_is_not(bill: dict[str, Any]) -> None:
+def test_bill_is_valid_and_a_broken_one_is_not(bill: dict[str, Any]) -> None:
     made = sbom.of_role(bill, "router", {"shoal-mesh", "used", "below"})
     sbom.validate(made)
     with pytest.raises(SupplyError, match="the bill of shoal-router is not valid"):

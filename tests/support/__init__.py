@@ -1,1 +1,3 @@
-"""What tests of several folders use: servers as processes, fakes that are named so, waiting without sleeping."""
+"""What tests of several folders use: servers as processes, fakes that are named so, waiting without
+sleeping.
+"""

@@ -19,7 +19,9 @@ async def add_user(admin: Redis, user: User) -> None:
 
 def connect_as(user: User, url: str) -> Redis:
     """A client of the server at a unix:// `url`, for the user."""
-    return connect(f"{url.replace('unix://', f'unix://{user.name}@')}?password={PASSWORD.replace(' ', '%20')}")
+    return connect(
+        f"{url.replace('unix://', f'unix://{user.name}@')}?password={PASSWORD.replace(' ', '%20')}"
+    )
 
 
 async def refusals(admin: Redis) -> list[str]:
@@ -27,4 +29,6 @@ async def refusals(admin: Redis) -> list[str]:
     entries: list[Any] = await admin.execute_command("ACL", "LOG", 128)
     await admin.execute_command("ACL", "LOG", "RESET")
     told = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in entries]
-    return [" ".join(one[part].decode() for part in (b"username", b"reason", b"object")) for one in told]
+    return [
+        " ".join(one[part].decode() for part in (b"username", b"reason", b"object")) for one in told
+    ]

@@ -1,7 +1,8 @@
-"""CUDA's caching allocator as torch has it, without a device: segments, best fit, splits and merges, or pages that are remapped.
+"""CUDA's caching allocator as torch has it, without a device: segments, best fit, splits and
+merges, or pages that are remapped.
 
-Rules and sizes are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), for one stream and allocations above 1 MiB: what a
-worker's copy stream allocates for weights.
+Rules and sizes are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), for one stream and
+allocations above 1 MiB: what a worker's copy stream allocates for weights.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ MIB: Final = 1 << 20
 MIN_SPLIT_BYTES: Final = MIB
 """What is left of a block is split off if it is larger (kSmallSize)."""
 LARGE_SEGMENT_BYTES: Final = 20 * MIB
-"""The segment for allocations below MIN_LARGE_BYTES, and the page of an expandable segment (kLargeBuffer)."""
+"""The segment for allocations below MIN_LARGE_BYTES, and the page of an expandable segment
+(kLargeBuffer).
+"""
 MIN_LARGE_BYTES: Final = 10 * MIB
-"""From here on a segment is as large as its first block, rounded up to SEGMENT_ROUNDING_BYTES (kMinLargeAlloc, kRoundLarge)."""
+"""From here on a segment is as large as its first block, rounded up to SEGMENT_ROUNDING_BYTES
+(kMinLargeAlloc, kRoundLarge).
+"""
 SEGMENT_ROUNDING_BYTES: Final = 2 * MIB
 
 
@@ -63,7 +68,9 @@ class FakeSegments:
     def allocate(self, size: int) -> int | None:
         block = self._best_fit(size) or self._new_segment(size)
         if block is None:
-            self._segments = [one for one in self._segments if len(one.blocks) > 1 or not one.blocks[0].is_free]
+            self._segments = [
+                one for one in self._segments if len(one.blocks) > 1 or not one.blocks[0].is_free
+            ]
             block = self._new_segment(size)
         if block is None:
             return None
@@ -81,15 +88,29 @@ class FakeSegments:
         blocks = block.segment.blocks
         place = blocks.index(block)
         for first, second in ((place, place + 1), (place - 1, place)):
-            if first >= 0 and second < len(blocks) and blocks[first].is_free and blocks[second].is_free:
+            if (
+                first >= 0
+                and second < len(blocks)
+                and blocks[first].is_free
+                and blocks[second].is_free
+            ):
                 blocks[first].size += blocks.pop(second).size
 
     def _best_fit(self, size: int) -> _Block | None:
-        fitting = (block for segment in self._segments for block in segment.blocks if block.is_free and block.size >= size)
+        fitting = (
+            block
+            for segment in self._segments
+            for block in segment.blocks
+            if block.is_free and block.size >= size
+        )
         return min(fitting, key=lambda block: (block.size, block.address), default=None)
 
     def _new_segment(self, size: int) -> _Block | None:
-        whole = LARGE_SEGMENT_BYTES if size < MIN_LARGE_BYTES else -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
+        whole = (
+            LARGE_SEGMENT_BYTES
+            if size < MIN_LARGE_BYTES
+            else -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
+        )
         if self.reserved_bytes + whole > self._device_bytes:
             return None
         segment = _Segment(whole, [])
@@ -100,7 +121,9 @@ class FakeSegments:
 
 
 class FakeExpandable:
-    """One expandable segment: a range of addresses whose pages are mapped when needed, and unmapped when memory is short."""
+    """One expandable segment: a range of addresses whose pages are mapped when needed, and unmapped
+    when memory is short.
+    """
 
     def __init__(self, device_bytes: int) -> None:
         self._pages = device_bytes // LARGE_SEGMENT_BYTES
@@ -130,7 +153,9 @@ class FakeExpandable:
         self._used.remove(next(one for one in self._used if one[0] == address))
 
     def _gaps(self) -> list[tuple[int, int]]:
-        """Free ranges of addresses. The last one is as large as anything: torch reserves more addresses than there is memory."""
+        """Free ranges of addresses. The last one is as large as anything: torch reserves more
+        addresses than there is memory.
+        """
         ends = [0, *(end for _, end in self._used)]
         begins = [*(begin for begin, _ in self._used), 1 << 60]
         return [(end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end]

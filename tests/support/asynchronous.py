@@ -1,6 +1,8 @@
-"""An asynchronous device, where there is none: what is launched is computed at once on the CPU, but reaches the host late.
+"""An asynchronous device, where there is none: what is launched is computed at once on the CPU, but
+reaches the host late.
 
-Batches end in the order of their launches. Until a batch has ended, its copies on the host have content that no answer may have.
+Batches end in the order of their launches. Until a batch has ended, its copies on the host have
+content that no answer may have.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class FakeSubmission:
 
 
 class FakeQueue:
-    """A `DeviceQueue`. `is_manual`: batches end when `end_one` is called, else at once when somebody waits or asks.
+    """A `DeviceQueue`. `is_manual`: batches end when `end_one` is called, else at once when
+    somebody waits or asks.
 
     `most_pending`: the most batches that were on the device at once. `submissions`: all, in order.
     """
@@ -75,7 +78,11 @@ class FakeQueue:
         self._began = time.monotonic()
 
     def submit(self, tensors: Sequence[Tensor]) -> FakeSubmission:
-        submission = FakeSubmission(tensors, self._began) if self._is_manual else _Eager(self, tensors, self._began)
+        submission = (
+            FakeSubmission(tensors, self._began)
+            if self._is_manual
+            else _Eager(self, tensors, self._began)
+        )
         with self._lock:
             self.submissions.append(submission)
             self._pending.append(submission)

@@ -23,7 +23,9 @@ AUDIENCE = "shoal-tests"
 
 
 class Certificates:
-    """An authority in a directory. Not `shoal certs`' default parties: those that a test asks for."""
+    """An authority in a directory. Not `shoal certs`' default parties: those that a test asks
+    for.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -38,7 +40,12 @@ class Certificates:
         """For `role` or `role/name`. Days below 0: it has ended."""
         ended = timedelta(days=-2 * days) if days < 0 else timedelta()
         return issue(
-            self.directory, self.authority, Party.parse(name), now=self.now - ended, days=abs(days), trust_domain=trust_domain
+            self.directory,
+            self.authority,
+            Party.parse(name),
+            now=self.now - ended,
+            days=abs(days),
+            trust_domain=trust_domain,
         )
 
     def issue_odd(self, role: str, name: str) -> Issued:
@@ -48,14 +55,18 @@ class Certificates:
     def security(self, *, asks_callers: bool = False, **more: Any) -> Security:
         """TLS with a new certificate of a router; `asks_callers`: mTLS."""
         made = self.issue("router")
-        return Security(cert=made.certificate, key=made.key, client_ca=self.ca if asks_callers else None, **more)
+        return Security(
+            cert=made.certificate, key=made.key, client_ca=self.ca if asks_callers else None, **more
+        )
 
     def channel_credentials(self, caller: Issued | None = None) -> grpc.ChannelCredentials:
         """Of who trusts this authority and, for mTLS, shows a certificate."""
         ca = self.ca.read_bytes()
         if caller is None:
             return grpc.ssl_channel_credentials(ca)
-        return grpc.ssl_channel_credentials(ca, caller.key.read_bytes(), caller.certificate.read_bytes())
+        return grpc.ssl_channel_credentials(
+            ca, caller.key.read_bytes(), caller.certificate.read_bytes()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +97,24 @@ class Issuer:
 
     def jwk(self) -> dict[str, Any]:
         """The public key, as it stands in a JWKS file."""
-        made: dict[str, Any] = jwt.get_algorithm_by_name(self.algorithm).to_jwk(self.key.public_key(), as_dict=True)
+        made: dict[str, Any] = jwt.get_algorithm_by_name(self.algorithm).to_jwk(
+            self.key.public_key(), as_dict=True
+        )
         return made | {"kid": self.kid, "alg": self.algorithm, "use": "sig"}
 
-    def token(self, *, seconds: float = 300.0, headers: Mapping[str, Any] | None = None, **claims: Any) -> str:
+    def token(
+        self, *, seconds: float = 300.0, headers: Mapping[str, Any] | None = None, **claims: Any
+    ) -> str:
         """A JWT that is good for so long. A claim that is None is left out."""
         now = datetime.now(UTC).timestamp()
-        said = {"sub": "somebody", "role": "client", "tenant": "acme", "iss": ISSUER, "aud": AUDIENCE, "exp": int(now + seconds)}
+        said = {
+            "sub": "somebody",
+            "role": "client",
+            "tenant": "acme",
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "exp": int(now + seconds),
+        }
         said |= claims
         kept = {name: value for name, value in said.items() if value is not None}
         pem = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,7 +1,8 @@
-"""Clocks for tests of what happens over minutes and hours: one that jumps from event to event, and one that runs fast.
+"""Clocks for tests of what happens over minutes and hours: one that jumps from event to event, and
+one that runs fast.
 
-Both have the same four methods, so that the same code runs on either: `FakeClock` when everything in the test is ours to wait for,
-`FastClock` when other processes take part.
+Both have the same four methods, so that the same code runs on either: `FakeClock` when everything
+in the test is ours to wait for, `FastClock` when other processes take part.
 """
 
 from __future__ import annotations
@@ -27,17 +28,23 @@ class Clock(Protocol):
         ...
 
     def outside(self) -> AbstractContextManager[None]:
-        """A context in which a spawned task waits for something that this clock does not move, such as a stream's next message."""
+        """A context in which a spawned task waits for something that this clock does not move, such
+        as a stream's next message.
+        """
         ...
 
 
 class FakeClock:
-    """Jumps to the next sleeper's time once every spawned task sleeps: hours take what their events take, always in the same order.
+    """Jumps to the next sleeper's time once every spawned task sleeps: hours take what their events
+    take, always in the same order.
 
-    `settle` is awaited before each jump: for what is still on its way to a task that waits `outside`.
+    `settle` is awaited before each jump: for what is still on its way to a task that waits
+    `outside`.
     """
 
-    def __init__(self, start: float = 0.0, settle: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, start: float = 0.0, settle: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._settle = settle
         self._numbers = count()
         # The state: the time, who sleeps until when, and how many tasks are at work.
@@ -75,11 +82,15 @@ class FakeClock:
             self._work()
 
     async def wait(self, seconds: float) -> None:
-        """`sleep` for tasks that were not spawned: the clock does not wait for what they do when they wake."""
+        """`sleep` for tasks that were not spawned: the clock does not wait for what they do when
+        they wake.
+        """
         await self._alarm(seconds, is_spawned=False)
 
     async def run(self, seconds: float) -> None:
-        """Lets so much time pass. A task that neither sleeps nor is `outside` holds the time still."""
+        """Lets so much time pass. A task that neither sleeps nor is `outside` holds the time
+        still.
+        """
         end = self._now + seconds
         await self._all_quiet()
         while self._sleepers and self._sleepers[0][0] <= end:
@@ -95,7 +106,9 @@ class FakeClock:
 
     def _alarm(self, seconds: float, *, is_spawned: bool) -> asyncio.Future[None]:
         wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._now + max(0.0, seconds), next(self._numbers), wake, is_spawned))
+        heapq.heappush(
+            self._sleepers, (self._now + max(0.0, seconds), next(self._numbers), wake, is_spawned)
+        )
         return wake
 
     async def _all_quiet(self) -> None:

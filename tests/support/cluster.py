@@ -1,4 +1,6 @@
-"""A mesh of real processes that a test may kill: Redis with AOF, any number of routers, schedulers and workers."""
+"""A mesh of real processes that a test may kill: Redis with AOF, any number of routers, schedulers
+and workers.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ lasting_port = free_port
 
 
 class Cluster:
-    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …, `edge-0` …. Leaving the context kills what
-    still runs.
+    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …, `edge-0` …. Leaving
+    the context kills what still runs.
 
-    `each`: more variables of single processes, by name, as they are when one is started. `durable`: Redis keeps its data over a
-    kill. `redis_port`: where it listens beside its socket (0: nowhere). `starter`: a module that starts the services, if it is not
-    Python itself.
+    `each`: more variables of single processes, by name, as they are when one is started. `durable`:
+    Redis keeps its data over a kill. `redis_port`: where it listens beside its socket (0: nowhere).
+    `starter`: a module that starts the services, if it is not Python itself.
     """
 
     def __init__(
@@ -104,7 +106,12 @@ class Cluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.resume([*self.edges, *self.workers, *self.schedulers, *self.routers])
         for names in (self.edges, self.workers, self.schedulers, self.routers):
             self.signal(names, signal.SIGTERM)
@@ -118,7 +125,9 @@ class Cluster:
         """`more`: variables of this process alone."""
         variables = self._variables(name) | dict(more or {})
         with (self.directory / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(self._command(name), env=variables, stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen(
+                self._command(name), env=variables, stdout=log, stderr=log
+            )
 
     def kill(self, name: str) -> None:
         """SIGKILL: nothing is finished, nothing is handed back."""
@@ -133,7 +142,9 @@ class Cluster:
         return self.wait(name, timeout)
 
     def wait(self, name: str, timeout: float = 30.0) -> int | None:
-        """Until it has ended by itself; if it does not in time, SIGKILL. Returns the exit status."""
+        """Until it has ended by itself; if it does not in time, SIGKILL. Returns the exit
+        status.
+        """
         process = self.processes.get(name)
         if process is None:
             return None
@@ -156,24 +167,37 @@ class Cluster:
         self.signal(names, signal.SIGCONT)
 
     def wait_ready(self, address: str, timeout: float = 60.0) -> None:
-        """Until the router at `address` serves and sees all workers, and models if they have any."""
-        folders = [Path(entry.partition("=")[2] or entry) for entry in self._environment["SHOAL_MODELS"].split(":") if entry]
+        """Until the router at `address` serves and sees all workers, and models if they have
+        any.
+        """
+        folders = [
+            Path(entry.partition("=")[2] or entry)
+            for entry in self._environment["SHOAL_MODELS"].split(":")
+            if entry
+        ]
         has_models = any(any(folder.rglob("config.json")) for folder in folders)
 
         def is_seen() -> bool:
             seen = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
-            return len(seen.workers) >= len(self.workers) and (bool(seen.models) or not has_models or not self.workers)
+            return len(seen.workers) >= len(self.workers) and (
+                bool(seen.models) or not has_models or not self.workers
+            )
 
         with grpc.insecure_channel(address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
-            answer = health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout)
+            answer = health.Check(
+                health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout
+            )
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             mesh = mesh_pb2_grpc.MeshServiceStub(channel)
             wait_until(is_seen, timeout, "workers and models to be reported")
 
     def last_words(self, lines: int = 25) -> str:
         """The end of each process's output."""
-        logs = {log.name: log.read_text(errors="replace").splitlines() for log in sorted(self.directory.glob("*.log"))}
+        logs = {
+            log.name: log.read_text(errors="replace").splitlines()
+            for log in sorted(self.directory.glob("*.log"))
+        }
         return "\n".join(f"--- {name}\n" + "\n".join(said[-lines:]) for name, said in logs.items())
 
     def _command(self, name: str) -> list[str]:
@@ -188,10 +212,19 @@ class Cluster:
 
     def _own_variables(self, name: str) -> dict[str, str]:
         if name.startswith("router"):
-            return self._environment | {"SHOAL_ADDRESS": self.addresses[self.routers.index(name)], "SHOAL_ROUTER_ID": name}
+            return self._environment | {
+                "SHOAL_ADDRESS": self.addresses[self.routers.index(name)],
+                "SHOAL_ROUTER_ID": name,
+            }
         if name.startswith("scheduler"):
             address = self.scheduler_addresses[self.schedulers.index(name)]
-            return self._environment | {"SHOAL_SCHEDULER_ADDRESS": address, "SHOAL_SCHEDULER_ID": name}
+            return self._environment | {
+                "SHOAL_SCHEDULER_ADDRESS": address,
+                "SHOAL_SCHEDULER_ID": name,
+            }
         if name.startswith("edge"):
-            return self._environment | {"SHOAL_HTTP_ADDRESS": self.http_addresses[self.edges.index(name)], "SHOAL_EDGE_ID": name}
+            return self._environment | {
+                "SHOAL_HTTP_ADDRESS": self.http_addresses[self.edges.index(name)],
+                "SHOAL_EDGE_ID": name,
+            }
         return self._environment | {"SHOAL_WORKER_ID": name}

@@ -11,10 +11,12 @@ from tests.support.cluster import Cluster
 
 
 class Deployment:
-    """As many workers of `cluster` as `scale` said last, kept so while its context is open by a thread that looks often.
+    """As many workers of `cluster` as `scale` said last, kept so while its context is open by a
+    thread that looks often.
 
-    Pods are the cluster's processes `worker-0`, `worker-1` …, each a new one; the cluster's own workers must be none. Scaling in
-    ends any pod, by SIGTERM; a pod that ends by itself is replaced.
+    Pods are the cluster's processes `worker-0`, `worker-1` …, each a new one; the cluster's own
+    workers must be none. Scaling in ends any pod, by SIGTERM; a pod that ends by itself is
+    replaced.
     """
 
     def __init__(self, cluster: Cluster, *, seed: int = 0) -> None:
@@ -43,7 +45,9 @@ class Deployment:
             self._reconcile()
 
     def kill(self, pod: str) -> None:
-        """SIGKILL, as when its machine is gone, also for a pod that has ended by itself. A new one takes its place."""
+        """SIGKILL, as when its machine is gone, also for a pod that has ended by itself. A new one
+        takes its place.
+        """
         with self._lock:
             self._note_ended()
             self._cluster.kill(pod)
@@ -54,7 +58,12 @@ class Deployment:
         self._keeper.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stop.set()
         self._keeper.join()
         self.scale(0)

@@ -13,8 +13,9 @@ import torch
 def no_synchronization() -> Iterator[None]:
     """Raise RuntimeError for each call within this context that waits for the CUDA device.
 
-    The mode belongs to the process, so it is reset however the context ends. torch warns once a process that the mode is a
-    prototype; as an error (pytest's `filterwarnings`) that warning would leave the mode set for every later test.
+    The mode belongs to the process, so it is reset however the context ends. torch warns once a
+    process that the mode is a prototype; as an error (pytest's `filterwarnings`) that warning would
+    leave the mode set for every later test.
     """
     try:
         with warnings.catch_warnings():

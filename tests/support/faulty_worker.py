@@ -1,7 +1,7 @@
 """A worker whose models have faults of our making: `python -m tests.support.faulty_worker`.
 
-It is the real worker but for its device's `load`. The environment variable FAULTS is a JSON object of faults by model id, with the
-fields of Faults.
+It is the real worker but for its device's `load`. The environment variable FAULTS is a JSON object
+of faults by model id, with the fields of Faults.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ HUGE_BYTES = 10**15
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Of one model. Its forward passes on the device thread are out of memory the first `times`; while a batch has more than
-    `above_tokens`; while more than `above_models` are in memory, itself included. 0: never.
+    """Of one model. Its forward passes on the device thread are out of memory the first `times`;
+    while a batch has more than `above_tokens`; while more than `above_models` are in memory, itself
+    included. 0: never.
 
-    `load`: it raises, waits until `release` (a file) is there, or gives a model that says it has HUGE_BYTES.
+    `load`: it raises, waits until `release` (a file) is there, or gives a model that says it has
+    HUGE_BYTES.
     """
 
     times: int = 0
@@ -46,7 +48,9 @@ class Faults:
 class FaultyModel:
     """A model with faults; everything but its forward is the model's own."""
 
-    def __init__(self, model: Model, faults: Faults, everything: weakref.WeakSet[FaultyModel]) -> None:
+    def __init__(
+        self, model: Model, faults: Faults, everything: weakref.WeakSet[FaultyModel]
+    ) -> None:
         self._model = model
         self._faults = faults
         self._left = faults.times
@@ -57,16 +61,24 @@ class FaultyModel:
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
-    def forward(self, head: str, sequences: list[InputSequence], between: Between = nothing_between) -> Sequence[Forwarded]:
+    def forward(
+        self, head: str, sequences: list[InputSequence], between: Between = nothing_between
+    ) -> Sequence[Forwarded]:
         if threading.current_thread().name == "device" and self._is_out_of_memory(sequences):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB (a fault of our making)")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 1.00 GiB (a fault of our making)"
+            )
         return self._model.forward(head, sequences, between)
 
     def _is_out_of_memory(self, sequences: list[InputSequence]) -> bool:
         self._left -= 1
         faults, tokens = self._faults, sum(sequence.tokens for sequence in sequences)
         is_crowded = bool(faults.above_models) and len(self._everything) > faults.above_models
-        return self._left >= 0 or (bool(faults.above_tokens) and tokens > faults.above_tokens) or is_crowded
+        return (
+            self._left >= 0
+            or (bool(faults.above_tokens) and tokens > faults.above_tokens)
+            or is_crowded
+        )
 
 
 def faulty(load: Load, by_model: Mapping[str, Faults]) -> Load:
@@ -85,7 +97,10 @@ def faulty(load: Load, by_model: Mapping[str, Faults]) -> Load:
 
 def open_faulty(settings: Settings) -> Device:
     device = open_device(settings)
-    by_model = {model: Faults(**faults) for model, faults in json.loads(os.environ.get(VARIABLE, "{}")).items()}
+    by_model = {
+        model: Faults(**faults)
+        for model, faults in json.loads(os.environ.get(VARIABLE, "{}")).items()
+    }
     return replace(device, load=faulty(device.load, by_model))
 
 

@@ -1,4 +1,6 @@
-"""A device that records forwards, where there is none: it runs them again at each replay, on buffers that stay where they are."""
+"""A device that records forwards, where there is none: it runs them again at each replay, on
+buffers that stay where they are.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ class FakeCaptured:
     """`replays`: how many there were."""
 
     def __init__(self, forward: Forward, inputs: Ids, size: int) -> None:
-        self.buffer, self.bytes, self.replays, self.is_dropped = torch.from_numpy(inputs.copy()), size, 0, False
+        self.buffer, self.bytes, self.replays, self.is_dropped = (
+            torch.from_numpy(inputs.copy()),
+            size,
+            0,
+            False,
+        )
         self._inputs = inputs.copy()
         self._forward = forward
         self._output = forward(self.buffer).clone()
@@ -48,8 +55,8 @@ class FakeCaptured:
 
 
 class FakeCapture:
-    """One pool. `made`: what was captured. `size`: bytes of a graph. `is_busy`: another thread uses the device. `error`: raised by
-    captures."""
+    """One pool. `made`: what was captured. `size`: bytes of a graph. `is_busy`: another thread uses
+    the device. `error`: raised by captures."""
 
     def __init__(self, size: int = 1000) -> None:
         self.made: list[FakeCaptured] = []

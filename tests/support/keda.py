@@ -1,9 +1,11 @@
-"""`FakeKeda`: KEDA's operator with one ScaledObject, and the HPA it makes, against a real gRPC server.
+"""`FakeKeda`: KEDA's operator with one ScaledObject, and the HPA it makes, against a real gRPC
+server.
 
-Stands for what cannot run here without a Kubernetes cluster. Does what KEDA 2.20's client does, as read from its sources
-(pkg/scalers/external_scaler.go, pkg/scaling), the unhelpful things included: no deadline, no keepalive, one immediate retry, a
-stream that waits up to 60 s to come back. Left out: several triggers, `idleReplicaCount`, pause annotations, `scalingModifiers`;
-ours have none of them.
+Stands for what cannot run here without a Kubernetes cluster. Does what KEDA 2.20's client does, as
+read from its sources (pkg/scalers/external_scaler.go, pkg/scaling), the unhelpful things included:
+no deadline, no keepalive, one immediate retry, a stream that waits up to 60 s to come back. Left
+out: several triggers, `idleReplicaCount`, pause annotations, `scalingModifiers`; ours have none of
+them.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ PREFIX: Final = "s0-"
 """Of metric names in the HPA: the trigger's index."""
 SYNC_SECONDS: Final = 15.0
 """Between two syncs of an HPA (--horizontal-pod-autoscaler-sync-period)."""
-SHORTEST_BACKOFF: Final = 2.0
-LONGEST_BACKOFF: Final = 60.0
+MIN_BACKOFF: Final = 2.0
+MAX_BACKOFF: Final = 60.0
 _CHANNEL: Final = (
     ("grpc.service_config", '{"loadBalancingConfig":[{"round_robin":{}}]}'),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # gRPC's own backoff runs on the real clock, KEDA's on ours: what is a second for KEDA is a moment here.
+    # gRPC's own backoff runs on the real clock, KEDA's on ours: what is a second for KEDA is a
+    # moment here.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),
@@ -47,12 +50,16 @@ class Fallback:
 
     failure_threshold: int = 3
     replicas: int = 1
-    behavior: Literal["static", "currentReplicas", "currentReplicasIfHigher"] = "currentReplicasIfHigher"
+    behavior: Literal["static", "currentReplicas", "currentReplicasIfHigher"] = (
+        "currentReplicasIfHigher"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledObject:
-    """`spec` of a ScaledObject with one trigger; the defaults are ours, not KEDA's. Times in seconds."""
+    """`spec` of a ScaledObject with one trigger; the defaults are ours, not KEDA's. Times in
+    seconds.
+    """
 
     name: str
     metadata: Mapping[str, str]
@@ -94,9 +101,11 @@ class ScalerFailed(Exception):
 
 
 class FakeKeda:
-    """Scales `target` while its context is open. `about_to` is told of each change before it is made.
+    """Scales `target` while its context is open. `about_to` is told of each change before it is
+    made.
 
-    `poll` and `sync` are what happens every 5 and every 15 s; with `running=False` nothing happens but what a test calls.
+    `poll` and `sync` are what happens every 5 and every 15 s; with `running=False` nothing happens
+    but what a test calls.
     """
 
     def __init__(
@@ -142,18 +151,29 @@ class FakeKeda:
         self._executor = self._made_executor()
         await self.discover()
         if self._running:
-            self._tasks.append(self.clock.spawn(self._every(self.scaled.polling_interval, self.poll, at_once=True)))
+            self._tasks.append(
+                self.clock.spawn(self._every(self.scaled.polling_interval, self.poll, at_once=True))
+            )
             self._tasks.append(self.clock.spawn(self._every(SYNC_SECONDS, self.sync)))
             if self.scaled.trigger == "external-push":
                 self._tasks.append(self.clock.spawn(self.listen()))
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await end_tasks(self._tasks)
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
         for failure in ended:
-            if isinstance(failure, Exception) and not isinstance(failure, asyncio.CancelledError) and kind is None:
+            if (
+                isinstance(failure, Exception)
+                and not isinstance(failure, asyncio.CancelledError)
+                and kind is None
+            ):
                 raise failure
 
     async def disconnected(self) -> None:
@@ -163,10 +183,14 @@ class FakeKeda:
 
     async def connected(self) -> None:
         """Returns once the server can be reached."""
-        while (state := self._channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        while (
+            state := self._channel.get_state(try_to_connect=True)
+        ) is not grpc.ChannelConnectivity.READY:
             await self._channel.wait_for_state_change(state)
 
-    async def _every(self, seconds: float, act: Callable[[], Awaitable[None]], *, at_once: bool = False) -> None:
+    async def _every(
+        self, seconds: float, act: Callable[[], Awaitable[None]], *, at_once: bool = False
+    ) -> None:
         if not at_once:
             await self.clock.sleep(seconds)
         while True:
@@ -176,7 +200,9 @@ class FakeKeda:
     # The operator: what is it to be scaled by?
 
     async def discover(self) -> None:
-        """Reconciles the ScaledObject: asks for the metrics' names and targets, and makes the HPA of them."""
+        """Reconciles the ScaledObject: asks for the metrics' names and targets, and makes the HPA
+        of them.
+        """
         try:
             self._learn(await self._specs())
         except ScalerFailed:
@@ -184,7 +210,9 @@ class FakeKeda:
 
     def _learn(self, specs: list[Any]) -> None:
         self.metric_names = [PREFIX + spec.metricName for spec in specs]
-        self._target_size = _milli(specs[0].targetSizeFloat if specs[0].targetSizeFloat > 0 else specs[0].targetSize)
+        self._target_size = _milli(
+            specs[0].targetSizeFloat if specs[0].targetSizeFloat > 0 else specs[0].targetSize
+        )
 
     # The scale loop: to and from zero.
 
@@ -225,19 +253,22 @@ class FakeKeda:
 
     def _made_executor(self) -> Executor:
         return Executor(
-            self.clock.now(), self.scaled.min_replicas, self.scaled.cooldown_period, self.scaled.initial_cooldown_period
+            self.clock.now(),
+            self.scaled.min_replicas,
+            self.scaled.cooldown_period,
+            self.scaled.initial_cooldown_period,
         )
 
     # Pushes.
 
     async def listen(self) -> None:
         """`StreamIsActive`, opened again whenever it ends."""
-        backoff = SHORTEST_BACKOFF
+        backoff = MIN_BACKOFF
         while True:
             if await self._listen_once():
-                backoff = SHORTEST_BACKOFF
+                backoff = MIN_BACKOFF
             self.backoffs.append(backoff)
-            pause, backoff = backoff, min(2 * backoff, LONGEST_BACKOFF)
+            pause, backoff = backoff, min(2 * backoff, MAX_BACKOFF)
             await self.clock.sleep(pause)
 
     async def _listen_once(self) -> bool:
@@ -268,7 +299,9 @@ class FakeKeda:
     # The HPA: between one and many.
 
     async def sync(self) -> None:
-        """One sync of the HPA. It is off at zero replicas, and without a metric (made while the scaler was down) it has no say."""
+        """One sync of the HPA. It is off at zero replicas, and without a metric (made while the
+        scaler was down) it has no say.
+        """
         replicas = self.target.replicas
         if replicas == 0 or not self.metric_names:
             return
@@ -285,7 +318,9 @@ class FakeKeda:
             self._hpa.scaled(self.clock.now(), replicas, wanted)
 
     async def _external_metric(self, name: str) -> int:
-        """What KEDA's metrics server answers the HPA: the sum of the values, or what the fallback makes of failures."""
+        """What KEDA's metrics server answers the HPA: the sum of the values, or what the fallback
+        makes of failures.
+        """
         try:
             specs = await self._specs()
         except ScalerFailed:
@@ -328,7 +363,9 @@ class FakeKeda:
         return await self._retried(ask)
 
     async def _metrics_and_activity(self, name: str) -> tuple[list[int], bool]:
-        """The values in thousandths, whatever names they carry, and whether the scaler is active."""
+        """The values in thousandths, whatever names they carry, and whether the scaler is
+        active.
+        """
 
         async def ask() -> tuple[list[int], bool]:
             request = keda_wire.metrics_request(self._reference(), name.removeprefix(PREFIX))
@@ -367,5 +404,7 @@ class FakeKeda:
 
 
 def _milli(value: float) -> int:
-    """A Kubernetes quantity: rendered with three decimals. What is no number, infinite or negative counts as 0 (2.20.2, #7880)."""
+    """A Kubernetes quantity: rendered with three decimals. What is no number, infinite or negative
+    counts as 0 (2.20.2, #7880).
+    """
     return round(value * 1000) if math.isfinite(value) and value > 0 else 0

@@ -1,7 +1,7 @@
 """KEDA's external scaler protocol, written down again by hand from KEDA's documentation.
 
-Not made from our protos/externalscaler: a wrong field number or name there would else agree with itself. The messages are in a
-pool of their own, beside the generated ones.
+Not made from our protos/externalscaler: a wrong field number or name there would else agree with
+itself. The messages are in a pool of their own, beside the generated ones.
 """
 
 from __future__ import annotations
@@ -48,20 +48,30 @@ def _fill(message: DescriptorProto, fields: str) -> None:
         declared, _, number = line.partition(" = ")
         *repeated, kind, name = declared.split()
         field = message.field.add(name=name, number=int(number))
-        field.label = FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
+        field.label = (
+            FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL
+        )
         if kind in _SCALARS:
             field.type = _SCALARS[kind]
         else:
-            field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".externalscaler.{kind}"
+            field.type, field.type_name = (
+                FieldDescriptorProto.TYPE_MESSAGE,
+                f".externalscaler.{kind}",
+            )
 
 
 def _classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name="keda.proto", package="externalscaler", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="keda.proto", package="externalscaler", syntax="proto3"
+    )
     for name, fields in _MESSAGES.items():
         _fill(file.message_type.add(name=name), fields)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"externalscaler.{name}")) for name in _MESSAGES}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"externalscaler.{name}"))
+        for name in _MESSAGES
+    }
 
 
 CLASSES: Final = _classes()

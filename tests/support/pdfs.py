@@ -17,9 +17,16 @@ def written(objects: Mapping[int, bytes], trailer: bytes = b"") -> bytes:
         places[number] = len(out)
         out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
     size, start = max(objects) + 1, len(out)
-    rows = (b"%010d 00000 n \n" % places[n] if n in places else b"0000000000 65535 f \n" for n in range(size))
+    rows = (
+        b"%010d 00000 n \n" % places[n] if n in places else b"0000000000 65535 f \n"
+        for n in range(size)
+    )
     out += b"xref\n0 %d\n%s" % (size, b"".join(rows))
-    return bytes(out + b"trailer\n<< /Size %d /Root 1 0 R %s >>\nstartxref\n%d\n%%%%EOF\n" % (size, trailer, start))
+    return bytes(
+        out
+        + b"trailer\n<< /Size %d /Root 1 0 R %s >>\nstartxref\n%d\n%%%%EOF\n"
+        % (size, trailer, start)
+    )
 
 
 def stream(data: bytes, more: bytes = b"") -> bytes:
@@ -27,7 +34,9 @@ def stream(data: bytes, more: bytes = b"") -> bytes:
 
 
 def document(texts: Sequence[str], size: tuple[float, float] = A4) -> bytes:
-    """A page for each text of ASCII, in Helvetica; an empty text is a page without a text layer, with a black square."""
+    """A page for each text of ASCII, in Helvetica; an empty text is a page without a text layer,
+    with a black square.
+    """
     kids = b" ".join(b"%d 0 R" % (4 + 2 * index) for index in range(len(texts)))
     objects = {
         1: b"<< /Type /Catalog /Pages 2 0 R >>",
@@ -36,9 +45,12 @@ def document(texts: Sequence[str], size: tuple[float, float] = A4) -> bytes:
     }
     for index, text in enumerate(texts):
         box = f"/MediaBox [0 0 {size[0]} {size[1]}]".encode()
-        objects[4 + 2 * index] = b"<< /Type /Page /Parent 2 0 R %s /Resources << /Font << /F 3 0 R >> >> /Contents %d 0 R >>" % (
-            box,
-            5 + 2 * index,
+        objects[4 + 2 * index] = (
+            b"<< /Type /Page /Parent 2 0 R %s /Resources << /Font << /F 3 0 R >> >> /Contents %d 0 R >>"
+            % (
+                box,
+                5 + 2 * index,
+            )
         )
         lines = text.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)").splitlines()
         shown = b"".join(b"(%s) Tj 0 -30 Td " % line.encode("ascii") for line in lines)
@@ -65,12 +77,18 @@ def _many(count: int) -> bytes:
     )
 
 
-def _page(content: bytes, more: Mapping[int, bytes] = {}, box: bytes = b"[0 0 200 200]", resources: bytes = b"<< >>") -> bytes:
+def _page(
+    content: bytes,
+    more: Mapping[int, bytes] = {},
+    box: bytes = b"[0 0 200 200]",
+    resources: bytes = b"<< >>",
+) -> bytes:
     return written(
         {
             1: b"<< /Type /Catalog /Pages 2 0 R >>",
             2: b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-            3: b"<< /Type /Page /Parent 2 0 R /MediaBox %s /Resources %s /Contents 4 0 R >>" % (box, resources),
+            3: b"<< /Type /Page /Parent 2 0 R /MediaBox %s /Resources %s /Contents 4 0 R >>"
+            % (box, resources),
             4: content,
             **more,
         }
@@ -78,7 +96,10 @@ def _page(content: bytes, more: Mapping[int, bytes] = {}, box: bytes = b"[0 0 20
 
 
 def _recursive_form() -> bytes:
-    form = stream(b"/X Do /X Do", b"/Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /X 5 0 R >> >>")
+    form = stream(
+        b"/X Do /X Do",
+        b"/Type /XObject /Subtype /Form /BBox [0 0 9 9] /Resources << /XObject << /X 5 0 R >> >>",
+    )
     return _page(stream(b"/X Do"), {5: form}, resources=b"<< /XObject << /X 5 0 R >> >>")
 
 
@@ -88,12 +109,19 @@ def _laughs(depth: int, width: int) -> bytes:
     for level in range(depth):
         inner = b"/X Do " * width if level < depth - 1 else b"0 0 9 9 re f"
         named = b"/Resources << /XObject << /X %d 0 R >> >>" % (6 + level)
-        forms[5 + level] = stream(inner, b"/Type /XObject /Subtype /Form /BBox [0 0 9 9] %s" % named)
+        forms[5 + level] = stream(
+            inner, b"/Type /XObject /Subtype /Form /BBox [0 0 9 9] %s" % named
+        )
     return _page(stream(b"/X Do"), forms, resources=b"<< /XObject << /X 5 0 R >> >>")
 
 
 def _tree_of_itself() -> bytes:
-    return written({1: b"<< /Type /Catalog /Pages 2 0 R >>", 2: b"<< /Type /Pages /Kids [2 0 R 2 0 R] /Count 2 /Parent 2 0 R >>"})
+    return written(
+        {
+            1: b"<< /Type /Catalog /Pages 2 0 R >>",
+            2: b"<< /Type /Pages /Kids [2 0 R 2 0 R] /Count 2 /Parent 2 0 R >>",
+        }
+    )
 
 
 def _image(side: int) -> bytes:
@@ -101,7 +129,9 @@ def _image(side: int) -> bytes:
     data = zlib.compress(bytes(1 << 20), 9)
     about = b"/Type /XObject /Subtype /Image /Width %d /Height %d /BitsPerComponent 8 /ColorSpace /DeviceRGB /Filter /FlateDecode"
     image = stream(data, about % (side, side))
-    return _page(stream(b"200 0 0 200 0 0 cm /X Do"), {5: image}, resources=b"<< /XObject << /X 5 0 R >> >>")
+    return _page(
+        stream(b"200 0 0 200 0 0 cm /X Do"), {5: image}, resources=b"<< /XObject << /X 5 0 R >> >>"
+    )
 
 
 def bomb(size: int) -> bytes:
@@ -110,21 +140,32 @@ def bomb(size: int) -> bytes:
 
 
 def slow(operations: int = 100, side: int = 1990) -> bytes:
-    """A page with a shading that computes `operations` for each of its 4 × side × side pixels at 144 dots per inch.
+    """A page with a shading that computes `operations` for each of its 4 × side × side pixels at
+    144 dots per inch.
 
     The defaults take about as much processor time as a page may take, or more.
     """
-    function = stream(b"{" + b"dup sin " * (operations // 2) + b"pop pop 0}", b"/FunctionType 4 /Domain [0 1 0 1] /Range [0 1]")
-    form = b"/ShadingType 1 /ColorSpace /DeviceGray /Matrix [%d 0 0 %d 0 0] /Function 5 0 R" % (side, side)
+    function = stream(
+        b"{" + b"dup sin " * (operations // 2) + b"pop pop 0}",
+        b"/FunctionType 4 /Domain [0 1 0 1] /Range [0 1]",
+    )
+    form = b"/ShadingType 1 /ColorSpace /DeviceGray /Matrix [%d 0 0 %d 0 0] /Function 5 0 R" % (
+        side,
+        side,
+    )
     resources = b"<< /Shading << /S << %s >> >> >>" % form
-    return _page(stream(b"/S sh"), {5: function}, box=b"[0 0 %d %d]" % (side, side), resources=resources)
+    return _page(
+        stream(b"/S sh"), {5: function}, box=b"[0 0 %d %d]" % (side, side), resources=resources
+    )
 
 
 def hostile() -> dict[str, bytes]:
     """Files that must be refused."""
     good = document(["a page"])
     return {
-        "empty pages": written({1: b"<< /Type /Catalog /Pages 2 0 R >>", 2: b"<< /Type /Pages /Kids [] /Count 0 >>"}),
+        "empty pages": written(
+            {1: b"<< /Type /Catalog /Pages 2 0 R >>", 2: b"<< /Type /Pages /Kids [] /Count 0 >>"}
+        ),
         "encrypted": _encrypted(),
         "100,000 pages": _many(100_000),
         "a page of 10 million by 10 million points": document(["a"], (10_000_000, 10_000_000)),

@@ -1,4 +1,6 @@
-"""The most memory that a process held, as the kernel counts it: for tests of what a hostile input may cost."""
+"""The most memory that a process held, as the kernel counts it: for tests of what a hostile input
+may cost.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,15 @@ from pathlib import Path
 
 
 class Peak:
-    """Of one process. `grown` is how many bytes more than at the beginning it held at its largest."""
+    """Of one process. `grown` is how many bytes more than at the beginning it held at its
+    largest.
+    """
 
     def __init__(self, pid: int) -> None:
         self._status = Path(f"/proc/{pid}/status")
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is measured anew from here (man 5 proc)
+        Path(f"/proc/{pid}/clear_refs").write_text(
+            "5"
+        )  # the peak is measured anew from here (man 5 proc)
         self._before = self._bytes("VmRSS")
 
     @property

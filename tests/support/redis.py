@@ -16,8 +16,8 @@ from tests.support.waiting import wait_until
 
 
 class RedisServer:
-    """Runs while its context is open. `durable`: keeps its data, written through, over `kill` and `start`. `arguments`: more of the
-    command line."""
+    """Runs while its context is open. `durable`: keeps its data, written through, over `kill` and
+    `start`. `arguments`: more of the command line."""
 
     def __init__(self, *, durable: bool = False, arguments: Sequence[str] = ()) -> None:
         # A socket's path may have 107 characters, and pytest's directories are long.
@@ -64,7 +64,12 @@ class RedisServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -31,7 +31,13 @@ sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_prefix=p
 
 def trained(directory: Path, texts: Iterable[str], **options: Any) -> Path:
     """Train a model of 500 pieces and return its file."""
-    common = {"vocab_size": 500, "minloglevel": 2, "hard_vocab_limit": False, "num_threads": 1, "prefix": str(directory / "spm")}
+    common = {
+        "vocab_size": 500,
+        "minloglevel": 2,
+        "hard_vocab_limit": False,
+        "num_threads": 1,
+        "prefix": str(directory / "spm"),
+    }
     given = json.dumps({"texts": [text.replace("\n", " ") for text in texts], **common, **options})
     subprocess.run([sys.executable, "-c", _TRAIN], input=given, text=True, check=True, timeout=120)
     return directory / "spm.model"

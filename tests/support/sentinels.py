@@ -1,4 +1,6 @@
-"""Real Sentinels over a master and its replicas, and a fake one that names whatever a test wants."""
+"""Real Sentinels over a master and its replicas, and a fake one that names whatever a test
+wants.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,19 @@ from tests.support.waiting import wait_until
 
 SERVICE = "mymaster"
 DOWN_MS = 1500
-"""After so long without an answer a server is taken for down. On a busy machine 1,000 let one that was well be taken for it."""
+"""After so long without an answer a server is taken for down. On a busy machine 1,000 let one that
+was well be taken for it.
+"""
 
 
 class SentinelSet:
-    """A master, two replicas and three Sentinels on ports of 127.0.0.1, each a process that a test may kill.
+    """A master, two replicas and three Sentinels on ports of 127.0.0.1, each a process that a test
+    may kill.
 
-    Runs while its context is open. `password`: of the servers' user `default`; `sentinel_password`: of the Sentinels'. `users`:
-    lines of the servers' ACL beside those of `shoal redis-acl`, with the same password: Sentinels come as `sentinel`, replicas as
-    `replica`, and the URL's user is the router's.
+    Runs while its context is open. `password`: of the servers' user `default`; `sentinel_password`:
+    of the Sentinels'. `users`: lines of the servers' ACL beside those of `shoal redis-acl`, with
+    the same password: Sentinels come as `sentinel`, replicas as `replica`, and the URL's user is
+    the router's.
     """
 
     def __init__(self, *, password: str = "", sentinel_password: str = "", users: str = "") -> None:
@@ -43,7 +49,9 @@ class SentinelSet:
         self._password, self._sentinel_password = password, sentinel_password
         self._users = self.directory / "users.acl" if users else None
         if self._users is not None:
-            self._users.write_text(acl_file(router=password, scheduler=password, admin=password) + users)
+            self._users.write_text(
+                acl_file(router=password, scheduler=password, admin=password) + users
+            )
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -92,7 +100,11 @@ class SentinelSet:
         self.wait_for_another(before)
 
     def wait_for_another(self, before: int) -> None:
-        wait_until(lambda: self.master() != before and self.role(self.master()) == "master", 40, "another master")
+        wait_until(
+            lambda: self.master() != before and self.role(self.master()) == "master",
+            40,
+            "another master",
+        )
 
     def kill(self, port: int) -> None:
         """SIGKILL."""
@@ -101,14 +113,30 @@ class SentinelSet:
         process.wait()
 
     def start(self, port: int, *more: str) -> None:
-        """Again, as it was started first: the Sentinels make a replica of it. `more` of its command line."""
+        """Again, as it was started first: the Sentinels make a replica of it. `more` of its command
+        line.
+        """
         directory = self.directory / str(port)
         directory.mkdir(exist_ok=True)
         command = redis_arguments(find_redis_server(), directory)
         command[command.index("--port") + 1] = str(port)
-        command += ["--bind", "127.0.0.1", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"]
+        command += [
+            "--bind",
+            "127.0.0.1",
+            "--repl-diskless-sync",
+            "yes",
+            "--repl-diskless-sync-delay",
+            "0",
+        ]
         if self._users is not None:
-            command += ["--aclfile", str(self._users), "--masteruser", "replica", "--masterauth", self._password]
+            command += [
+                "--aclfile",
+                str(self._users),
+                "--masteruser",
+                "replica",
+                "--masterauth",
+                self._password,
+            ]
         elif self._password:
             command += ["--requirepass", self._password, "--masterauth", self._password]
         if port != self.servers[0]:
@@ -127,7 +155,12 @@ class SentinelSet:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for port in list(self._processes):
             self.kill(port)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -147,7 +180,10 @@ class SentinelSet:
         if self._users is not None:
             lines.append(f"sentinel auth-user {SERVICE} sentinel")
         if self._sentinel_password:
-            lines += [f"requirepass {self._sentinel_password}", f"sentinel sentinel-pass {self._sentinel_password}"]
+            lines += [
+                f"requirepass {self._sentinel_password}",
+                f"sentinel sentinel-pass {self._sentinel_password}",
+            ]
         config = self.directory / f"sentinel-{port}.conf"
         config.write_text("\n".join(lines) + "\n")
         self._run(port, [str(find_redis_server()), str(config), "--sentinel"])
@@ -168,13 +204,18 @@ class SentinelSet:
             with self.client(port) as sentinel:
                 seen = sentinel.sentinel_master(SERVICE)
                 others = sentinel.sentinel_slaves(SERVICE)
-            if seen["num-other-sentinels"] < 2 or sum(one.get("master-link-status") == "ok" for one in others) < 2:
+            if (
+                seen["num-other-sentinels"] < 2
+                or sum(one.get("master-link-status") == "ok" for one in others) < 2
+            ):
                 return False
         return True
 
 
 def _is_taken(sentinel: Redis) -> bool:
-    """Whether a failover was begun: it is refused while another one is under way, or no replica is known to be good."""
+    """Whether a failover was begun: it is refused while another one is under way, or no replica is
+    known to be good.
+    """
     try:
         return bool(sentinel.execute_command("SENTINEL FAILOVER", SERVICE))
     except RedisError:
@@ -201,14 +242,21 @@ class TcpServer(RedisServer):
 
 
 class FakeSentinel:
-    """Names `master` (host, port) to everybody who asks SENTINEL MASTERS, or `says` something else, and counts them.
+    """Names `master` (host, port) to everybody who asks SENTINEL MASTERS, or `says` something else,
+    and counts them.
 
-    With `path` it listens on that unix socket, else on `port` of 127.0.0.1. `epoch`: of the last failover that it has heard of.
-    `delay`: it thinks for so long. Runs in a thread of its own.
+    With `path` it listens on that unix socket, else on `port` of 127.0.0.1. `epoch`: of the last
+    failover that it has heard of. `delay`: it thinks for so long. Runs in a thread of its own.
     """
 
     def __init__(
-        self, master: tuple[str, int], *, epoch: int = 1, path: Path | None = None, delay: float = 0.0, says: bytes | None = None
+        self,
+        master: tuple[str, int],
+        *,
+        epoch: int = 1,
+        path: Path | None = None,
+        delay: float = 0.0,
+        says: bytes | None = None,
     ) -> None:
         self.master = master
         self.epoch = epoch
@@ -227,7 +275,12 @@ class FakeSentinel:
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -266,7 +319,15 @@ class FakeSentinel:
 
     def _answer(self) -> bytes:
         host, port = self.master
-        state = {"name": SERVICE, "ip": host, "port": str(port), "flags": "master", "num-other-sentinels": "2"}
+        state = {
+            "name": SERVICE,
+            "ip": host,
+            "port": str(port),
+            "flags": "master",
+            "num-other-sentinels": "2",
+        }
         state["config-epoch"] = str(self.epoch)
         words = [word.encode() for pair in state.items() for word in pair]
-        return b"*1\r\n*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+        return b"*1\r\n*%d\r\n" % len(words) + b"".join(
+            b"$%d\r\n%b\r\n" % (len(word), word) for word in words
+        )

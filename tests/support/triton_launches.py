@@ -1,5 +1,6 @@
-"""What the project launches in Triton: a recorder takes the place of every kernel, so that the functions that launch them run on
-tensors of any device, also without values, and each launch is noted instead of made.
+"""What the project launches in Triton: a recorder takes the place of every kernel, so that the
+functions that launch them run on tensors of any device, also without values, and each launch is
+noted instead of made.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _TRITON_MODULES = (
     "libs.kernels.rows.fused_triton",
     "libs.kernels.rows.rope_triton",
 )
-"""Every module with kernels; a new one is added here, and its variants in `tests/kernels/compiling.py`."""
+"""Every module with kernels; a new one is added here, and its variants in
+`tests/kernels/compiling.py`.
+"""
 
 _POINTERS = {
     torch.bfloat16: "*bf16",
@@ -39,7 +42,8 @@ _OPTIONS = ("num_warps", "num_stages")
 class Launch:
     """A launch of `kernel`, as Triton's launcher would specialise it.
 
-    `signature`: the type of each argument by name. `aligned`: names of those that are multiples of 16, as addresses or numbers.
+    `signature`: the type of each argument by name. `aligned`: names of those that are multiples of
+    16, as addresses or numbers.
     """
 
     kernel: Any
@@ -67,9 +71,12 @@ class _Recorder:
         parameters = self._kernel.arg_names
         values = dict(zip(parameters, args, strict=False)) | named
         if set(values) != set(parameters):
-            raise TypeError(f"{self._kernel.__name__} is launched with {sorted(values)}; it takes {sorted(parameters)}")
+            raise TypeError(
+                f"{self._kernel.__name__} is launched with {sorted(values)}; it takes {sorted(parameters)}"
+            )
         signature, constants, aligned = [], [], []
-        # Interpreted kernels have no parameters with types; what they are launched with is counted, not compiled.
+        # Interpreted kernels have no parameters with types; what they are launched with is counted,
+        # not compiled.
         for parameter in getattr(self._kernel, "params", ()):
             value = values[parameter.name]
             kind = _kind(parameter, value)
@@ -78,7 +85,9 @@ class _Recorder:
                 constants.append((parameter.name, value))
             elif not parameter.do_not_specialize and _is_aligned(value):
                 aligned.append(parameter.name)
-        self._launches.append(Launch(self._kernel, tuple(signature), tuple(constants), tuple(aligned), options))
+        self._launches.append(
+            Launch(self._kernel, tuple(signature), tuple(constants), tuple(aligned), options)
+        )
 
 
 def _kind(parameter: Any, value: Any) -> str:
@@ -129,5 +138,10 @@ def launched_kernels() -> set[str]:
         for attribute, value in vars(importlib.import_module(name)).items()
         if isinstance(value, KernelInterface)
     }
-    called = {other for value in functions.values() for other in value.fn.__code__.co_names if other in functions}
+    called = {
+        other
+        for value in functions.values()
+        for other in value.fn.__code__.co_names
+        if other in functions
+    }
     return set(functions) - called

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def wait_until(predicate: Callable[[], bool], timeout: float = 30.0, what: str = "the condition") -> None:
+def wait_until(
+    predicate: Callable[[], bool], timeout: float = 30.0, what: str = "the condition"
+) -> None:
     """Returns once `predicate()` is true; fails after `timeout` seconds, naming `what`."""
     end = time.monotonic() + timeout
     while not predicate():
@@ -18,7 +20,9 @@ def wait_until(predicate: Callable[[], bool], timeout: float = 30.0, what: str =
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels tasks until all have ended: redis-py may swallow a cancellation that comes together with an answer."""
+    """Cancels tasks until all have ended: redis-py may swallow a cancellation that comes together
+    with an answer.
+    """
     while unfinished := [task for task in tasks if not task.done()]:
         for task in unfinished:
             task.cancel()

@@ -1,4 +1,5 @@
-"""`python -m tests.telemetry.application ADDRESSES MODEL TEXTS`: an application with traces of its own that asks a mesh once.
+"""`python -m tests.telemetry.application ADDRESSES MODEL TEXTS`: an application with traces of its
+own that asks a mesh once.
 
 Prints the id of its trace, and the reason if the call failed.
 """
@@ -21,7 +22,10 @@ def main() -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
-    with trace.get_tracer("application").start_as_current_span("search") as span, Client(addresses, timeout=20.0) as client:
+    with (
+        trace.get_tracer("application").start_as_current_span("search") as span,
+        Client(addresses, timeout=20.0) as client,
+    ):
         print(f"{span.get_span_context().trace_id:032x}")
         try:
             client.encode(model, texts(int(count), 60, 80, seed=5))

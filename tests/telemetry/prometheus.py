@@ -24,9 +24,13 @@ PLACES = (str(ROOT / ".cache" / "prometheus" / "usr" / "bin"), os.environ.get("P
 
 
 def program(name: str) -> str:
-    """Where `make .cache/prometheus/.done` put it, or the PATH. Fails, not skips: without it nothing of this is shown."""
+    """Where `make .cache/prometheus/.done` put it, or the PATH. Fails, not skips: without it
+    nothing of this is shown.
+    """
     found = shutil.which(name, path=os.pathsep.join(PLACES))
-    assert found, f"{name} is not here: `make .cache/prometheus/.done` fetches Debian's package; elsewhere install prometheus"
+    assert found, (
+        f"{name} is not here: `make .cache/prometheus/.done` fetches Debian's package; elsewhere install prometheus"
+    )
     return found
 
 
@@ -47,7 +51,9 @@ class Prometheus:
         return list(self._ask("query", query=expression)["result"])
 
     def exemplars(self, expression: str, start: float, end: float) -> list[dict[str, Any]]:
-        return list(self._ask("query_exemplars", query=expression, start=f"{start:.3f}", end=f"{end:.3f}"))
+        return list(
+            self._ask("query_exemplars", query=expression, start=f"{start:.3f}", end=f"{end:.3f}")
+        )
 
     def alerts(self) -> set[str]:
         """Those that fire or are about to."""
@@ -63,7 +69,9 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(directory: Path, targets: Mapping[str, Sequence[str]], rules: Path) -> Iterator[Prometheus]:
+def scraping(
+    directory: Path, targets: Mapping[str, Sequence[str]], rules: Path
+) -> Iterator[Prometheus]:
     """`targets`: addresses by job. Scrapes and evaluates every second."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -71,7 +79,10 @@ def scraping(directory: Path, targets: Mapping[str, Sequence[str]], rules: Path)
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
-        "scrape_configs": [{"job_name": job, "static_configs": [{"targets": list(own)}]} for job, own in targets.items()],
+        "scrape_configs": [
+            {"job_name": job, "static_configs": [{"targets": list(own)}]}
+            for job, own in targets.items()
+        ],
     }
     (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
     command = [
@@ -79,7 +90,10 @@ def scraping(directory: Path, targets: Mapping[str, Sequence[str]], rules: Path)
         f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage", "--log.level=warn",
     ]  # fmt: skip
     prometheus = Prometheus(f"http://127.0.0.1:{port}")
-    with (directory / "prometheus.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    with (
+        (directory / "prometheus.log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
+    ):
         try:
             wait_until(lambda: _answers(port), 30.0, "Prometheus to be ready")
             yield prometheus

@@ -51,11 +51,15 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         self._lock = threading.Lock()
         self._spans: list[Seen] = []
 
-    def Export(self, request: pb.ExportTraceServiceRequest, context: grpc.ServicerContext) -> pb.ExportTraceServiceResponse:
+    def Export(
+        self, request: pb.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> pb.ExportTraceServiceResponse:
         with self._lock:
             for group in request.resource_spans:
                 resource = _values(group.resource.attributes)
-                self._spans += [_seen(span, resource) for scope in group.scope_spans for span in scope.spans]
+                self._spans += [
+                    _seen(span, resource) for scope in group.scope_spans for span in scope.spans
+                ]
         return pb.ExportTraceServiceResponse()
 
     @property

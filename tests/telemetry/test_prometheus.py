@@ -1,4 +1,6 @@
-"""Every query of dashboards and alerts, asked of a real Prometheus that scrapes a real mesh to which all of it happens."""
+"""Every query of dashboards and alerts, asked of a real Prometheus that scrapes a real mesh to
+which all of it happens.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from tools.k8s import dashboards
 MODEL, BROKEN = "random/embed", "random/broken"
 ROOT = Path(__file__).resolve().parents[2]
 EXPRESSIONS: dict[str, str] = {
-    rule["alert"]: rule["expr"] for group in yaml.safe_load(RULES.read_text())["spec"]["groups"] for rule in group["rules"]
+    rule["alert"]: rule["expr"]
+    for group in yaml.safe_load(RULES.read_text())["spec"]["groups"]
+    for rule in group["rules"]
 }
 ASKED_OF_NOBODY = 12
 """More than pulls of both workers can wait."""
@@ -51,13 +55,21 @@ OF_LOAD = (
 OF_FROZEN_WORKERS = ("ShoalJobsWait", "ShoalJobsGivenUp", "ShoalPoolTooSmall")
 OF_LOST_REDIS = ("ShoalRedisAway", "ShoalSchedulerBlind", "ShoalEdgeWithoutRouter")
 OF_THE_END = ("ShoalNoLeader", "ShoalRouterDown", "ShoalProcessDown")
-OF_PROMTOOL = ("ShoalCertificateExpires", "ShoalLatencyBudgetBurnsFast", "ShoalLatencyBudgetBurnsSlowly")
-"""Only promtool's tests make these true: cert-manager's series are not ours, and a mesh's latency depends on the machine."""
+OF_PROMTOOL = (
+    "ShoalCertificateExpires",
+    "ShoalLatencyBudgetBurnsFast",
+    "ShoalLatencyBudgetBurnsSlowly",
+)
+"""Only promtool's tests make these true: cert-manager's series are not ours, and a mesh's latency
+depends on the machine.
+"""
 
 
 @dataclass
 class Seen:
-    """What Prometheus answered while a mesh lived through all of it: by query, or by alert. `names`: of all series scraped."""
+    """What Prometheus answered while a mesh lived through all of it: by query, or by alert.
+    `names`: of all series scraped.
+    """
 
     queries: dict[str, list[dict[str, Any]]]
     alerts: dict[str, list[dict[str, Any]]]
@@ -70,14 +82,19 @@ class Seen:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     directory = tmp_path_factory.mktemp("prometheus")
-    write_checkpoint("bert", directory / "models" / MODEL, hidden=128, layers=4, sentence=SentenceFiles())
+    write_checkpoint(
+        "bert", directory / "models" / MODEL, hidden=128, layers=4, sentence=SentenceFiles()
+    )
     (directory / "models" / BROKEN).mkdir()
     (directory / "models" / BROKEN / "config.json").write_text('{"model_type": "bert"}')
     (directory / "mesh").mkdir()
     names = ("router-0", "router-1", "scheduler-0", "scheduler-1", "worker-0", "worker-1", "edge-0")
     addresses = {name: f"127.0.0.1:{lasting_port()}" for name in names}
     kinds = ("router", "scheduler", "worker", "edge")
-    targets = {f"shoal/{kind}": [addresses[name] for name in names if name.startswith(kind)] for kind in kinds}
+    targets = {
+        f"shoal/{kind}": [addresses[name] for name in names if name.startswith(kind)]
+        for kind in kinds
+    }
     with receiving() as (_, endpoint):
         environment = {
             "SHOAL_LEASE_MS": "3000",
@@ -97,10 +114,18 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
     alerts: dict[str, list[dict[str, Any]]] = {}
 
-    def await_alerts(names: tuple[str, ...], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def await_alerts(
+        names: tuple[str, ...], seconds: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         def all_are_true() -> bool:
             meanwhile()
-            alerts.update({name: found for name in names if name not in alerts and (found := prometheus.query(EXPRESSIONS[name]))})
+            alerts.update(
+                {
+                    name: found
+                    for name in names
+                    if name not in alerts and (found := prometheus.query(EXPRESSIONS[name]))
+                }
+            )
             return all(name in alerts for name in names)
 
         with suppress(AssertionError):  # the tests say which are missing
@@ -109,11 +134,21 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
     began = time.time()
     with Client(cluster.address, timeout=20.0) as client:
         client.encode(MODEL, ["a text"])
-        wait_until(lambda: bool(prometheus.query("shoal_scheduler_leader == 1")), 30.0, "a leader to be scraped")
-        wait_until(lambda: all("1" in sample["value"] for sample in prometheus.query("up")), 30.0, "all to be scraped")
+        wait_until(
+            lambda: bool(prometheus.query("shoal_scheduler_leader == 1")),
+            30.0,
+            "a leader to be scraped",
+        )
+        wait_until(
+            lambda: all("1" in sample["value"] for sample in prometheus.query("up")),
+            30.0,
+            "all to be scraped",
+        )
         quiet: dict[str, list[dict[str, Any]]] = {}
 
-        def all_are_quiet() -> bool:  # a scrape may take longer than its second while the machine is busy with others
+        def all_are_quiet() -> (
+            bool
+        ):  # a scrape may take longer than its second while the machine is busy with others
             for name, query in EXPRESSIONS.items():
                 if name not in quiet or quiet[name]:
                     quiet[name] = prometheus.query(query)
@@ -121,7 +156,9 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
 
         with suppress(AssertionError):
             wait_until(all_are_quiet, 30.0, "no alert to be true")
-        patience = cycle((0.06, 0.12, 0.25, 0.5))  # the first is that of a quiet machine; of a busy one, jobs reach a device later
+        patience = cycle(
+            (0.06, 0.12, 0.25, 0.5)
+        )  # the first is that of a quiet machine; of a busy one, jobs reach a device later
         await_alerts(OF_LOAD, 90.0, lambda: _load(cluster, client, next(patience)))
         queries: dict[str, list[dict[str, Any]]] = {}
 
@@ -142,7 +179,9 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
     ):
         cluster.signal(cluster.workers, signal.SIGSTOP)
         asked = []
-        for count in range(1, ASKED_OF_NOBODY + 1):  # each pull that still waits takes one, and its lease runs out
+        for count in range(
+            1, ASKED_OF_NOBODY + 1
+        ):  # each pull that still waits takes one, and its lease runs out
             asked.append(threads.submit(_ask, client, count))
             time.sleep(0.5)
         await_alerts(OF_FROZEN_WORKERS, 45.0)
@@ -163,7 +202,10 @@ def _has_numbers(samples: list[dict[str, Any]]) -> bool:
 
 def _over_http(cluster: Cluster, model: str) -> None:
     body = json.dumps({"model": model, "input": "a text"}).encode()
-    with suppress(urllib.error.HTTPError), urllib.request.urlopen(f"http://{cluster.http_addresses[0]}/v1/embeddings", body, 30):
+    with (
+        suppress(urllib.error.HTTPError),
+        urllib.request.urlopen(f"http://{cluster.http_addresses[0]}/v1/embeddings", body, 30),
+    ):
         pass
 
 
@@ -173,9 +215,14 @@ def _ask(client: Client, count: int) -> None:
 
 
 def _load(cluster: Cluster, client: Client, patience: float) -> None:
-    """Some seconds of everything: work, too much work, work that is given up after `patience` seconds, models that come and go."""
+    """Some seconds of everything: work, too much work, work that is given up after `patience`
+    seconds, models that come and go.
+    """
     once = RetryPolicy(attempts=1)
-    with Client(cluster.address, timeout=10.0, retry=once, tenant="eager") as eager, ThreadPoolExecutor(16) as threads:
+    with (
+        Client(cluster.address, timeout=10.0, retry=once, tenant="eager") as eager,
+        ThreadPoolExecutor(16) as threads,
+    ):
         for number in range(3):
             client.score(MODEL, "a query", texts(4, 5, 10, seed=number))
             client.encode(MODEL, texts(30, 20, 40, seed=number))
@@ -222,8 +269,14 @@ def test_no_alert_is_true_of_a_quiet_mesh(seen: Seen, alert: str) -> None:
 
 
 def test_every_series_that_we_define_was_scraped(seen: Seen) -> None:
-    defined = {one.name + ("_total" if one.is_counter else "") for one in vars(metrics).values() if isinstance(one, metrics.Series)}
-    counted = {family.name for family in metrics.REGISTRY.collect() if family.name.startswith("shoal_")}
+    defined = {
+        one.name + ("_total" if one.is_counter else "")
+        for one in vars(metrics).values()
+        if isinstance(one, metrics.Series)
+    }
+    counted = {
+        family.name for family in metrics.REGISTRY.collect() if family.name.startswith("shoal_")
+    }
     missing = {name for name in defined if name not in seen.names}
     missing |= {name for name in counted if not any(found.startswith(name) for found in seen.names)}
     assert not missing
@@ -246,13 +299,19 @@ def test_dashboards_are_current_and_whole() -> None:
         text = (dashboards.FOLDER / f"{name}.json").read_text()
         assert text == dashboards.render(dashboard), "run make dashboards"
         assert all(panel["targets"] for panel in json.loads(text)["panels"])
-    files = yaml.safe_load((dashboards.FOLDER / "kustomization.yaml").read_text())["configMapGenerator"][0]["files"]
+    files = yaml.safe_load((dashboards.FOLDER / "kustomization.yaml").read_text())[
+        "configMapGenerator"
+    ][0]["files"]
     assert sorted(files) == sorted(f"{name}.json" for name in dashboards.DASHBOARDS)
 
 
 def test_every_alert_has_a_runbook_and_a_severity() -> None:
     runbooks = (ROOT / "docs" / "runbooks.md").read_text()
-    rules = [rule for group in yaml.safe_load(RULES.read_text())["spec"]["groups"] for rule in group["rules"]]
+    rules = [
+        rule
+        for group in yaml.safe_load(RULES.read_text())["spec"]["groups"]
+        for rule in group["rules"]
+    ]
     for rule in rules:
         assert f"\n## {rule['alert']}\n" in runbooks
         assert rule["annotations"]["runbook"] == f"docs/runbooks.md#{rule['alert'].lower()}"
@@ -262,11 +321,18 @@ def test_every_alert_has_a_runbook_and_a_severity() -> None:
 
 def test_promtool_takes_the_rules_and_they_pass_their_own_tests(tmp_path: Path) -> None:
     rules = rules_file(tmp_path)
-    checked = subprocess.run([program("promtool"), "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [program("promtool"), "check", "rules", str(rules)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     (tmp_path / "tests.yaml").write_text((Path(__file__).parent / "rules_test.yaml").read_text())
     command = [program("promtool"), "test", "rules", "tests.yaml"]
     tested = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stdout + tested.stderr
     of_tests = yaml.safe_load((tmp_path / "tests.yaml").read_text())["tests"]
-    assert {one["alertname"] for test in of_tests for one in test["alert_rule_test"]} == set(EXPRESSIONS)
+    assert {one["alertname"] for test in of_tests for one in test["alert_rule_test"]} == set(
+        EXPRESSIONS
+    )

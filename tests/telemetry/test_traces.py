@@ -1,4 +1,6 @@
-"""One request is one connected trace, from the application to the forward pass, at a real OTLP receiver; errors and retries too."""
+"""One request is one connected trace, from the application to the forward pass, at a real OTLP
+receiver; errors and retries too.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,33 @@ class Traced:
     receiver: Receiver
     endpoint: str
 
-    def ask(self, model: str = MODEL, count: int = 1, addresses: str = "", **environment: str) -> tuple[str, str]:
+    def ask(
+        self, model: str = MODEL, count: int = 1, addresses: str = "", **environment: str
+    ) -> tuple[str, str]:
         """Asks from a process of its own: its trace's id, and the reason if it failed."""
-        command = [sys.executable, "-m", "tests.telemetry.application", addresses or self.cluster.address, model, str(count)]
-        variables = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint, "OTEL_SERVICE_NAME": "application", **environment}
-        said = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=True).stdout.split()
+        command = [
+            sys.executable,
+            "-m",
+            "tests.telemetry.application",
+            addresses or self.cluster.address,
+            model,
+            str(count),
+        ]
+        variables = {
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
+            "OTEL_SERVICE_NAME": "application",
+            **environment,
+        }
+        said = subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=120, check=True
+        ).stdout.split()
         return said[0], said[1] if len(said) > 1 else ""
 
     def spans(self, trace: str, is_whole: Callable[[Sequence[Seen]], bool]) -> list[Seen]:
-        wait_until(lambda: is_whole(self.receiver.of_trace(trace)), 20.0, f"a whole trace of {trace}")
+        wait_until(
+            lambda: is_whole(self.receiver.of_trace(trace)), 20.0, f"a whole trace of {trace}"
+        )
         return self.receiver.of_trace(trace)
 
 
@@ -48,7 +68,9 @@ class Traced:
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     """Two routers, and two workers, each with another router of its own; both have the model."""
     directory = tmp_path_factory.mktemp("traces")
-    write_checkpoint("bert", directory / "models" / MODEL, sentence=SentenceFiles(max_seq_length=128))
+    write_checkpoint(
+        "bert", directory / "models" / MODEL, sentence=SentenceFiles(max_seq_length=128)
+    )
     (directory / "mesh").mkdir()
     with receiving() as (receiver, endpoint):
         environment = {
@@ -56,7 +78,13 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
             "OTEL_BSP_SCHEDULE_DELAY": "100",
             "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
         }
-        cluster = Cluster(directory / "mesh", models=str(directory / "models"), routers=2, workers=2, environment=environment)
+        cluster = Cluster(
+            directory / "mesh",
+            models=str(directory / "models"),
+            routers=2,
+            workers=2,
+            environment=environment,
+        )
         cluster.each["worker-1"] = {"SHOAL_ROUTERS": ",".join(reversed(cluster.addresses))}
         with cluster:
             _load_everywhere(cluster)
@@ -67,7 +95,11 @@ def _load_everywhere(cluster: Cluster) -> None:
     with Client(cluster.address, timeout=60.0) as client:
         for _ in cluster.workers:
             client.models.load(MODEL)  # one more copy
-        wait_until(lambda: all(MODEL in worker.resident for worker in client.mesh().workers), 30.0, "both to have the model")
+        wait_until(
+            lambda: all(MODEL in worker.resident for worker in client.mesh().workers),
+            30.0,
+            "both to have the model",
+        )
 
 
 def named(spans: Sequence[Seen], name: str) -> list[Seen]:
@@ -88,14 +120,17 @@ def by_two_workers(spans: Sequence[Seen]) -> bool:
     ) == 2 and len({span.instance for span in named(spans, "shoal.v1.WorkerService/Complete")}) == 2  # fmt: skip
 
 
-def test_a_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced) -> None:
+def test_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced) -> None:
     for _ in range(10):  # which worker is quicker is chance: a job for each, sooner or later
         trace, reason = mesh.ask(count=120, addresses=mesh.cluster.addresses[0])
         assert not reason
         mesh.spans(trace, lambda spans: bool(named(spans, "search")) and bool(named(spans, ENCODE)))
         wait_for_last = 3.0
         try:
-            wait_until(lambda trace=trace: by_two_workers(mesh.receiver.of_trace(trace)), wait_for_last)  # type: ignore[misc]
+            wait_until(
+                lambda trace=trace: by_two_workers(mesh.receiver.of_trace(trace)),  # type: ignore[misc]
+                wait_for_last,
+            )
         except AssertionError:
             continue
         break
@@ -104,11 +139,17 @@ def test_a_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced
 
     root = only(spans, "search")
     assert not root.parent
-    client, server = (next(span for span in named(spans, ENCODE) if span.kind == kind) for kind in ("CLIENT", "SERVER"))
+    client, server = (
+        next(span for span in named(spans, ENCODE) if span.kind == kind)
+        for kind in ("CLIENT", "SERVER")
+    )
     assert (client.parent, client.service) == (root.id, "application")
     assert (server.parent, server.service) == (client.id, "shoal-router")
     assert client.attributes["rpc.system"] == server.attributes["rpc.system"] == "grpc"
-    assert (server.attributes["rpc.service"], server.attributes["rpc.method"]) == ("shoal.v1.InferenceService", "Encode")
+    assert (server.attributes["rpc.service"], server.attributes["rpc.method"]) == (
+        "shoal.v1.InferenceService",
+        "Encode",
+    )
     assert server.attributes["shoal.request_id"] == client.attributes["shoal.request_id"]
     assert (server.attributes["shoal.model"], server.attributes["shoal.outcome"]) == (MODEL, "OK")
     assert server.resource["deployment.environment.name"] == "test"
@@ -132,21 +173,29 @@ def test_a_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced
         assert {"prepare", "finish"} <= children
         of_job = [span for span in forwards if job.id in span.links]
         assert of_job, "its batch is linked with it"
-        assert all(span.parent == job.id or span.id in job.links for span in of_job), "and it with its batch"
-        assert all(job.began - 0.005 <= span.began <= span.ended <= job.ended + 0.005 for span in of_job)
+        assert all(span.parent == job.id or span.id in job.links for span in of_job), (
+            "and it with its batch"
+        )
+        assert all(
+            job.began - 0.005 <= span.began <= span.ended <= job.ended + 0.005 for span in of_job
+        )
     assert all(by_id[span.parent] in jobs for span in forwards)
     assert sum(int(span.attributes["shoal.batch.sequences"]) for span in forwards) == 120
 
     completes = named(spans, "shoal.v1.WorkerService/Complete")
     assert {span.instance for span in completes} == {"router-0", "router-1"}
     assert all(by_id[span.parent] in jobs and span.kind == "SERVER" for span in completes)
-    assert all(span.parent in by_id for span in spans if span is not root), "nothing hangs in the air"
+    assert all(span.parent in by_id for span in spans if span is not root), (
+        "nothing hangs in the air"
+    )
 
 
 def test_what_fails_is_an_error_in_every_span_of_its_way(mesh: Traced) -> None:
     trace, reason = mesh.ask(model="no/such")
     assert reason in ("MODEL_NOT_FOUND", "DEADLINE_PASSED")
-    spans = mesh.spans(trace, lambda spans: len(named(spans, ENCODE)) >= 2 and bool(named(spans, "search")))
+    spans = mesh.spans(
+        trace, lambda spans: len(named(spans, ENCODE)) >= 2 and bool(named(spans, "search"))
+    )
     for span in named(spans, ENCODE):
         assert span.is_error
         assert span.attributes["error.type"] == reason
@@ -155,10 +204,14 @@ def test_what_fails_is_an_error_in_every_span_of_its_way(mesh: Traced) -> None:
 def is_whole(spans: Sequence[Seen]) -> bool:
     """Of client, router and worker, which send their spans at different times."""
     asked = {span.kind for span in named(spans, ENCODE)}
-    return asked >= {"CLIENT", "SERVER"} and bool(named(spans, f"process {LANE}")) and bool(named(spans, "search"))
+    return (
+        asked >= {"CLIENT", "SERVER"}
+        and bool(named(spans, f"process {LANE}"))
+        and bool(named(spans, "search"))
+    )
 
 
-def test_a_try_that_failed_is_told_and_the_next_is_in_the_same_trace(mesh: Traced) -> None:
+def test_try_that_failed_is_told_and_the_next_is_in_the_same_trace(mesh: Traced) -> None:
     nobody = "127.0.0.1:9"
     for _ in range(20):  # a client begins at any of its addresses
         trace, reason = mesh.ask(addresses=f"{nobody},{mesh.cluster.address}")
@@ -193,10 +246,15 @@ def test_log_lines_carry_the_trace(mesh: Traced) -> None:
     assert [line["message"] for line in lines()] == ["call"]
 
 
-def test_without_an_endpoint_nothing_is_sent_and_requests_are_served(mesh: Traced, tmp_path: Path) -> None:
+def test_without_an_endpoint_nothing_is_sent_and_requests_are_served(
+    mesh: Traced, tmp_path: Path
+) -> None:
     began = time.time()  # spans of earlier requests may still be on their way
     (tmp_path / "mesh").mkdir()
     models = mesh.cluster.directory.parent / "models"
-    with Cluster(tmp_path / "mesh", models=str(models)) as plain, Client(plain.address, timeout=60.0) as client:
+    with (
+        Cluster(tmp_path / "mesh", models=str(models)) as plain,
+        Client(plain.address, timeout=60.0) as client,
+    ):
         assert client.encode(MODEL, ["a text"]).dense is not None
     assert not [span for span in mesh.receiver.spans if span.began >= began]

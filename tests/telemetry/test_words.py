@@ -13,7 +13,7 @@ from libs.telemetry.metrics import LANE_QUEUED_JOBS, Bounded, Reading
 from tests.api.hostile import CONTROLS, WORDS
 
 
-def test_a_log_line_escapes_what_is_not_ascii() -> None:
+def test_log_line_escapes_what_is_not_ascii() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 0, f"ü {WORDS}", (), None)
     for name, value in fields({"device": WORDS}).items():
         setattr(record, name, value)
@@ -24,7 +24,7 @@ def test_a_log_line_escapes_what_is_not_ascii() -> None:
     assert (read["message"], read["device"]) == (f"ü {WORDS}", WORDS)
 
 
-def test_a_series_has_no_control_characters() -> None:
+def test_series_has_no_control_characters() -> None:
     registry = CollectorRegistry(auto_describe=False)
     labels = ("cpu\n", f'quote"back\\{WORDS}', Bounded(1).of(WORDS))
     registry.register(Reading(lambda: [LANE_QUEUED_JOBS.family({labels: 3.0})]))

@@ -24,25 +24,34 @@ def test_files_are_formatted() -> None:
     if terraform is None:
         pytest.skip("terraform is not on the PATH")
     done = subprocess.run(
-        [terraform, "fmt", "-check", "-recursive", "-diff", TERRAFORM], capture_output=True, text=True, check=False
+        [terraform, "fmt", "-check", "-recursive", "-diff", TERRAFORM],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_the_readme_tells_every_input_and_output(module: str) -> None:
+def test_readme_tells_every_input_and_output(module: str) -> None:
     readme = (TERRAFORM / "modules" / module / "README.md").read_text()
     inputs, outputs = readme[readme.index("| input |") :].split("| output |")
     for table, kind in ((inputs, "variable"), (outputs, "output")):
-        assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(blocks(f"modules/{module}", kind))
+        assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(
+            blocks(f"modules/{module}", kind)
+        )
 
 
-@pytest.mark.parametrize("folder", [*(f"modules/{name}" for name in MODULES), *(f"examples/{name}" for name in EXAMPLES)])
+@pytest.mark.parametrize(
+    "folder", [*(f"modules/{name}" for name in MODULES), *(f"examples/{name}" for name in EXAMPLES)]
+)
 def test_inputs_and_outputs_say_what_they_are(folder: str) -> None:
     for name, variable in blocks(folder, "variable").items():
         assert variable["description"], name
         assert variable["type"], name
-        assert ("default" in variable and variable["default"] is None) or variable["nullable"] is False, name
+        assert ("default" in variable and variable["default"] is None) or variable[
+            "nullable"
+        ] is False, name
     for name, output in blocks(folder, "output").items():
         assert output["description"], name
 
@@ -59,7 +68,9 @@ def test_examples_take_the_module_beside_them_and_bind_the_providers_version(exa
 
 @pytest.mark.parametrize("example", [name for name in EXAMPLES if name.startswith("gke-")])
 def test_no_example_relies_on_a_redis_whose_certificate_nobody_could_verify(example: str) -> None:
-    """Memorystore's: see the README of modules/gke. Once somebody has, it may be in an example again."""
+    """Memorystore's: see the README of modules/gke. Once somebody has, it may be in an example
+    again.
+    """
     (module,) = blocks(f"examples/{example}", "module").values()
     assert "redis" not in module
 
@@ -67,7 +78,9 @@ def test_no_example_relies_on_a_redis_whose_certificate_nobody_could_verify(exam
 def test_gpu_pools_of_both_clouds_are_described_alike() -> None:
     for module in MODULES:
         text = (TERRAFORM / "modules" / module / "variables.tf").read_text()
-        (attributes,) = re.findall(r'variable "gpu_pools" {.*?map\(object\({\n(.*?)}\)\)', text, re.DOTALL)
+        (attributes,) = re.findall(
+            r'variable "gpu_pools" {.*?map\(object\({\n(.*?)}\)\)', text, re.DOTALL
+        )
         assert set(re.findall(r"^ +(\w+) +=", attributes, re.MULTILINE)) >= GIVEN_TO_BOTH
 
 

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.k8s.manifests import NAMESPACE, Object, build, containers, environment, named, rendered, workloads
+from tests.k8s.manifests import (
+    NAMESPACE,
+    Object,
+    build,
+    containers,
+    environment,
+    named,
+    rendered,
+    workloads,
+)
 from tests.terraform.configuration import MODULES, ROOT, TERRAFORM, blocks, values
 
 
@@ -40,7 +49,9 @@ POOLS = (
 def labels(pool: Pool) -> dict[str, str]:
     """Of its nodes: those that the module gives them, and those that the cloud adds."""
     (written,) = re.findall(
-        r"^ +labels = {\n(.*?)}\n", (TERRAFORM / f"modules/{pool.cloud}/nodes.tf").read_text(), re.DOTALL | re.MULTILINE
+        r"^ +labels = {\n(.*?)}\n",
+        (TERRAFORM / f"modules/{pool.cloud}/nodes.tf").read_text(),
+        re.DOTALL | re.MULTILINE,
     )
     known = {
         "name": pool.name,
@@ -48,10 +59,16 @@ def labels(pool: Pool) -> dict[str, str]:
         '"nvidia-${lower(pool.accelerator)}"': f"nvidia-{pool.accelerator.lower()}",
         '"true"': "true",
     }
-    ours = {key: known[value] for key, value in re.findall(r'^ +"(.+)" += (.+)$', written, re.MULTILINE)}
+    ours = {
+        key: known[value] for key, value in re.findall(r'^ +"(.+)" += (.+)$', written, re.MULTILINE)
+    }
     said = values(f"modules/{pool.cloud}")
     if pool.cloud == "eks":
-        return ours | {"eks.amazonaws.com/capacityType": said["capacity_types"]["spot" if pool.is_spot else "on-demand"]}
+        return ours | {
+            "eks.amazonaws.com/capacityType": said["capacity_types"][
+                "spot" if pool.is_spot else "on-demand"
+            ]
+        }
     return (
         ours
         | {"cloud.google.com/gke-accelerator": said["accelerators"][pool.accelerator]}
@@ -61,12 +78,21 @@ def labels(pool: Pool) -> dict[str, str]:
 
 def selects(pod: Object, node: dict[str, str]) -> bool:
     """As Kubernetes does by `nodeSelector` and the required node affinity."""
-    affinity = pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    affinity = (
+        pod.get("affinity", {})
+        .get("nodeAffinity", {})
+        .get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    )
     terms: list[dict[str, Any]] = affinity.get("nodeSelectorTerms", [{"matchExpressions": []}])
-    assert {one["operator"] for term in terms for one in term["matchExpressions"]} <= {"In", "Exists"}
+    assert {one["operator"] for term in terms for one in term["matchExpressions"]} <= {
+        "In",
+        "Exists",
+    }
     is_near = any(
         all(
-            one["key"] in node if one["operator"] == "Exists" else node.get(one["key"]) in one["values"]
+            one["key"] in node
+            if one["operator"] == "Exists"
+            else node.get(one["key"]) in one["values"]
             for one in term["matchExpressions"]
         )
         for term in terms
@@ -84,7 +110,9 @@ def tolerates(pod: Object, taint: dict[str, str]) -> bool:
 
 
 def worker(overlay: str) -> Object:
-    pod: Object = named(rendered(f"overlays/{overlay}"), "Deployment", "worker")["spec"]["template"]["spec"]
+    pod: Object = named(rendered(f"overlays/{overlay}"), "Deployment", "worker")["spec"][
+        "template"
+    ]["spec"]
     return pod
 
 
@@ -101,8 +129,10 @@ def test_workers_do_not_find_nodes_of_another_accelerator(pool: Pool) -> None:
     assert not selects(worker(pool.overlay), labels(other))
 
 
-@pytest.mark.parametrize("pool", [pool for pool in POOLS if pool.cloud == "gke"], ids=lambda pool: pool.overlay)
-def test_the_models_folder_is_made_on_every_node_that_workers_run_on(pool: Pool) -> None:
+@pytest.mark.parametrize(
+    "pool", [pool for pool in POOLS if pool.cloud == "gke"], ids=lambda pool: pool.overlay
+)
+def test_models_folder_is_made_on_every_node_that_workers_run_on(pool: Pool) -> None:
     pod = named(rendered("model-folder"), "DaemonSet", "model-folder")["spec"]["template"]["spec"]
     assert selects(pod, labels(pool))
     assert tolerates(pod, values(f"modules/{pool.cloud}")["gpu_taint"])
@@ -119,7 +149,7 @@ def test_pools_are_called_alike(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_the_bucket_is_for_the_workers_service_account(module: str) -> None:
+def test_bucket_is_for_the_workers_service_account(module: str) -> None:
     written = str(blocks(f"modules/{module}", "variable")["worker_service_accounts"]["type"])
     (account,) = {worker(pool.overlay)["serviceAccountName"] for pool in POOLS}
     assert f'"{NAMESPACE}"' in written
@@ -127,7 +157,7 @@ def test_the_bucket_is_for_the_workers_service_account(module: str) -> None:
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp"])
-def test_the_overlay_that_the_guide_writes_can_be_built(cloud: str, tmp_path: Path) -> None:
+def test_overlay_that_the_guide_writes_can_be_built(cloud: str, tmp_path: Path) -> None:
     guide = (ROOT / f"docs/deploy-{cloud}.md").read_text()
     (written,) = re.findall(r"mesh/kustomization.yaml <<END\n(.*?)END\n", guide, re.DOTALL)
     known = {"REGISTRY": "registry.mine/shoal", "TAG": "1234567", "STORE": "s3://mine"}
@@ -135,8 +165,14 @@ def test_the_overlay_that_the_guide_writes_can_be_built(cloud: str, tmp_path: Pa
     places = {key: [one.removeprefix("../k8s/") for one in document[key]] for key in ("resources",)}
     objects = build(tmp_path, **document | places)
     assert {
-        container["image"] for one in workloads(objects) for container in containers(one) if "valkey" not in container["image"]
-    } == {f"registry.mine/shoal/{name}:1234567" for name in ("edge", "router", "scheduler", "worker-cuda")}
+        container["image"]
+        for one in workloads(objects)
+        for container in containers(one)
+        if "valkey" not in container["image"]
+    } == {
+        f"registry.mine/shoal/{name}:1234567"
+        for name in ("edge", "router", "scheduler", "worker-cuda")
+    }
     (container,) = containers(named(objects, "Deployment", "worker"))
     assert environment(objects, container)["SHOAL_STORES"] == "s3://mine,hf"
     reached = {

@@ -1,7 +1,8 @@
-"""Modules and examples as Terraform itself sees them: `init`, `validate`, and the modules' own tests against mocked providers.
+"""Modules and examples as Terraform itself sees them: `init`, `validate`, and the modules' own
+tests against mocked providers.
 
-Providers come from a folder (`terraform providers mirror`) that SHOAL_TERRAFORM_PLUGINS names, or from the registry if it says
-`registry`. What is not there is skipped and says so.
+Providers come from a folder (`terraform providers mirror`) that SHOAL_TERRAFORM_PLUGINS names, or
+from the registry if it says `registry`. What is not there is skipped and says so.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Terraform:
     def run(self, folder: str, *arguments: str) -> str:
         """What it says. Fails the test if it fails."""
         command = [self.executable, f"-chdir={self.copy / folder}", *arguments, "-no-color"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=600, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -53,15 +56,27 @@ def terraform(tmp_path_factory: pytest.TempPathFactory) -> Terraform:
     folder = tmp_path_factory.mktemp("terraform")
     settings = folder / "terraform.rc"
     settings.write_text("" if PLUGINS == "registry" else FROM_A_FOLDER % PLUGINS)
-    copy = shutil.copytree(TERRAFORM, folder / "copy", ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
-    told = {"TF_CLI_CONFIG_FILE": str(settings), "TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1"}
+    copy = shutil.copytree(
+        TERRAFORM, folder / "copy", ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*")
+    )
+    told = {
+        "TF_CLI_CONFIG_FILE": str(settings),
+        "TF_IN_AUTOMATION": "1",
+        "TF_INPUT": "0",
+        "CHECKPOINT_DISABLE": "1",
+    }
     return Terraform(executable, copy, os.environ | told)
 
 
 def needs_provider(cloud: str) -> None:
     provider = PROVIDERS[cloud]
-    if PLUGINS != "registry" and not Path(PLUGINS, "registry.terraform.io/hashicorp", provider).is_dir():
-        pytest.skip(f"{PLUGINS} has no hashicorp/{provider}; SHOAL_TERRAFORM_PLUGINS=registry takes it from the registry")
+    if (
+        PLUGINS != "registry"
+        and not Path(PLUGINS, "registry.terraform.io/hashicorp", provider).is_dir()
+    ):
+        pytest.skip(
+            f"{PLUGINS} has no hashicorp/{provider}; SHOAL_TERRAFORM_PLUGINS=registry takes it from the registry"
+        )
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -71,7 +86,10 @@ def test_modules_are_valid_and_pass_their_tests(terraform: Terraform, module: st
     terraform.run(folder, "init", "-backend=false")
     terraform.run(folder, "validate")
     told = terraform.run(folder, "test")
-    runs = sum(len(re.findall(r"^run ", file.read_text(), re.MULTILINE)) for file in (TERRAFORM / folder).glob("tests/*.hcl"))
+    runs = sum(
+        len(re.findall(r"^run ", file.read_text(), re.MULTILINE))
+        for file in (TERRAFORM / folder).glob("tests/*.hcl")
+    )
     assert f"Success! {runs} passed, 0 failed." in told
 
 

@@ -1,4 +1,6 @@
-"""A model that is quick to run and easy to upset, and a router that keeps its lanes in memory; both speak the real contracts."""
+"""A model that is quick to run and easy to upset, and a router that keeps its lanes in memory; both
+speak the real contracts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,19 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, NoCapacity
-from libs.models import Between, EncodeResult, EncodeWork, GoOn, Head, InputSequence, Output, Prepared, Result, Stored, Work
+from libs.models import (
+    Between,
+    EncodeResult,
+    EncodeWork,
+    GoOn,
+    Head,
+    InputSequence,
+    Output,
+    Prepared,
+    Result,
+    Stored,
+    Work,
+)
 from libs.models.work import go_on_anyway, nothing_between
 from services.router.lanes.exchange import Exchange
 
@@ -36,9 +50,10 @@ MAX_TOKENS = 1000
 class FakeModel:
     """A token is a character; a text's vector is (number of tokens, sum of their code points).
 
-    A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until `gate` is set, as does
-    LAYERED, between two layers. A text with CREEPING is prepared until somebody ends it. An answer with LASTING is made until its
-    job ends, and one with STUCK waits until `gate` is set without yielding.
+    A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until
+    `gate` is set, as does LAYERED, between two layers. A text with CREEPING is prepared until
+    somebody ends it. An answer with LASTING is made until its job ends, and one with STUCK waits
+    until `gate` is set without yielding.
     """
 
     def __init__(self, name: str = "org/fake", size: int = 100) -> None:
@@ -59,7 +74,9 @@ class FakeModel:
         self.batches: list[list[int]] = []
         """Tokens of each sequence of each forward pass that was tried."""
         self.adapters: dict[str, Path] = {}
-        """With the directories that they were read from. Each takes 10 bytes and adds its number of letters to the code points."""
+        """With the directories that they were read from. Each takes 10 bytes and adds its number of
+        letters to the code points.
+        """
         self.started = threading.Event()
         self.creeping = 0
         """Texts with CREEPING that are prepared."""
@@ -82,11 +99,18 @@ class FakeModel:
             finally:
                 self.creeping -= CREEPING in text
             if len(text) > MAX_TOKENS:
-                raise InputTooLong(f"{len(text)} tokens, at most {MAX_TOKENS}", field=f"items[{index}].text")
-        sequences = [InputSequence(np.array([ord(letter) for letter in text], dtype=np.int32)) for text in work.texts]
+                raise InputTooLong(
+                    f"{len(text)} tokens, at most {MAX_TOKENS}", field=f"items[{index}].text"
+                )
+        sequences = [
+            InputSequence(np.array([ord(letter) for letter in text], dtype=np.int32))
+            for text in work.texts
+        ]
         return Prepared(work, "dense", sequences)
 
-    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
+    def forward(
+        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+    ) -> list[Output]:
         self.batches.append([sequence.tokens for sequence in sequences])
         self.started.set()
         letters = {chr(token) for sequence in sequences for token in sequence.ids}
@@ -100,10 +124,16 @@ class FakeModel:
 
     def _vector(self, sequence: InputSequence) -> Output:
         assert not sequence.adapter or sequence.adapter in self.adapters
-        total = float("nan") if ord(ENDLESS) in sequence.ids else float(sequence.ids.sum() + len(sequence.adapter))
+        total = (
+            float("nan")
+            if ord(ENDLESS) in sequence.ids
+            else float(sequence.ids.sum() + len(sequence.adapter))
+        )
         return np.array([sequence.tokens, total], dtype=np.float32)
 
-    def finish(self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         texts = "".join(prepared.work.texts) if isinstance(prepared.work, EncodeWork) else ""
         self.lasting += LASTING in texts or STUCK in texts
         try:
@@ -114,7 +144,11 @@ class FakeModel:
                 self.gate.wait(30)
         finally:
             self.lasting -= LASTING in texts or STUCK in texts
-        rows = np.stack(cast("list[NDArray[np.float32]]", outputs)) if outputs else np.zeros((0, 2), np.float32)
+        rows = (
+            np.stack(cast("list[NDArray[np.float32]]", outputs))
+            if outputs
+            else np.zeros((0, 2), np.float32)
+        )
         return EncodeResult(dense=Stored("float32", rows.shape, rows))
 
     def add_adapter(self, name: str, directory: Path) -> int:
@@ -152,7 +186,9 @@ class FakeParked:
 def vectors(result: worker_pb2.JobResult) -> list[list[float]]:
     tensor = result.encode.dense
     assert tensor.data_type == tensor_pb2.DATA_TYPE_FLOAT32
-    rows: list[list[float]] = np.frombuffer(tensor.data, "<f4").reshape(tuple(tensor.shape)).tolist()
+    rows: list[list[float]] = (
+        np.frombuffer(tensor.data, "<f4").reshape(tuple(tensor.shape)).tolist()
+    )
     return rows
 
 
@@ -160,7 +196,9 @@ def vector(text: str) -> list[float]:
     return [float(len(text)), float(sum(map(ord, text)))]
 
 
-def encode_job(job_id: str, *texts: str, seconds: float = 30.0, first_item: int = 0) -> worker_pb2.Job:
+def encode_job(
+    job_id: str, *texts: str, seconds: float = 30.0, first_item: int = 0
+) -> worker_pb2.Job:
     now = time.time() * 1000
     return worker_pb2.Job(
         job_id=job_id,
@@ -173,14 +211,18 @@ def encode_job(job_id: str, *texts: str, seconds: float = 30.0, first_item: int 
 
 @dataclass
 class FakeLanes:
-    """What Redis holds for the routers: queues by model (`model+adapter`, if there is one), leases, and every answer that came."""
+    """What Redis holds for the routers: queues by model (`model+adapter`, if there is one), leases,
+    and every answer that came.
+    """
 
     queued: dict[str, deque[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(deque))
     """Job ids and payloads."""
     leased: dict[str, set[str]] = field(default_factory=dict)
     given: dict[str, worker_pb2.PullResponse] = field(default_factory=dict)
     """Batches by their ids, which workers choose."""
-    answers: dict[str, list[worker_pb2.JobResult]] = field(default_factory=lambda: defaultdict(list))
+    answers: dict[str, list[worker_pb2.JobResult]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     heartbeats: list[worker_pb2.HeartbeatRequest] = field(default_factory=list)
     connects: list[tuple[str, worker_pb2.ConnectRequest]] = field(default_factory=list)
     completes: list[worker_pb2.CompleteRequest] = field(default_factory=list)
@@ -208,7 +250,11 @@ class FakeLanes:
 
     def states(self) -> dict[str, int]:
         """Of the models in the last heartbeat."""
-        return {model.model: model.state for model in self.heartbeats[-1].models} if self.heartbeats else {}
+        return (
+            {model.model: model.state for model in self.heartbeats[-1].models}
+            if self.heartbeats
+            else {}
+        )
 
     def lease(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
         if self.must_beat:
@@ -223,7 +269,10 @@ class FakeLanes:
                 assert request.batch_id not in self.leased
                 self.leased[request.batch_id] = {job_id for job_id, _ in taken}
                 self.given[request.batch_id] = worker_pb2.PullResponse(
-                    lane=asked, batch_id=request.batch_id, jobs=[payload for _, payload in taken], lease_ms=15000
+                    lane=asked,
+                    batch_id=request.batch_id,
+                    jobs=[payload for _, payload in taken],
+                    lease_ms=15000,
                 )
                 return self.given[request.batch_id]
         held = {asked.model for asked in request.lanes}
@@ -241,8 +290,9 @@ def _lane(model: str, adapter: str) -> str:
 
 
 class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
-    """WorkerService over FakeLanes. `refuse_completes`: Complete fails. `is_stopping`: Pull gets nothing, at once. `is_old`: it
-    speaks wire version 3, without a stream for pulls and answers. `streams`: how many of those it was sent."""
+    """WorkerService over FakeLanes. `refuse_completes`: Complete fails. `is_stopping`: Pull gets
+    nothing, at once. `is_old`: it speaks wire version 3, without a stream for pulls and answers.
+    `streams`: how many of those it was sent."""
 
     def __init__(self, lanes: FakeLanes) -> None:
         self.lanes = lanes
@@ -261,7 +311,9 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
     async def stop(self) -> None:
         await self._server.stop(0)
 
-    async def Pull(self, request: worker_pb2.PullRequest, context: object) -> worker_pb2.PullResponse:
+    async def Pull(
+        self, request: worker_pb2.PullRequest, context: object
+    ) -> worker_pb2.PullResponse:
         self.lanes.pulls.append(request)
         if self.is_stopping:
             return worker_pb2.PullResponse()
@@ -280,28 +332,38 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
         if self.is_old:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self.streams += 1
-        async for response in Exchange({"pull": self.Pull, "complete": self.Complete}, context).run(request_iterator):
+        async for response in Exchange({"pull": self.Pull, "complete": self.Complete}, context).run(
+            request_iterator
+        ):
             yield response
 
-    async def Complete(self, request: worker_pb2.CompleteRequest, context: object) -> worker_pb2.CompleteResponse:
+    async def Complete(
+        self, request: worker_pb2.CompleteRequest, context: object
+    ) -> worker_pb2.CompleteResponse:
         if self.refuse_completes:
             raise NoCapacity("away")
         self.lanes.completes.append(request)
         lease = self.lanes.leased[request.batch_id]
         for completed in request.jobs:
             lease.discard(completed.job_id)
-            self.lanes.answers[completed.job_id].append(worker_pb2.JobResult.FromString(completed.result))
+            self.lanes.answers[completed.job_id].append(
+                worker_pb2.JobResult.FromString(completed.result)
+            )
         if request.release:
             self.lanes.handed_back.extend(lease)
             lease.clear()
         return worker_pb2.CompleteResponse(accepted=len(request.jobs))
 
-    async def Heartbeat(self, request: worker_pb2.HeartbeatRequest, context: object) -> worker_pb2.HeartbeatResponse:
+    async def Heartbeat(
+        self, request: worker_pb2.HeartbeatRequest, context: object
+    ) -> worker_pb2.HeartbeatResponse:
         self.lanes.heartbeats.append(request)
         told, self.lanes.to_tell = self.lanes.to_tell, worker_pb2.HeartbeatResponse()
         return told
 
-    async def Connect(self, request: worker_pb2.ConnectRequest, context: object) -> AsyncIterator[worker_pb2.ConnectResponse]:
+    async def Connect(
+        self, request: worker_pb2.ConnectRequest, context: object
+    ) -> AsyncIterator[worker_pb2.ConnectResponse]:
         self.lanes.connects.append((self.address, request))
         yield worker_pb2.ConnectResponse()
         await asyncio.Event().wait()
@@ -319,7 +381,9 @@ async def routers(lanes: FakeLanes, count: int = 1) -> AsyncIterator[list[FakeRo
             await router.stop()
 
 
-async def until(predicate: Callable[[], bool], what: str = "the condition", timeout: float = 30.0) -> None:
+async def until(
+    predicate: Callable[[], bool], what: str = "the condition", timeout: float = 30.0
+) -> None:
     """Returns once `predicate()` is true."""
     end = time.monotonic() + timeout
     while not predicate():

@@ -1,4 +1,5 @@
-"""`python -m tests.worker.growth FOLDER`: loads and unloads FOLDER's org/real 25 times; prints RSS after each, as JSON.
+"""`python -m tests.worker.growth FOLDER`: loads and unloads FOLDER's org/real 25 times; prints RSS
+after each, as JSON.
 
 In a process of its own: in pytest's, what other tests leave for the collector grows it, too.
 """
@@ -25,7 +26,11 @@ ROUNDS = 25
 
 
 async def measured(folder: Path) -> list[int]:
-    device = replace(open_device(Settings("w", device="cpu", dtype="float32")), memory_bytes=1 << 30, batch_tokens=64)
+    device = replace(
+        open_device(Settings("w", device="cpu", dtype="float32")),
+        memory_bytes=1 << 30,
+        batch_tokens=64,
+    )
     process = psutil.Process()
     taken = []
     async with asyncio.TaskGroup() as tasks:

@@ -11,7 +11,7 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
 from libs.models import Between, Head, InputSequence, Output, nothing_between
-from services.worker.jobs.execution.ladder import Ladder
+from services.worker.jobs.execution.ladder import OomRecovery
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
@@ -32,7 +32,9 @@ def out_of_memory() -> Exception:
 class FakePending:
     """A `PendingBatch`. `error`: raised once the device has computed the batch."""
 
-    def __init__(self, submission: FakeSubmission, log: list[str], name: str, error: Exception | None) -> None:
+    def __init__(
+        self, submission: FakeSubmission, log: list[str], name: str, error: Exception | None
+    ) -> None:
         self._submission, self._log, self._name, self._error = submission, log, name, error
 
     def is_done(self) -> bool:
@@ -62,7 +64,8 @@ class FakePending:
 
 
 class LaunchingModel(FakeModel):
-    """FakeModel, launched on a queue. `log`: what happened to batches, in order, by the letters that their texts begin with.
+    """FakeModel, launched on a queue. `log`: what happened to batches, in order, by the letters
+    that their texts begin with.
 
     `at_launch` and `at_collect`: the error, if any, for a batch of this name.
     """
@@ -87,8 +90,12 @@ class LaunchingModel(FakeModel):
         submission = self.queue.submit([torch.as_tensor(output) for output in outputs])
         return FakePending(submission, self.log, name, self.at_collect(name))
 
-    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
-        assert self.queue.pending == 0, "a batch that is not launched runs while another is on the device"
+    def forward(
+        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+    ) -> list[Output]:
+        assert self.queue.pending == 0, (
+            "a batch that is not launched runs while another is on the device"
+        )
         self.log.append(f"forward {batch_name(sequences)}")
         return super().forward(head, sequences, between)
 
@@ -124,9 +131,13 @@ class Outcomes:
 
 
 class LaunchBench:
-    """A runner that launches ahead. Batches have at most `batch_tokens`; each is expected to take `expected_seconds`."""
+    """A runner that launches ahead. Batches have at most `batch_tokens`; each is expected to take
+    `expected_seconds`.
+    """
 
-    def __init__(self, *, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 0.002) -> None:
+    def __init__(
+        self, *, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 0.002
+    ) -> None:
         self.log: list[str] = []
         self.queue = FakeQueue(is_manual=is_manual)
         self.model = LaunchingModel(self.queue, self.log)
@@ -142,7 +153,7 @@ class LaunchBench:
             self.outcomes,
             clock=time.monotonic,
             unix_time=time.time,
-            ladder=Ladder(self._recover, lambda: self.log.append("trim"), lambda keep: False),
+            ladder=OomRecovery(self._recover, lambda: self.log.append("trim"), lambda keep: False),
             enter=lambda: None,
             waste=self.waste,
             launches_ahead=True,
@@ -154,12 +165,21 @@ class LaunchBench:
         if self.is_lost:
             raise RuntimeError("device lost")
 
-    def held(self, *texts: str, seconds: float = 30.0, tenant: str = "", resident: Resident | None = None) -> HeldJob:
+    def held(
+        self, *texts: str, seconds: float = 30.0, tenant: str = "", resident: Resident | None = None
+    ) -> HeldJob:
         job = encode_job("job", *texts, seconds=seconds)
         job.tenant = tenant
         resident = resident or self.resident
         number = next(self.numbers)
-        held = HeldJob(number, job, Lease(worker_pb2.Lane(), "1", 15.0), resident, received_at=0.0, queue_seconds=0.0)
+        held = HeldJob(
+            number,
+            job,
+            Lease(worker_pb2.Lane(), "1", 15.0),
+            resident,
+            received_at=0.0,
+            queue_seconds=0.0,
+        )
         held.prepared = resident.model.prepare(codec.to_work(job), lambda: None)
         return held
 
@@ -177,9 +197,15 @@ class LaunchBench:
 
 
 @contextmanager
-def launch_bench(*, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 0.002) -> Iterator[LaunchBench]:
-    """A bench whose runner is to be started by the test, so that what it adds before is there at once."""
-    made = LaunchBench(is_manual=is_manual, batch_tokens=batch_tokens, expected_seconds=expected_seconds)
+def launch_bench(
+    *, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 0.002
+) -> Iterator[LaunchBench]:
+    """A bench whose runner is to be started by the test, so that what it adds before is there at
+    once.
+    """
+    made = LaunchBench(
+        is_manual=is_manual, batch_tokens=batch_tokens, expected_seconds=expected_seconds
+    )
     try:
         yield made
     finally:

@@ -1,4 +1,6 @@
-"""What tests of residency share: checkpoints of any size, a loader that can be held up or made to fail, and looks at the report."""
+"""What tests of residency share: checkpoints of any size, a loader that can be held up or made to
+fail, and looks at the report.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ from tests.worker.fakes import FakeModel, checkpoint, until
 class Checkpoints:
     """Checkpoints of 100 bytes each, or as said, and a loader.
 
-    `gate` holds up every load, `gates` those of a model, each load with the next of its gates. `errors` fail loads. `loads`: models
-    in the order in which their loads began. `activations`: bytes a token, by model. `has_copies`: models keep one in host memory.
-    `make`: a model of this name and size.
+    `gate` holds up every load, `gates` those of a model, each load with the next of its gates.
+    `errors` fail loads. `loads`: models in the order in which their loads began. `activations`:
+    bytes a token, by model. `has_copies`: models keep one in host memory. `make`: a model of this
+    name and size.
     """
 
     def __init__(self, root: Path, *names: str) -> None:
@@ -48,7 +51,10 @@ class Checkpoints:
 
     def add(self, name: str, size: int = 100) -> None:
         self.sizes[name] = size
-        save_file({"w": np.zeros(size // 4, np.float32)}, checkpoint(self.root, name) / "model.safetensors")
+        save_file(
+            {"w": np.zeros(size // 4, np.float32)},
+            checkpoint(self.root, name) / "model.safetensors",
+        )
 
     def load(self, directory: Path, name: str, base: Path | None = None, /) -> FakeModel:
         self.loads.append(name)
@@ -124,19 +130,26 @@ def line(residency: Residency, model: str) -> worker_pb2.WorkerModel:
 
 
 def state(residency: Residency, model: str) -> int:
-    return {one.model: one.state for one in residency.report()}.get(model, models_pb2.MODEL_STATE_ABSENT)
+    return {one.model: one.state for one in residency.report()}.get(
+        model, models_pb2.MODEL_STATE_ABSENT
+    )
 
 
 async def failed(residency: Residency, model: str) -> str:
     """Waits for a load to fail; why it did."""
-    await until(lambda: state(residency, model) == models_pb2.MODEL_STATE_FAILED, f"{model} to fail")
+    await until(
+        lambda: state(residency, model) == models_pb2.MODEL_STATE_FAILED, f"{model} to fail"
+    )
     return line(residency, model).failure.message
 
 
 async def unloaded(residency: Residency, *models: str) -> None:
     for model in models:
         residency.evict(model)
-        await until(lambda model=model: state(residency, model) != models_pb2.MODEL_STATE_RESIDENT, f"{model} to leave")  # type: ignore[misc]
+        await until(
+            lambda model=model: state(residency, model) != models_pb2.MODEL_STATE_RESIDENT,  # type: ignore[misc]
+            f"{model} to leave",
+        )
 
 
 async def loaded(residency: Residency, *models: str) -> None:

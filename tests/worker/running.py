@@ -44,11 +44,20 @@ class Bay:
 
 
 def fake_device(bay: Bay) -> Device:
-    return Device(name="fake", memory_bytes=1000, batch_tokens=500, item_bytes=4, load=bay.load, recover=bay.recover)
+    return Device(
+        name="fake",
+        memory_bytes=1000,
+        batch_tokens=500,
+        item_bytes=4,
+        load=bay.load,
+        recover=bay.recover,
+    )
 
 
 @asynccontextmanager
-async def worker(root: Path, routers: list[FakeRouter], *names: str, **changes: float) -> AsyncIterator[Bay]:
+async def worker(
+    root: Path, routers: list[FakeRouter], *names: str, **changes: float
+) -> AsyncIterator[Bay]:
     """A worker in this process that has the named models (and MODEL) on disk."""
     for name in (MODEL, *names):
         checkpoint(root, name)

@@ -1,4 +1,6 @@
-"""Adapters of a resident model: which are loaded, which go, what is pulled for, and what becomes of those that cannot be loaded."""
+"""Adapters of a resident model: which are loaded, which go, what is pulled for, and what becomes of
+those that cannot be loaded.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from services.worker.machine.disk import Shelf, find, find_adapter, listing
 from services.worker.machine.tasks import Tasks
 from services.worker.memory.adapters import AdapterLoader
 from services.worker.memory.resident import UNUSED_SECONDS, Resident
-from tests.worker.fakes import FakeLanes, FakeModel, checkpoint, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    FakeLanes,
+    FakeModel,
+    checkpoint,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.residing import Hand
 from tests.worker.running import MODEL, worker
 
@@ -30,7 +41,9 @@ def adapter_directory(root: Path, name: str) -> Path:
 
 
 class Bench:
-    """A resident FakeModel and its loader, with room for `limit` adapters and `free` bytes. `clock` moves when it is told to."""
+    """A resident FakeModel and its loader, with room for `limit` adapters and `free` bytes. `clock`
+    moves when it is told to.
+    """
 
     def __init__(self, root: Path, tasks: asyncio.TaskGroup, limit: int, free: int) -> None:
         self.clock = Hand()
@@ -41,7 +54,14 @@ class Bench:
         self.changes = 0
         self._root = root
         self.tasks = Tasks(tasks)
-        self.loader = AdapterLoader(self._find, self._claim, self.tasks, clock=self.clock, changed=self._changed, limit=limit)
+        self.loader = AdapterLoader(
+            self._find,
+            self._claim,
+            self.tasks,
+            clock=self.clock,
+            changed=self._changed,
+            limit=limit,
+        )
 
     def _find(self, name: str) -> Copy:
         return Copy(find_adapter((Shelf(self._root),), name))
@@ -81,7 +101,7 @@ async def bench(root: Path, *names: str, limit: int = 2, free: int = 1000) -> As
         made.tasks.cancel()
 
 
-async def test_the_idle_adapter_that_was_used_least_recently_makes_room(tmp_path: Path) -> None:
+async def test_idle_adapter_that_was_used_least_recently_makes_room(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a", "org/b", "org/c") as b:
         await b.load("org/a", "org/b")
         b.serve("org/b")
@@ -93,7 +113,9 @@ async def test_the_idle_adapter_that_was_used_least_recently_makes_room(tmp_path
         assert b.free == 980
 
 
-async def test_an_adapter_with_work_goes_only_when_it_is_done_and_takes_no_more(tmp_path: Path) -> None:
+async def test_adapter_with_work_goes_only_when_it_is_done_and_takes_no_more(
+    tmp_path: Path,
+) -> None:
     async with bench(tmp_path, "org/a", "org/b", limit=1) as b:
         await b.load("org/a")
         b.cache.hold("org/a", 2, b.clock.now)
@@ -108,7 +130,7 @@ async def test_an_adapter_with_work_goes_only_when_it_is_done_and_takes_no_more(
         assert list(b.model.adapters) == ["org/b"]
 
 
-async def test_a_new_adapter_stays_until_its_work_has_come(tmp_path: Path) -> None:
+async def test_new_adapter_stays_until_its_work_has_come(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a", "org/b", limit=1) as b:
         await b.load("org/a")
         b.loader.load(b.resident, "org/b")
@@ -164,7 +186,7 @@ async def test_without_memory_an_adapter_is_refused_for_now(tmp_path: Path) -> N
         assert b.free == 15
 
 
-async def test_an_adapter_that_arrives_after_its_model_left_is_dropped(tmp_path: Path) -> None:
+async def test_adapter_that_arrives_after_its_model_left_is_dropped(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a") as b:
         b.resident.leaving = True
         await b.load("org/a")
@@ -211,7 +233,10 @@ async def test_jobs_of_several_adapters_and_none_through_a_worker(tmp_path: Path
             tokens, total = vector(f"text {number}")
             assert vectors(lanes.answer(f"j{number}")) == [[tokens, total + len(name)]]
         assert sorted(bay.model.adapters) == ["org/one", "org/three"]
-        await until(lambda: list(lanes.heartbeats[-1].models[0].adapters) == ["org/one", "org/three"], "the report")
+        await until(
+            lambda: list(lanes.heartbeats[-1].models[0].adapters) == ["org/one", "org/three"],
+            "the report",
+        )
         asked = {(lane.model, lane.adapter) for lane in lanes.pulls[-1].lanes}
         assert asked == {(MODEL, name) for name in names}
         assert sorted(lanes.handed_back) == []
@@ -224,7 +249,9 @@ async def test_more_adapters_than_are_kept_take_turns_at_a_worker(tmp_path: Path
         adapter_directory(tmp_path, name)
 
     def is_done() -> bool:
-        lanes.claimed.difference_update({lane for lane in lanes.claimed if "+" in lane})  # as if claims ran out
+        lanes.claimed.difference_update(
+            {lane for lane in lanes.claimed if "+" in lane}
+        )  # as if claims ran out
         lanes.rung.set()
         return len(lanes.answers) == 10
 
@@ -235,7 +262,9 @@ async def test_more_adapters_than_are_kept_take_turns_at_a_worker(tmp_path: Path
         assert len(bay.model.adapters) <= 2
 
 
-async def test_a_batch_for_an_adapter_that_has_gone_is_handed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_for_an_adapter_that_has_gone_is_handed_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after a pull that was sent while the adapter was still loaded."""
     lanes = FakeLanes()
     adapter_directory(tmp_path, "org/a")
@@ -253,12 +282,17 @@ async def test_a_batch_for_an_adapter_that_has_gone_is_handed_back(tmp_path: Pat
         await until(lambda: lanes.handed_back == ["second"], "the batch to come back")
 
 
-async def test_a_broken_adapter_is_reported_and_its_model_serves_on(tmp_path: Path) -> None:
+async def test_broken_adapter_is_reported_and_its_model_serves_on(tmp_path: Path) -> None:
     lanes = FakeLanes()
     (adapter_directory(tmp_path, "org/broken") / "broken").touch()
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put(MODEL, encode_job("adapted", "text"), adapter="org/broken")
-        await until(lambda: any(model.failed_adapters for beat in lanes.heartbeats[-1:] for model in beat.models), "the report")
+        await until(
+            lambda: any(
+                model.failed_adapters for beat in lanes.heartbeats[-1:] for model in beat.models
+            ),
+            "the report",
+        )
         failure = lanes.heartbeats[-1].models[0].failed_adapters["org/broken"]
         assert failure.reason == "MODEL_LOAD_FAILED"
         assert "tensor 'w'" in failure.message
@@ -267,7 +301,7 @@ async def test_a_broken_adapter_is_reported_and_its_model_serves_on(tmp_path: Pa
         assert vectors(lanes.answer("plain")) == [vector("text")]
 
 
-async def test_a_pull_that_says_so_makes_the_worker_beat(tmp_path: Path) -> None:
+async def test_pull_that_says_so_makes_the_worker_beat(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, heartbeat_seconds=5.0):
         await until(lambda: bool(lanes.pulls))
@@ -278,7 +312,7 @@ async def test_a_pull_that_says_so_makes_the_worker_beat(tmp_path: Path) -> None
         await until(lambda: len(lanes.heartbeats) > before, "a heartbeat", timeout=3.0)
 
 
-async def test_the_models_own_adapters_need_no_files_no_memory_and_no_room(tmp_path: Path) -> None:
+async def test_models_own_adapters_need_no_files_no_memory_and_no_room(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a", "org/b", limit=1, free=10) as b:
         b.model.card = replace(b.model.card, own_adapters=("retrieval.query", "text-matching"))
         await b.load("org/a", "retrieval.query", "text-matching")
@@ -289,7 +323,7 @@ async def test_the_models_own_adapters_need_no_files_no_memory_and_no_room(tmp_p
         assert b.cache.names() == ["org/b", "retrieval.query", "text-matching"]
 
 
-async def test_an_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path) -> None:
+async def test_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         b.model.card = replace(b.model.card, own_adapters=("retrieval.query", "text-matching"))
         await b.load("summary")
@@ -300,7 +334,7 @@ async def test_an_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path)
         assert "retrieval.query, text-matching" in error.message
 
 
-async def test_a_model_without_tasks_says_so(tmp_path: Path) -> None:
+async def test_model_without_tasks_says_so(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         await b.load("text-matching")
         assert "it has none" in b.cache.failures(b.clock.now)["text-matching"].message

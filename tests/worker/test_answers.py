@@ -13,13 +13,25 @@ CLASSES = ("sport", "law", "weather")
 LOGITS = np.log(np.array([1, 3, 4], np.float32))
 
 
-def shares(labels: tuple[str, ...], *, problem: Problem = "single_label", among: bool = False) -> dict[str, float]:
-    card = Card("org/name", "r", "bert", "sequence_labels", ("classify",), (), 512, classes=CLASSES, problem=problem)
+def shares(
+    labels: tuple[str, ...], *, problem: Problem = "single_label", among: bool = False
+) -> dict[str, float]:
+    card = Card(
+        "org/name",
+        "r",
+        "bert",
+        "sequence_labels",
+        ("classify",),
+        (),
+        512,
+        classes=CLASSES,
+        problem=problem,
+    )
     work = ClassifyWork(["text"], labels, among_labels=among)
     return {item.label: item.score for item in class_labels(work, card, LOGITS)}
 
 
-def test_a_subset_has_its_shares_of_all_or_among_themselves() -> None:
+def test_subset_has_its_shares_of_all_or_among_themselves() -> None:
     assert shares(()) == pytest.approx({"weather": 0.5, "law": 0.375, "sport": 0.125})
     assert shares(("sport", "law")) == pytest.approx({"law": 0.375, "sport": 0.125})
     assert shares(("sport", "law"), among=True) == pytest.approx({"law": 0.75, "sport": 0.25})

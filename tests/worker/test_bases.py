@@ -1,4 +1,6 @@
-"""Adapters that are models under their own names: their base is found where models are, and counts in their size."""
+"""Adapters that are models under their own names: their base is found where models are, and counts
+in their size.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from services.worker.memory.files import ModelFiles
 from tests.catalog.test_detect import write
 
 BASE, OWN, TEXTS = "org/base", "org/own", "org/of-texts"
-VISION = {"model_type": "qwen2_5_vl", "text_config": {"hidden_size": 8, "max_position_embeddings": 128}}
+VISION = {
+    "model_type": "qwen2_5_vl",
+    "text_config": {"hidden_size": 8, "max_position_embeddings": 128},
+}
 
 
 def write_adapter(root: Path, model: str, base: str, *, reads_images: bool = True) -> None:
@@ -35,7 +40,9 @@ def files(tmp_path: Path, *, has_store: bool = True) -> ModelFiles:
     """Over `tmp_path/shelf`, and a store whose models are in `tmp_path/bucket`."""
     (tmp_path / "shelf").mkdir(exist_ok=True)
     (tmp_path / "bucket").mkdir(exist_ok=True)
-    store = open_store((f"file://{tmp_path / 'bucket'}",), tmp_path / "store", 0) if has_store else None
+    store = (
+        open_store((f"file://{tmp_path / 'bucket'}",), tmp_path / "store", 0) if has_store else None
+    )
     return ModelFiles((Shelf(tmp_path / "shelf"),), store, item_bytes=4)
 
 
@@ -64,7 +71,7 @@ def test_both_on_a_shelf(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["shelf", "bucket"])
-def test_a_base_is_fetched(tmp_path: Path, place: str) -> None:
+def test_base_is_fetched(tmp_path: Path, place: str) -> None:
     write(tmp_path / "bucket" / BASE, {"config.json": VISION})
     write_adapter(tmp_path / place, OWN, BASE)
     found = files(tmp_path)
@@ -79,14 +86,21 @@ def test_a_base_is_fetched(tmp_path: Path, place: str) -> None:
     copy.close()
 
 
-def test_a_base_that_is_nowhere_is_named(tmp_path: Path) -> None:
+def test_base_that_is_nowhere_is_named(tmp_path: Path) -> None:
     write_adapter(tmp_path / "shelf", OWN, BASE)
-    with pytest.raises(ModelBroken, match=f"{OWN}: an adapter of the model '{BASE}', which is needed too"):
+    with pytest.raises(
+        ModelBroken, match=f"{OWN}: an adapter of the model '{BASE}', which is needed too"
+    ):
         files(tmp_path, has_store=False).find(OWN)
-    with pytest.raises(ModelBroken, match=f"{OWN}: an adapter of the model '{BASE}', which is needed too: .*{BASE}"):
+    with pytest.raises(
+        ModelBroken, match=f"{OWN}: an adapter of the model '{BASE}', which is needed too: .*{BASE}"
+    ):
         files(tmp_path).fetch(OWN, lambda progress: None)
     listed = files(tmp_path).listing({})[OWN]
-    assert (listed.card, listed.bytes) == (None, 0)  # as of any that cannot be read: the reason is told when it is loaded
+    assert (listed.card, listed.bytes) == (
+        None,
+        0,
+    )  # as of any that cannot be read: the reason is told when it is loaded
 
 
 def test_broken_files_of_one_do_not_keep_others_from_being_listed(tmp_path: Path) -> None:
@@ -99,7 +113,7 @@ def test_broken_files_of_one_do_not_keep_others_from_being_listed(tmp_path: Path
     assert sorted(name for name, one in listed.items() if one.card is not None) == ["org/texts"]
 
 
-def test_an_adapter_of_a_model_of_texts_is_asked_for_with_that_model(tmp_path: Path) -> None:
+def test_adapter_of_a_model_of_texts_is_asked_for_with_that_model(tmp_path: Path) -> None:
     write_adapter(tmp_path / "bucket", TEXTS, "org/texts", reads_images=False)
     with pytest.raises(ModelBroken, match="ask for that model, with this as its `adapter`"):
         files(tmp_path).fetch(TEXTS, lambda progress: None)

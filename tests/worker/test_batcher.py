@@ -1,4 +1,6 @@
-"""The batcher on random waiting rooms: budgets hold, device time goes by weight, nothing starves, nothing is lost or doubled."""
+"""The batcher on random waiting rooms: budgets hold, device time goes by weight, nothing starves,
+nothing is lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,28 @@ from services.worker.scheduling.batcher import (
 from services.worker.scheduling.turns import BURST_SECONDS, REMEMBERED_SECONDS
 
 GROUPS = [Group("org/a", "dense"), Group("org/a", "logits"), Group("org/b", "dense")]
-FLOWS = [NOBODY, Flow(tenant="x"), Flow(tenant="y"), Flow(adapter="org/adapter"), Flow(is_bulk=True)]
+FLOWS = [
+    NOBODY,
+    Flow(tenant="x"),
+    Flow(tenant="y"),
+    Flow(adapter="org/adapter"),
+    Flow(is_bulk=True),
+]
 A, B = GROUPS[0], GROUPS[2]
 X, Y = Flow(tenant="x"), Flow(tenant="y")
 sequences = st.lists(
-    st.tuples(st.sampled_from(GROUPS), st.sampled_from(FLOWS), st.integers(1, 60), st.integers(0, 5)), min_size=1, max_size=60
+    st.tuples(
+        st.sampled_from(GROUPS), st.sampled_from(FLOWS), st.integers(1, 60), st.integers(0, 5)
+    ),
+    min_size=1,
+    max_size=60,
 )
-limits = st.builds(Limits, tokens=st.integers(1, 100), items=st.integers(1, 20), max_age=st.integers(1, 30).map(float))
+limits = st.builds(
+    Limits,
+    tokens=st.integers(1, 100),
+    items=st.integers(1, 20),
+    max_age=st.integers(1, 30).map(float),
+)
 WIDE = Limits(tokens=100, items=10, max_age=1.0)
 
 
@@ -49,7 +66,9 @@ Everything = dict[tuple[int, int], Arrived]
 
 
 def fill(arrivals: list[tuple[Group, Flow, int, int]]) -> tuple[WaitingRoom, Everything, float]:
-    """A room into which sequences came one after another, what is in it, and the time of the last arrival."""
+    """A room into which sequences came one after another, what is in it, and the time of the last
+    arrival.
+    """
     room, now, everything = WaitingRoom(), 0.0, {}
     for number, (group, flow, tokens, pause) in enumerate(arrivals):
         now += pause
@@ -71,7 +90,9 @@ def serve(room: WaitingRoom, limits: Limits, now: float, seconds: float = 1.0) -
 
 
 @given(sequences, limits)
-def test_every_sequence_is_served_once_within_the_budget(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
+def test_every_sequence_is_served_once_within_the_budget(
+    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
         assert batch.tokens == sum(one.tokens for one in batch.chosen)
@@ -83,7 +104,9 @@ def test_every_sequence_is_served_once_within_the_budget(arrivals: list[tuple[Gr
         assert {one.flow for one in taken} == set(batch.weighed)
         assert room.tokens == sum(one.waiting.tokens for one in everything.values())
         assert sum(sum(flows.values()) for flows in room.lanes.values()) == room.tokens
-        assert {model for model, _ in room.lanes} == {one.group.model for one in everything.values()}
+        assert {model for model, _ in room.lanes} == {
+            one.group.model for one in everything.values()
+        }
         now += 1
         room.ran(batch, 1.0, now)
     assert not everything
@@ -91,11 +114,17 @@ def test_every_sequence_is_served_once_within_the_budget(arrivals: list[tuple[Gr
 
 
 @given(sequences, limits)
-def test_a_batch_begins_with_the_oldest_sequence_of_its_flow(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
+def test_batch_begins_with_the_oldest_sequence_of_its_flow(
+    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
         first = everything[batch.chosen[0].job, batch.chosen[0].index]
-        alike = [one.waiting.since for one in everything.values() if (one.group, one.flow) == (first.group, first.flow)]
+        alike = [
+            one.waiting.since
+            for one in everything.values()
+            if (one.group, one.flow) == (first.group, first.flow)
+        ]
         assert first.waiting.since == min(alike)
         take_from(everything, batch)
         now += 1
@@ -103,34 +132,52 @@ def test_a_batch_begins_with_the_oldest_sequence_of_its_flow(arrivals: list[tupl
 
 
 @given(sequences, limits)
-def test_overdue_sequences_of_a_flow_are_served_in_order(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
+def test_overdue_sequences_of_a_flow_are_served_in_order(
+    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+) -> None:
     room, everything, now = fill(arrivals)
     while batch := room.take(limits, now):
         first = everything[batch.chosen[0].job, batch.chosen[0].index]
         alike = [one for one in everything.values() if one.group == batch.group]
-        own = [one.waiting for one in alike if one.flow == first.flow and one.waiting.since < now - limits.max_age]
+        own = [
+            one.waiting
+            for one in alike
+            if one.flow == first.flow and one.waiting.since < now - limits.max_age
+        ]
         chosen = [one for one in batch.chosen if one in own]
         assert chosen == own[: len(chosen)]
         if len(chosen) < len(own):
-            assert len(batch.chosen) == max(1, len(chosen)), "nothing younger may pass an overdue sequence"
+            assert len(batch.chosen) == max(1, len(chosen)), (
+                "nothing younger may pass an overdue sequence"
+            )
         take_from(everything, batch)
         now += 1
         room.ran(batch, 1.0, now)
 
 
 @given(sequences, limits)
-def test_a_batch_has_no_room_for_a_sequence_that_was_left(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
+def test_batch_has_no_room_for_a_sequence_that_was_left(
+    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+) -> None:
     """All flows are new, so all are company."""
     room, everything, now = fill(arrivals)
     batch = room.take(limits, now)
     assert batch is not None
-    left = [one.waiting for one in everything.values() if one.group == batch.group and one.waiting not in batch.chosen]
-    if len(batch.chosen) < limits.items and not any(one.since < now - limits.max_age for one in left):
+    left = [
+        one.waiting
+        for one in everything.values()
+        if one.group == batch.group and one.waiting not in batch.chosen
+    ]
+    if len(batch.chosen) < limits.items and not any(
+        one.since < now - limits.max_age for one in left
+    ):
         assert all(one.tokens > limits.tokens - batch.tokens for one in left)
 
 
 @given(sequences, st.sets(st.integers(0, 20)))
-def test_removed_jobs_leave_nothing_behind(arrivals: list[tuple[Group, Flow, int, int]], removed: set[int]) -> None:
+def test_removed_jobs_leave_nothing_behind(
+    arrivals: list[tuple[Group, Flow, int, int]], removed: set[int]
+) -> None:
     room, everything, now = fill(arrivals)
     room.remove(removed)
     left = [one.waiting for one in everything.values() if one.waiting.job not in removed]
@@ -156,7 +203,9 @@ costs = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 def test_flows_that_always_wait_get_device_time_by_weight_but_for_one_batch(
     weights: dict[tuple[Group, Flow], float], costs: list[int]
 ) -> None:
-    """Between callers, between the models of one, and between the lines of one model of it; each batch holds one sequence."""
+    """Between callers, between the models of one, and between the lines of one model of it; each
+    batch holds one sequence.
+    """
     room, number = WaitingRoom(), 0
     got = dict.fromkeys(weights, 0.0)
     costliest = max(costs)
@@ -187,7 +236,9 @@ def test_flows_that_always_wait_get_device_time_by_weight_but_for_one_batch(
 
 
 def spread(
-    got: Mapping[tuple[Group, Flow], float], weights: Mapping[tuple[Group, Flow], float], key: Callable[[Group, Flow], Hashable]
+    got: Mapping[tuple[Group, Flow], float],
+    weights: Mapping[tuple[Group, Flow], float],
+    key: Callable[[Group, Flow], Hashable],
 ) -> float:
     """Of the weighed seconds of those that share a key."""
     sums: dict[Hashable, float] = defaultdict(float)
@@ -198,8 +249,12 @@ def spread(
 
 @settings(deadline=None, max_examples=50)
 @given(sequences, costs)
-def test_who_comes_anew_waits_for_one_batch_of_each_other(arrivals: list[tuple[Group, Flow, int, int]], costs: list[int]) -> None:
-    """However much waits, and although more comes all the time: of each other caller, and of each other model of its own."""
+def test_who_comes_anew_waits_for_one_batch_of_each_other(
+    arrivals: list[tuple[Group, Flow, int, int]], costs: list[int]
+) -> None:
+    """However much waits, and although more comes all the time: of each other caller, and of each
+    other model of its own.
+    """
     room, everything, now = fill(arrivals)
     others = {(one.group, one.flow) for one in everything.values()}
     numbers = itertools.count(1000)
@@ -221,13 +276,17 @@ def test_who_comes_anew_waits_for_one_batch_of_each_other(arrivals: list[tuple[G
                 assert len(before) - 1 <= len({flow.caller for _, flow in others} | {NOBODY.caller})
             if new_model in batch.chosen:
                 models = {group.model for group, flow in others if flow.caller == NOBODY.caller}
-                own = [one for one in before if any(flow.caller == NOBODY.caller for flow in one.weighed)]
+                own = [
+                    one
+                    for one in before
+                    if any(flow.caller == NOBODY.caller for flow in one.weighed)
+                ]
                 assert len(own) - 1 <= len(models)
     assert new_model.job not in room.jobs()
     assert new_caller.job not in room.jobs()
 
 
-def test_a_light_model_is_next_whatever_waits_for_another() -> None:
+def test_light_model_is_next_whatever_waits_for_another() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 50, 0.0) for number in range(100)])
     for now in range(10):
@@ -236,7 +295,7 @@ def test_a_light_model_is_next_whatever_waits_for_another() -> None:
     assert [serve(room, WIDE, 10.0).group, serve(room, WIDE, 10.0).group] == [B, A]
 
 
-def test_a_light_tenant_is_next_and_its_batch_is_not_filled_with_others_work() -> None:
+def test_light_tenant_is_next_and_its_batch_is_not_filled_with_others_work() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 50, 0.0) for number in range(100)], X)
     serve(room, WIDE, 0.0)
@@ -245,7 +304,9 @@ def test_a_light_tenant_is_next_and_its_batch_is_not_filled_with_others_work() -
 
 
 @pytest.mark.parametrize(("group", "flow"), [(B, NOBODY), (A, Y)])
-def test_a_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_credit(group: Group, flow: Flow) -> None:
+def test_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_credit(
+    group: Group, flow: Flow
+) -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 100, 0.0) for number in range(100)], X)
     for now in range(3):
@@ -258,7 +319,9 @@ def test_a_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_
     assert sum(order) - sum(not one for one in order) <= most + 2, "then they take turns"
 
 
-def test_a_model_that_writes_has_no_burst_before_the_other_models_of_its_caller_and_half_their_weight() -> None:
+def test_model_that_writes_has_no_burst_before_the_other_models_of_its_caller_and_half_their_weight() -> (
+    None
+):
     room, writer = WaitingRoom(), Group("org/writer", WRITE)
     arrived = 0
 
@@ -277,7 +340,9 @@ def test_a_model_that_writes_has_no_burst_before_the_other_models_of_its_caller_
         order.append(batch.group)
         if batch.group == writer:
             room.add(writer, batch.chosen)  # unfinished
-    assert order[:2] != [writer, writer], "else all that arrives in the meantime waits for the whole credit"
+    assert order[:2] != [writer, writer], (
+        "else all that arrives in the meantime waits for the whole credit"
+    )
     assert order.count(writer) == 4, "and from then on it gets every third turn"
 
 
@@ -308,7 +373,9 @@ def test_bulk_gets_a_tenth_beside_interactive_work() -> None:
     room, bulk = WaitingRoom(), Flow(is_bulk=True)
     got: Counter[Flow] = Counter()
     for flow in (NOBODY, bulk):
-        room.add(A, [Waiting(number + 1000 * flow.is_bulk, 0, 100, 0.0) for number in range(300)], flow)
+        room.add(
+            A, [Waiting(number + 1000 * flow.is_bulk, 0, 100, 0.0) for number in range(300)], flow
+        )
     for _ in range(200):
         (flow,) = serve(room, WIDE, 0.0).weighed
         got[flow] += 1
@@ -333,7 +400,9 @@ def test_who_else_had_work_lately_shares_the_device() -> None:
 
 
 @given(sequences, limits)
-def test_nothing_is_kept_of_who_is_gone(arrivals: list[tuple[Group, Flow, int, int]], limits: Limits) -> None:
+def test_nothing_is_kept_of_who_is_gone(
+    arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
+) -> None:
     room, _, now = fill(arrivals)
     while batch := room.take(limits, now):
         room.ran(batch, 0.1, now)
@@ -345,7 +414,7 @@ def test_nothing_is_kept_of_who_is_gone(arrivals: list[tuple[Group, Flow, int, i
     assert not room._jobs
 
 
-def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
+def test_sequence_longer_than_the_budget_goes_alone() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(1, 0, 500, 0.0), Waiting(2, 0, 1, 0.0)])
     assert [one.job for one in serve(room, WIDE, 0.0).chosen] == [1]
@@ -353,11 +422,19 @@ def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
 
 def test_what_is_not_overdue_is_chosen_by_length() -> None:
     room = WaitingRoom()
-    room.add(A, [Waiting(1, 0, 40, 0.0), Waiting(2, 0, 10, 0.0), Waiting(3, 0, 45, 0.0), Waiting(4, 0, 60, 0.0)])
+    room.add(
+        A,
+        [
+            Waiting(1, 0, 40, 0.0),
+            Waiting(2, 0, 10, 0.0),
+            Waiting(3, 0, 45, 0.0),
+            Waiting(4, 0, 60, 0.0),
+        ],
+    )
     assert [one.job for one in serve(room, WIDE, 0.5).chosen] == [1, 3, 2]
 
 
-def test_a_group_may_have_smaller_batches() -> None:
+def test_group_may_have_smaller_batches() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 10, 0.0) for number in range(10)])
     batch = room.take(WIDE, 0.0, lambda group: 30 if group == A else 100)
@@ -371,12 +448,14 @@ def test_very_many_are_looked_at_in_parts() -> None:
     assert len(serve(room, Limits(10**6, 10**6, 1.0), 0.0).chosen) == CANDIDATES
 
 
-def test_an_empty_room_gives_no_batch() -> None:
+def test_empty_room_gives_no_batch() -> None:
     assert WaitingRoom().take(Limits(1, 1, 1.0), now=0.0) is None
 
 
 @pytest.mark.parametrize(("heavy", "batches"), [(X, 0), (Flow(tenant="new"), 1)])
-def test_one_more_model_is_no_credit_for_who_has_had_more_than_others(heavy: Flow, batches: int) -> None:
+def test_one_more_model_is_no_credit_for_who_has_had_more_than_others(
+    heavy: Flow, batches: int
+) -> None:
     """Beside a light tenant of another model. Somebody who is new takes turns with it at once."""
     room, now = WaitingRoom(), 0.0
     one_each, numbers = Limits(tokens=10, items=1, max_age=1e9), itertools.count()
@@ -397,11 +476,15 @@ def test_one_more_model_is_no_credit_for_who_has_had_more_than_others(heavy: Flo
     for _ in range(20):
         room.add(B, [Waiting(next(numbers), 0, 10, now)], heavy)
     room.add(A, [Waiting(next(numbers), 0, 1, now)], Y)
-    before = list(itertools.takewhile(lambda batch: batch is not None and batch.group == B, iter(served, object())))
+    before = list(
+        itertools.takewhile(
+            lambda batch: batch is not None and batch.group == B, iter(served, object())
+        )
+    )
     assert len(before) == batches
 
 
-def test_the_work_of_who_has_had_more_does_not_join_the_batch_of_a_light_tenant() -> None:
+def test_work_of_who_has_had_more_does_not_join_the_batch_of_a_light_tenant() -> None:
     """Although it has had nothing of this model."""
     room = WaitingRoom()
     room.add(B, [Waiting(number, 0, 100, 0.0) for number in range(5)], X)
@@ -435,7 +518,9 @@ def running(room: WaitingRoom, first: Flow = X, had: float = 1.0) -> Batch:
         (Flow(tenant="x", is_bulk=True), 50, 1.0, False),
     ],
 )
-def test_whom_a_batch_overtakes_between_two_layers(other: Flow, tokens: int, had: float, is_overtaken: bool) -> None:
+def test_whom_a_batch_overtakes_between_two_layers(
+    other: Flow, tokens: int, had: float, is_overtaken: bool
+) -> None:
     room = WaitingRoom()
     batch = running(room, had=had)
     assert not room.overtakes(batch, WIDE)

@@ -1,4 +1,6 @@
-"""What a card changes in a worker: prompts and pools it reports, number format, revision that is fetched, pin."""
+"""What a card changes in a worker: prompts and pools it reports, number format, revision that is
+fetched, pin.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,13 @@ async def residency(told: Settings) -> AsyncIterator[Residency]:
     store = open_store(told.stores, told.store_dir, 0) if told.stores else None
     async with asyncio.TaskGroup() as tasks:
         made = Residency(
-            ModelFiles(told.models, store, told.catalog, item_bytes=device.item_bytes, has_int8=device.has_int8),
+            ModelFiles(
+                told.models,
+                store,
+                told.catalog,
+                item_bytes=device.item_bytes,
+                has_int8=device.has_int8,
+            ),
             device,
             tasks,
             clock=time.monotonic,
@@ -72,7 +80,11 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
     async with residency(settings(tmp_path, card, models=str(tmp_path / "models"))) as made:
         await until(lambda: line(made).HasField("card"))
         cold = line(made).card
-        assert (list(cold.prompts), list(cold.pools), cold.max_tokens) == (["query"], ["l4", "cpu"], 11)
+        assert (list(cold.prompts), list(cold.pools), cold.max_tokens) == (
+            ["query"],
+            ["l4", "cpu"],
+            11,
+        )
         made.load(MODEL)
         await until(lambda: line(made).state == models_pb2.MODEL_STATE_RESIDENT)
         resident = made.serving(MODEL)
@@ -83,15 +95,21 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
         prepared = resident.model.prepare(EncodeWork(["text"], role="query"), go_on_anyway)
         plain = resident.model.prepare(EncodeWork(["text"]), go_on_anyway)
         assert prepared.sequences[0].tokens > plain.sequences[0].tokens
-        answer = resident.model.finish(prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences)))
+        answer = resident.model.finish(
+            prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
+        )
         assert isinstance(answer, EncodeResult)
 
 
-async def test_a_card_asks_for_int8(tmp_path: Path) -> None:
+async def test_card_asks_for_int8(tmp_path: Path) -> None:
     """What it claims before it is loaded is what it takes then, and is told as its size on disk."""
-    write_checkpoint("bert", tmp_path / "models" / MODEL, hidden=256, vocabulary=10_000, sentence=SentenceFiles())
+    write_checkpoint(
+        "bert", tmp_path / "models" / MODEL, hidden=256, vocabulary=10_000, sentence=SentenceFiles()
+    )
     wide = disk.weight_bytes(tmp_path / "models" / MODEL, 4)
-    async with residency(settings(tmp_path, f"model: {MODEL}\ndtype: int8\n", models=str(tmp_path / "models"))) as made:
+    async with residency(
+        settings(tmp_path, f"model: {MODEL}\ndtype: int8\n", models=str(tmp_path / "models"))
+    ) as made:
         await until(lambda: line(made).bytes > 0)
         claimed = line(made).bytes
         assert claimed < 0.3 * wide
@@ -102,40 +120,55 @@ async def test_a_card_asks_for_int8(tmp_path: Path) -> None:
         resident = made.serving(MODEL)
         assert resident is not None
         prepared = resident.model.prepare(EncodeWork(["text"]), go_on_anyway)
-        answer = resident.model.finish(prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences)))
+        answer = resident.model.finish(
+            prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
+        )
         assert isinstance(answer, EncodeResult)
 
 
-async def test_a_model_that_loses_too_much_in_int8_is_not_loaded(tmp_path: Path) -> None:
+async def test_model_that_loses_too_much_in_int8_is_not_loaded(tmp_path: Path) -> None:
     write_outliers(tmp_path / "models" / MODEL)
-    async with residency(settings(tmp_path, f"model: {MODEL}\ndtype: int8\n", models=str(tmp_path / "models"))) as made:
+    async with residency(
+        settings(tmp_path, f"model: {MODEL}\ndtype: int8\n", models=str(tmp_path / "models"))
+    ) as made:
         made.load(MODEL)
         await until(lambda: line(made).state == models_pb2.MODEL_STATE_FAILED)
-        assert f"{MODEL} loses too much in int8: encode: lowest cosine 0." in line(made).failure.message
+        assert (
+            f"{MODEL} loses too much in int8: encode: lowest cosine 0."
+            in line(made).failure.message
+        )
         assert line(made).failure.reason == "MODEL_LOAD_FAILED"
 
 
-def test_a_device_without_int8_claims_its_own_type(tmp_path: Path) -> None:
+def test_device_without_int8_claims_its_own_type(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path / MODEL, sentence=SentenceFiles())
     told = settings(tmp_path, f"model: {MODEL}\ndtype: int8\n")
-    with_it, without = (ModelFiles((), None, told.catalog, item_bytes=2, has_int8=has) for has in (True, False))
+    with_it, without = (
+        ModelFiles((), None, told.catalog, item_bytes=2, has_int8=has) for has in (True, False)
+    )
     assert without.device_bytes(MODEL, directory) == disk.weight_bytes(directory, 2)
     assert with_it.device_bytes(MODEL, directory) == disk.weight_bytes(directory, 1)
 
 
-async def test_a_pinned_revision_is_the_one_that_is_fetched(tmp_path: Path) -> None:
-    original = write_checkpoint("bert", tmp_path / "bucket" / f"{MODEL}@v2", sentence=SentenceFiles())
+async def test_pinned_revision_is_the_one_that_is_fetched(tmp_path: Path) -> None:
+    original = write_checkpoint(
+        "bert", tmp_path / "bucket" / f"{MODEL}@v2", sentence=SentenceFiles()
+    )
     shutil.copytree(original, tmp_path / "bucket" / MODEL)
     (tmp_path / "bucket" / MODEL / "config.json").write_text("{}")
     told = settings(tmp_path, f"model: {MODEL}\nrevision: v2\n", stores=f"file://{tmp_path}/bucket")
     async with residency(told) as made:
         made.load(MODEL)
-        await until(lambda: line(made).state in (models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_FAILED))
+        await until(
+            lambda: (
+                line(made).state in (models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_FAILED)
+            )
+        )
         assert line(made).failure.message == ""
         assert line(made).card.revision == "v2"
 
 
-def test_a_broken_card_keeps_the_worker_from_starting(tmp_path: Path) -> None:
+def test_broken_card_keeps_the_worker_from_starting(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"own\.yaml:1: the card has no key 'modle'"):
         settings(tmp_path, "modle: org/model\n")
 

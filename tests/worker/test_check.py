@@ -1,4 +1,6 @@
-"""`shoal models check`: what it says of a directory, of a refused one, and of a model that answers wrongly."""
+"""`shoal models check`: what it says of a directory, of a refused one, and of a model that answers
+wrongly.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Check:
 
 @pytest.fixture
 def embedder(tmp_path: Path) -> Path:
-    files = SentenceFiles(max_seq_length=32, dense=16, prompts={"query": "query: "}, default_prompt="query")
+    files = SentenceFiles(
+        max_seq_length=32, dense=16, prompts={"query": "query: "}, default_prompt="query"
+    )
     return write_checkpoint("bert", tmp_path / "org" / "embedder", sentence=files)
 
 
@@ -81,13 +85,25 @@ def test_each_fact_names_its_file_and_key(embedder: Path) -> None:
     assert facts["kind"][0] == "dense"
     assert 'modules.json type = "sentence_transformers.models.Pooling"' in facts["kind"][1]
     assert 'config.json architectures = ["BertModel"]' in facts["kind"][1]
-    limits = ("sentence_bert_config.json max_seq_length = 32", "config.json max_position_embeddings = 128")
+    limits = (
+        "sentence_bert_config.json max_seq_length = 32",
+        "config.json max_position_embeddings = 128",
+    )
     assert facts["max tokens"] == ("32", limits)
     assert facts["pooling"] == ("mean", ("1_Pooling/config.json pooling_mode_mean_tokens = true",))
     assert "2_Dense/config.json out_features = 16" in facts["dimensions"][1]
-    assert facts["normalised"] == ("yes", ('modules.json type = "sentence_transformers.models.Normalize"',))
-    assert facts["prompts"] == ("query: 'query: '", ('config_sentence_transformers.json prompts = {"query": "query: "}',))
-    assert facts["default prompt"] == ("query", ('config_sentence_transformers.json default_prompt_name = "query"',))
+    assert facts["normalised"] == (
+        "yes",
+        ('modules.json type = "sentence_transformers.models.Normalize"',),
+    )
+    assert facts["prompts"] == (
+        "query: 'query: '",
+        ('config_sentence_transformers.json prompts = {"query": "query: "}',),
+    )
+    assert facts["default prompt"] == (
+        "query",
+        ('config_sentence_transformers.json default_prompt_name = "query"',),
+    )
     assert facts["tasks"] == ("encode, score, classify", ("follow from the kind",))
 
 
@@ -123,7 +139,9 @@ def test_generative_model_whose_weights_are_not_numbers_fails(check: Check, tmp_
 
 
 @pytest.mark.parametrize("make", [florence_models.write, page_models.write_donut])
-def test_model_that_reads_images_is_run(check: Check, tmp_path: Path, make: Callable[[Path], Any]) -> None:
+def test_model_that_reads_images_is_run(
+    check: Check, tmp_path: Path, make: Callable[[Path], Any]
+) -> None:
     make(tmp_path)
     ran = check(tmp_path, "--json")
     [report] = ran.json()
@@ -133,16 +151,26 @@ def test_model_that_reads_images_is_run(check: Check, tmp_path: Path, make: Call
 
 def test_sizes_are_those_of_the_tensors(embedder: Path) -> None:
     report = inspect(embedder, "org/embedder", None)
-    tensors = {str(path.relative_to(embedder)): load_file(path) for path in embedder.glob("**/*.safetensors")}
-    assert {file.file: file.tensors for file in report.files} == {name: len(found) for name, found in tensors.items()}
-    assert report.parameters == sum(tensor.numel() for found in tensors.values() for tensor in found.values())
+    tensors = {
+        str(path.relative_to(embedder)): load_file(path)
+        for path in embedder.glob("**/*.safetensors")
+    }
+    assert {file.file: file.tensors for file in report.files} == {
+        name: len(found) for name, found in tensors.items()
+    }
+    assert report.parameters == sum(
+        tensor.numel() for found in tensors.values() for tensor in found.values()
+    )
     assert sum(file.bytes["F32"] for file in report.files) == 4 * report.parameters
 
 
 def test_labels_and_their_keys(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path, head="token_classification", labels=LABELS)
     facts = why(inspect(directory, "org/tagger", None))
-    assert facts["labels"] == ("PER", ('config.json id2label = {"0": "O", "1": "B-PER", "2": "I-PER"}',))
+    assert facts["labels"] == (
+        "PER",
+        ('config.json id2label = {"0": "O", "1": "B-PER", "2": "I-PER"}',),
+    )
 
 
 def test_what_a_card_says_is_told_with_its_line(embedder: Path, tmp_path: Path) -> None:
@@ -150,10 +178,15 @@ def test_what_a_card_says_is_told_with_its_line(embedder: Path, tmp_path: Path) 
     (tmp_path / "cards/mine.yaml").write_text(
         '# mine\nmodel: org/embedder\nmax_tokens: 9\nprompts: {document: "d: "}\npinned: true\n'
     )
-    facts = why(inspect(embedder, "org/embedder", read_catalog([tmp_path / "cards"]).of("org/embedder")))
+    facts = why(
+        inspect(embedder, "org/embedder", read_catalog([tmp_path / "cards"]).of("org/embedder"))
+    )
     card = f"card {tmp_path}/cards/mine.yaml:2"
     assert (facts["max tokens"][0], facts["max tokens"][1][0]) == ("9", card)
-    assert (facts["prompts"][0], facts["prompts"][1][0]) == ("query: 'query: '\ndocument: 'd: '", card)
+    assert (facts["prompts"][0], facts["prompts"][1][0]) == (
+        "query: 'query: '\ndocument: 'd: '",
+        card,
+    )
     assert facts["pinned"] == ("yes", (card,))
 
 
@@ -166,24 +199,36 @@ def test_what_a_card_says_is_told_with_its_line(embedder: Path, tmp_path: Path) 
         ("mpnet", "token_classification", LABELS, {"entities"}),
     ],
 )
-def test_sound_models_pass(tmp_path: Path, kind: str, head: Any, labels: Sequence[str], tasks: set[str]) -> None:
+def test_sound_models_pass(
+    tmp_path: Path, kind: str, head: Any, labels: Sequence[str], tasks: set[str]
+) -> None:
     directory = write_checkpoint(kind, tmp_path, head=head, labels=labels)
     tests = list(selftest.run(directory, "org/name", None))
     assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
     assert {test.name.partition(":")[0] for test in tests[1:]} == tasks
     names = {test.name.partition(": ")[2] for test in tests[1:]}
-    assert names == {"finite", "packed as alone", "same text, same answer", "answer", "bfloat16 near float32", "int8 near float32"}
+    assert names == {
+        "finite",
+        "packed as alone",
+        "same text, same answer",
+        "answer",
+        "bfloat16 near float32",
+        "int8 near float32",
+    }
 
 
 @pytest.mark.filterwarnings("ignore")  # glirel's dependencies warn of much
 @pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_a_model_of_images_passes(tmp_path: Path, family: Literal["clip", "siglip"]) -> None:
+def test_model_of_images_passes(tmp_path: Path, family: Literal["clip", "siglip"]) -> None:
     """Texts and images of one job; and models of images alone."""
     write_repository(family, tmp_path / "both")
     write_image_model("dinov2", tmp_path / "alone")
     for name, inputs in (("both", "text, image"), ("alone", "image")):
         report = inspect(tmp_path / name, f"tests/{name}", None)
-        assert why(report)["inputs"] == (inputs, (f'config.json model_type = "{family if name == "both" else "dinov2"}"',))
+        assert why(report)["inputs"] == (
+            inputs,
+            (f'config.json model_type = "{family if name == "both" else "dinov2"}"',),
+        )
         tests = list(selftest.run(tmp_path / name, f"tests/{name}", None))
         assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
         assert {test.name.split(":")[0] for test in tests} >= {"encode", "score"}
@@ -191,16 +236,18 @@ def test_a_model_of_images_passes(tmp_path: Path, family: Literal["clip", "sigli
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers warns of its own future
-def test_a_model_whose_texts_are_queries_alone_passes(tmp_path: Path) -> None:
+def test_model_whose_texts_are_queries_alone_passes(tmp_path: Path) -> None:
     """V-SPLADE: its texts have no forward, and are no documents of a score."""
     v_splade().save(tmp_path)
     assert why(inspect(tmp_path, "tests/v-splade", None))["inputs"][0] == "text, image"
     tests = list(selftest.run(tmp_path, "tests/v-splade", None))
     assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
-    assert {"encode: answer", "score: answer", "encode: same text, same answer"} <= {test.name for test in tests}
+    assert {"encode: answer", "score: answer", "encode: same text, same answer"} <= {
+        test.name for test in tests
+    }
 
 
-def test_a_model_that_is_given_entities_passes(tmp_path: Path) -> None:
+def test_model_that_is_given_entities_passes(tmp_path: Path) -> None:
     tests = list(selftest.run(make_glirel(tmp_path, {}).directory, "org/name", None))
     assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
     assert "relations: answer" in {test.name for test in tests}
@@ -217,13 +264,20 @@ def test_weights_that_are_no_numbers_fail(embedder: Path) -> None:
     assert "encode: answer" not in failed
 
 
-def test_a_model_whose_batch_mates_matter_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_whose_batch_mates_matter_fails(
+    embedder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sound = PackedModel.forward
 
     def leaking(model: PackedModel, head: Head, sequences: Sequence[InputSequence]) -> list[Output]:
-        """As if padding or a neighbour were seen: the answers hang on the size and order of the batch."""
+        """As if padding or a neighbour were seen: the answers hang on the size and order of the
+        batch.
+        """
         found = sound(model, head, sequences)
-        return [np.asarray(output, np.float32) + np.float32(0.01 * number) for number, output in enumerate(found)]
+        return [
+            np.asarray(output, np.float32) + np.float32(0.01 * number)
+            for number, output in enumerate(found)
+        ]
 
     monkeypatch.setattr(PackedModel, "forward", leaking)
     failed = {test.name for test in selftest.run(embedder, "org/name", None) if not test.passed}
@@ -231,7 +285,7 @@ def test_a_model_whose_batch_mates_matter_fails(embedder: Path, monkeypatch: pyt
     assert "encode: finite" not in failed
 
 
-def test_a_wrong_width_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_width_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = load_model
 
     def lying(*arguments: Any) -> PackedModel:
@@ -240,14 +294,24 @@ def test_a_wrong_width_fails(embedder: Path, monkeypatch: pytest.MonkeyPatch) ->
         return model
 
     monkeypatch.setattr(selftest, "load_model", lying)
-    failed = {test.name: test.detail for test in selftest.run(embedder, "org/name", None) if not test.passed}
+    failed = {
+        test.name: test.detail
+        for test in selftest.run(embedder, "org/name", None)
+        if not test.passed
+    }
     assert failed["encode: answer"] == "dense vectors have shape (4, 16), not (4, 17)"
 
 
-def test_the_command_on_a_good_model(check: Check, embedder: Path) -> None:
+def test_command_on_a_good_model(check: Check, embedder: Path) -> None:
     ran = check(embedder)
     assert ran.code == 0, ran.out
-    for words in ("org/embedder", "good", "max_seq_length = 32", "parameters", "encode: packed as alone"):
+    for words in (
+        "org/embedder",
+        "good",
+        "max_seq_length = 32",
+        "parameters",
+        "encode: packed as alone",
+    ):
         assert words in ran.out
     assert "FAILS" not in ran.out
 
@@ -260,21 +324,30 @@ def test_several_models_as_json(check: Check, embedder: Path, tmp_path: Path) ->
     ran = check(embedder, broken, "--no-test", "--json")
     assert ran.code == 1
     good, bad = ran.json()
-    assert (good["model"], good["good"], good["skipped"], good["card"]["dimensions"]) == ("org/embedder", True, "--no-test", 16)
+    assert (good["model"], good["good"], good["skipped"], good["card"]["dimensions"]) == (
+        "org/embedder",
+        True,
+        "--no-test",
+        16,
+    )
     assert bad["good"] is False
-    assert bad["refused"].startswith("pytorch_model.bin: is neither a zip archive of torch.save nor")
+    assert bad["refused"].startswith(
+        "pytorch_model.bin: is neither a zip archive of torch.save nor"
+    )
 
 
-def test_a_refusal_says_what_was_seen(check: Check, tmp_path: Path) -> None:
+def test_refusal_says_what_was_seen(check: Check, tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path / "org" / "name")
-    (directory / "modules.json").write_text('[{"type": "sentence_transformers.models.WordWeights", "path": ""}]')
+    (directory / "modules.json").write_text(
+        '[{"type": "sentence_transformers.models.WordWeights", "path": ""}]'
+    )
     ran = check(directory, "--no-test")
     assert ran.code == 1
     assert "modules.json: `type`" in ran.out
     assert "no self-test: the model is refused" in ran.out
 
 
-def test_a_tensor_that_is_missing_is_found_by_loading(check: Check, embedder: Path) -> None:
+def test_tensor_that_is_missing_is_found_by_loading(check: Check, embedder: Path) -> None:
     file = embedder / "model.safetensors"
     tensors = load_file(file)
     del tensors["encoder.layer.1.output.dense.bias"]
@@ -282,10 +355,13 @@ def test_a_tensor_that_is_missing_is_found_by_loading(check: Check, embedder: Pa
     assert check(embedder, "--no-test").code == 0
     ran = check(embedder, "--json")
     assert ran.code == 1
-    assert ran.json()[0]["refused"] == "model.safetensors: tensor 'encoder.layer.1.output.dense.bias' is missing"
+    assert (
+        ran.json()[0]["refused"]
+        == "model.safetensors: tensor 'encoder.layer.1.output.dense.bias' is missing"
+    )
 
 
-def test_an_architecture_that_is_not_served_is_found_by_loading(check: Check, embedder: Path) -> None:
+def test_architecture_that_is_not_served_is_found_by_loading(check: Check, embedder: Path) -> None:
     config = json.loads((embedder / "config.json").read_text()) | {"model_type": "mamba"}
     (embedder / "config.json").write_text(json.dumps(config))
     untried = check(embedder, "--no-test")
@@ -294,17 +370,23 @@ def test_an_architecture_that_is_not_served_is_found_by_loading(check: Check, em
     assert report["refused"].startswith("config.json: model_type is 'mamba': supported are ")
 
 
-def test_an_id_is_looked_for_in_the_folders(check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_id_is_looked_for_in_the_folders(
+    check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHOAL_MODELS", str(tmp_path))
     (report,) = check("org/embedder", "--no-test", "--json").json()
     assert (report["directory"], report["refused"]) == (str(embedder), "")
     (missing,) = check("org/missing", "--json").json()
-    assert missing["refused"].startswith("org/missing is in no folder of SHOAL_MODELS; give its directory, or set SHOAL_STORES=hf")
+    assert missing["refused"].startswith(
+        "org/missing is in no folder of SHOAL_MODELS; give its directory, or set SHOAL_STORES=hf"
+    )
     (neither,) = check("nonsense", "--json").json()
-    assert neither["refused"] == "nonsense is neither a directory nor a model id of the form org/name"
+    assert (
+        neither["refused"] == "nonsense is neither a directory nor a model id of the form org/name"
+    )
 
 
-def test_an_id_is_fetched_where_stores_are_named(
+def test_id_is_fetched_where_stores_are_named(
     check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_STORES", f"file://{tmp_path}")
@@ -313,14 +395,16 @@ def test_an_id_is_fetched_where_stores_are_named(
     assert (report["refused"], report["card"]["dimensions"]) == ("", 16)
 
 
-def test_the_card_of_another_id(check: Check, tmp_path: Path) -> None:
+def test_card_of_another_id(check: Check, tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path / "anything", sentence=SentenceFiles())
     (report,) = check(directory, "--as", "intfloat/e5-base-v2", "--no-test", "--json").json()
     assert report["card"]["prompts"] == {"query": "query: ", "passage": "passage: "}
     assert check(directory, "--as", "nonsense").code == 2
 
 
-def test_a_broken_card_is_a_usage_error(check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_card_is_a_usage_error(
+    check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards/mine.yaml").write_text("modle: org/name\n")
     monkeypatch.setenv("SHOAL_CATALOG", str(tmp_path / "cards"))
@@ -329,7 +413,9 @@ def test_a_broken_card_is_a_usage_error(check: Check, embedder: Path, tmp_path: 
     assert "mine.yaml:1: the card has no key 'modle': did you mean 'model'?" in ran.err
 
 
-def test_a_model_too_large_for_this_memory_is_not_loaded(check: Check, embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_too_large_for_this_memory_is_not_loaded(
+    check: Check, embedder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("services.worker.check.command._free_bytes", lambda: 1000)
     (report,) = check(embedder, "--json").json()
     assert report["good"]
@@ -343,37 +429,49 @@ def test_what_a_model_loses_in_int8_is_told(embedder: Path) -> None:
     assert 0.99 <= float(told.detail.removeprefix("lowest cosine ")) < 1
 
 
-def test_a_model_that_loses_too_much_fails_if_its_card_asks_for_int8(check: Check, tmp_path: Path, monkeypatch: Any) -> None:
+def test_model_that_loses_too_much_fails_if_its_card_asks_for_int8(
+    check: Check, tmp_path: Path, monkeypatch: Any
+) -> None:
     directory = write_outliers(tmp_path / "org" / "lossy")
     monkeypatch.setattr(selftest, "BFLOAT16_COSINE", 0.0)  # it loses in bfloat16 too
     (report,) = check(directory, "--json").json()
     (told,) = (test for test in report["tests"] if "int8" in test["name"])
-    assert (told["passed"], "loses too much in int8: encode: lowest cosine 0." in told["detail"]) == (True, True)
+    assert (
+        told["passed"],
+        "loses too much in int8: encode: lowest cosine 0." in told["detail"],
+    ) == (True, True)
     assert report["good"]
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards/mine.yaml").write_text("model: org/lossy\ndtype: int8\n")
     monkeypatch.setenv("SHOAL_CATALOG", str(tmp_path / "cards"))
     ran = check(directory, "--json")
-    assert (ran.code, [test["name"] for test in ran.json()[0]["tests"] if not test["passed"]]) == (1, ["loads in int8"])
+    assert (ran.code, [test["name"] for test in ran.json()[0]["tests"] if not test["passed"]]) == (
+        1,
+        ["loads in int8"],
+    )
     monkeypatch.delenv("SHOAL_CATALOG")
     monkeypatch.setenv("SHOAL_DTYPE", "int8")
     assert check(directory).code == 1, "a worker with these settings would load it so"
 
 
-def test_a_machine_without_int8_says_so(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_int8_says_so(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "_choice", lambda: "this CPU has nothing")
     (told,) = (test for test in selftest.run(embedder, "org/embedder", None) if "int8" in test.name)
     assert (told.passed, told.detail) == (True, "not here: this CPU has nothing")
 
 
-def test_the_dtype_of_a_card_counts(embedder: Path, tmp_path: Path) -> None:
+def test_dtype_of_a_card_counts(embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "cards").mkdir()
-    (tmp_path / "cards/mine.yaml").write_text("model: org/embedder\ndtype: bfloat16\nmemory_bytes: 123456789\n")
+    (tmp_path / "cards/mine.yaml").write_text(
+        "model: org/embedder\ndtype: bfloat16\nmemory_bytes: 123456789\n"
+    )
     overrides = read_catalog([tmp_path / "cards"]).of("org/embedder")
     whole = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32)
     half = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32, overrides)
     assert half.bytes == 123_456_789 > whole.bytes
     assert half.card.dtype == "bfloat16"
     assert {
-        test.detail.partition(" bytes")[0] for test in selftest.run(embedder, "org/embedder", overrides) if "loads" in test.name
+        test.detail.partition(" bytes")[0]
+        for test in selftest.run(embedder, "org/embedder", overrides)
+        if "loads" in test.name
     } == {"123,456,789"}

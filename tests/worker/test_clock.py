@@ -35,7 +35,7 @@ def test_until_a_router_tells_the_time_the_machine_does() -> None:
     assert hands.clock.now() == 5010
 
 
-def test_the_quickest_answer_counts() -> None:
+def test_quickest_answer_counts() -> None:
     hands = Hands()
     hands.call(9009.9, 10)  # a long poll, answered at its end
     assert hands.clock.now() == pytest.approx(9009.9)
@@ -45,7 +45,7 @@ def test_the_quickest_answer_counts() -> None:
     assert hands.clock.now() == pytest.approx(9029.99)
 
 
-def test_a_clock_that_was_set_anew_is_followed_at_once() -> None:
+def test_clock_that_was_set_anew_is_followed_at_once() -> None:
     hands = Hands()
     hands.call(9000, 0.01)
     hands.call(400, 0.01)
@@ -80,7 +80,7 @@ def skewed(lanes: SkewedLanes, job_id: str, *, seconds: float) -> worker_pb2.Job
 
 
 @pytest.mark.parametrize("ahead_seconds", [600.0, -600.0])
-async def test_a_worker_whose_clock_is_wrong_by_minutes_neither_drops_good_work_nor_does_dead_work(
+async def test_worker_whose_clock_is_wrong_by_minutes_neither_drops_good_work_nor_does_dead_work(
     tmp_path: Path, ahead_seconds: float
 ) -> None:
     lanes = SkewedLanes()

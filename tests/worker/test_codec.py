@@ -50,7 +50,9 @@ def item(text: str) -> pb.Item:
 
 
 def sent(result: Result) -> worker_pb2.JobResult:
-    return worker_pb2.JobResult.FromString(codec.result_of(result, revision="r", tokens=7, timings=TIMES))
+    return worker_pb2.JobResult.FromString(
+        codec.result_of(result, revision="r", tokens=7, timings=TIMES)
+    )
 
 
 def test_encode_with_everything_set() -> None:
@@ -65,52 +67,102 @@ def test_encode_with_everything_set() -> None:
         truncation=pb.TRUNCATION_NONE,
     )
     work = codec.to_work(worker_pb2.Job(encode=request))
-    assert work == EncodeWork(["a", "ü"], "query", ("dense", "multi_vector"), "int8", 8, False, "find: ", "none")
+    assert work == EncodeWork(
+        ["a", "ü"], "query", ("dense", "multi_vector"), "int8", 8, False, "find: ", "none"
+    )
 
 
 def test_encode_with_nothing_set_has_the_contracts_defaults() -> None:
-    assert codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")]))) == EncodeWork(["a"], truncation="default")
+    assert codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")]))) == EncodeWork(
+        ["a"], truncation="default"
+    )
 
 
 def test_score() -> None:
-    request = pb.ScoreRequest(query=item("q"), documents=[item("aa"), item("b")], scale=pb.SCORE_SCALE_PROBABILITY)
+    request = pb.ScoreRequest(
+        query=item("q"), documents=[item("aa"), item("b")], scale=pb.SCORE_SCALE_PROBABILITY
+    )
     work = codec.to_work(worker_pb2.Job(score=request))
     assert work == ScoreWork("q", ["aa", "b"], "", "probability", "default")
 
 
 def test_extract() -> None:
-    entities = pb.ExtractRequest(items=[item("a")], entities=pb.EntitiesTask(labels=["x"], threshold=0.5, flat=False))
-    assert codec.to_work(worker_pb2.Job(extract=entities)) == EntitiesWork(["a"], ("x",), 0.5, False, truncation="default")
-    defaults = pb.ExtractRequest(items=[item("a")], entities=pb.EntitiesTask(aggregation=pb.AGGREGATION_MAX))
-    assert codec.to_work(worker_pb2.Job(extract=defaults)) == EntitiesWork(["a"], (), None, True, "max", truncation="default")
-    classify = pb.ExtractRequest(items=[item("a")], classify=pb.ClassifyTask(labels=["x"], multi_label=True, hypothesis="is {}"))
-    assert codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(["a"], ("x",), True, None, "is {}", truncation="default")
+    entities = pb.ExtractRequest(
+        items=[item("a")], entities=pb.EntitiesTask(labels=["x"], threshold=0.5, flat=False)
+    )
+    assert codec.to_work(worker_pb2.Job(extract=entities)) == EntitiesWork(
+        ["a"], ("x",), 0.5, False, truncation="default"
+    )
+    defaults = pb.ExtractRequest(
+        items=[item("a")], entities=pb.EntitiesTask(aggregation=pb.AGGREGATION_MAX)
+    )
+    assert codec.to_work(worker_pb2.Job(extract=defaults)) == EntitiesWork(
+        ["a"], (), None, True, "max", truncation="default"
+    )
+    classify = pb.ExtractRequest(
+        items=[item("a")],
+        classify=pb.ClassifyTask(labels=["x"], multi_label=True, hypothesis="is {}"),
+    )
+    assert codec.to_work(worker_pb2.Job(extract=classify)) == ClassifyWork(
+        ["a"], ("x",), True, None, "is {}", truncation="default"
+    )
     task = pb.RelationsTask(labels=["in"], entity_labels=["city"], threshold=0.25)
-    among = pb.ExtractRequest(items=[item("a")], classify=pb.ClassifyTask(labels=["x"], among_labels=True))
-    assert codec.to_work(worker_pb2.Job(extract=among)) == ClassifyWork(["a"], ("x",), among_labels=True, truncation="default")
-    relations = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("abc")], relations=task)))
+    among = pb.ExtractRequest(
+        items=[item("a")], classify=pb.ClassifyTask(labels=["x"], among_labels=True)
+    )
+    assert codec.to_work(worker_pb2.Job(extract=among)) == ClassifyWork(
+        ["a"], ("x",), among_labels=True, truncation="default"
+    )
+    relations = codec.to_work(
+        worker_pb2.Job(extract=pb.ExtractRequest(items=[item("abc")], relations=task))
+    )
     assert relations == RelationsWork(["abc"], ("in",), ("city",), 0.25, "default")
-    known = pb.Item(text="in Bern", entities=[pb.Entity(start=3, end=7, label="city", score=0.5, text="Bern")])
-    given = codec.to_work(worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a"), known], relations=task)))
-    assert given == RelationsWork(["a", "in Bern"], ("in",), ("city",), 0.25, "default", ((), (Given(3, 7, "city"),)))
+    known = pb.Item(
+        text="in Bern", entities=[pb.Entity(start=3, end=7, label="city", score=0.5, text="Bern")]
+    )
+    given = codec.to_work(
+        worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a"), known], relations=task))
+    )
+    assert given == RelationsWork(
+        ["a", "in Bern"], ("in",), ("city",), 0.25, "default", ((), (Given(3, 7, "city"),))
+    )
 
 
 def test_regions() -> None:
     items = [pb.Item(image=pb.Image(data=b"png")), item("a")]
-    request = pb.ExtractRequest(items=items, regions=pb.RegionsTask(labels=["cat", "dog"], threshold=0.25))
+    request = pb.ExtractRequest(
+        items=items, regions=pb.RegionsTask(labels=["cat", "dog"], threshold=0.25)
+    )
     parts = {0: (Part(b"png", "items[0].image"),)}
-    assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(["", "a"], ("cat", "dog"), 0.25, parts)
+    assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(
+        ["", "a"], ("cat", "dog"), 0.25, parts
+    )
     request.regions.ClearField("threshold")
-    assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(["", "a"], ("cat", "dog"), None, parts)
-    [told] = sent(ExtractResult([Extraction(regions=(Region("cat", 0.5, 1.0, 2.0, 3.0, 4.0),))])).extract.results
-    assert told == pb.Extraction(regions=[pb.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.5)])
+    assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(
+        ["", "a"], ("cat", "dog"), None, parts
+    )
+    [told] = sent(
+        ExtractResult([Extraction(regions=(Region("cat", 0.5, 1.0, 2.0, 3.0, 4.0),))])
+    ).extract.results
+    assert told == pb.Extraction(
+        regions=[pb.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.5)]
+    )
 
 
 def test_turns() -> None:
-    turns = [pb.Turn(role=pb.Turn.ROLE_USER, text="a"), pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="b")]
+    turns = [
+        pb.Turn(role=pb.Turn.ROLE_USER, text="a"),
+        pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="b"),
+    ]
     turns.append(pb.Turn(role=pb.Turn.ROLE_SYSTEM, text="s"))
-    request = pb.ExtractRequest(items=[item("c")], text=pb.TextTask(turns=turns, template_values='{"a": 1}'))
-    wanted = TextWork(["c"], turns=(Turn("user", "a"), Turn("assistant", "b"), Turn("system", "s")), template_values='{"a": 1}')
+    request = pb.ExtractRequest(
+        items=[item("c")], text=pb.TextTask(turns=turns, template_values='{"a": 1}')
+    )
+    wanted = TextWork(
+        ["c"],
+        turns=(Turn("user", "a"), Turn("assistant", "b"), Turn("system", "s")),
+        template_values='{"a": 1}',
+    )
     made = codec.to_work(worker_pb2.Job(extract=request))
     assert isinstance(made, TextWork)
     assert replace(made, seeds=()) == wanted
@@ -167,25 +219,56 @@ def test_items_of_parts() -> None:
     """A text alone is a text however it is written; other items keep their parts, in order."""
     shown = pb.Image(data=b"png")
     pieces = [pb.Part(text="a"), pb.Part(image=shown), pb.Part(text="b")]
-    items = [pb.Item(parts=[pb.Part(text="alone")]), pb.Item(image=shown), item("c"), pb.Item(parts=pieces)]
+    items = [
+        pb.Item(parts=[pb.Part(text="alone")]),
+        pb.Item(image=shown),
+        item("c"),
+        pb.Item(parts=pieces),
+    ]
     parts = {
         1: (Part(b"png", "items[1].image"),),
-        3: (Part("a", "items[3].parts[0].text"), Part(b"png", "items[3].parts[1].image"), Part("b", "items[3].parts[2].text")),
+        3: (
+            Part("a", "items[3].parts[0].text"),
+            Part(b"png", "items[3].parts[1].image"),
+            Part("b", "items[3].parts[2].text"),
+        ),
     }
     work = codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=items)))
     assert work == EncodeWork(["alone", "", "c", ""], parts=parts, truncation="default")
     asked = pb.ScoreRequest(query=pb.Item(image=shown), documents=items[:2])
     parts = {1: (Part(b"png", "documents[1].image"),)}
-    wanted = ScoreWork("", ["alone", ""], query_parts=(Part(b"png", "query.image"),), parts=parts, truncation="default")
+    wanted = ScoreWork(
+        "",
+        ["alone", ""],
+        query_parts=(Part(b"png", "query.image"),),
+        parts=parts,
+        truncation="default",
+    )
     assert codec.to_work(worker_pb2.Job(score=asked)) == wanted
 
 
 def test_cards_of_models_of_images() -> None:
     sizes = ImageSize(224, 224, 0, 32, 1, 50)
-    card = Card("a/b", "r", "clip", "images", ("encode",), ("dense",), 77, inputs=("text", "image"), images=sizes)
+    card = Card(
+        "a/b",
+        "r",
+        "clip",
+        "images",
+        ("encode",),
+        ("dense",),
+        77,
+        inputs=("text", "image"),
+        images=sizes,
+    )
     told = codec.to_card(card)
-    assert list(told.inputs) == [models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT]
-    assert told.images == models_pb2.ImageInput(height=224, width=224, patch=32, extra_tokens=1, max_tokens=50)
+    assert list(told.inputs) == [
+        models_pb2.INPUT_KIND_TEXT,
+        models_pb2.INPUT_KIND_IMAGE,
+        models_pb2.INPUT_KIND_DOCUMENT,
+    ]
+    assert told.images == models_pb2.ImageInput(
+        height=224, width=224, patch=32, extra_tokens=1, max_tokens=50
+    )
     plain = codec.to_card(replace(card, inputs=("text",), images=None))
     assert not plain.inputs
     assert not plain.HasField("images")
@@ -195,23 +278,47 @@ def test_cards_of_models_of_images() -> None:
     ("job", "error", "field"),
     [
         (worker_pb2.Job(), InvalidInput, ""),
-        (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a"), pb.Item()])), InvalidInput, "items[1]"),
         (
-            worker_pb2.Job(extract=pb.ExtractRequest(items=[pb.Item(image=pb.Image())], entities=pb.EntitiesTask())),
+            worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a"), pb.Item()])),
+            InvalidInput,
+            "items[1]",
+        ),
+        (
+            worker_pb2.Job(
+                extract=pb.ExtractRequest(
+                    items=[pb.Item(image=pb.Image())], entities=pb.EntitiesTask()
+                )
+            ),
             TaskNotSupported,
             "items[0].image",
         ),
-        (worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(parts=[pb.Part()])])), InvalidInput, "items[0].parts[0]"),
-        (worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(text="a", parts=[pb.Part(text="b")])])), InvalidInput, "items[0]"),
+        (
+            worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(parts=[pb.Part()])])),
+            InvalidInput,
+            "items[0].parts[0]",
+        ),
+        (
+            worker_pb2.Job(
+                encode=pb.EncodeRequest(items=[pb.Item(text="a", parts=[pb.Part(text="b")])])
+            ),
+            InvalidInput,
+            "items[0]",
+        ),
         (worker_pb2.Job(score=pb.ScoreRequest(documents=[item("a")])), InvalidInput, "query"),
         (
-            worker_pb2.Job(encode=pb.EncodeRequest(items=[pb.Item(text="a", entities=[pb.Entity()])])),
+            worker_pb2.Job(
+                encode=pb.EncodeRequest(items=[pb.Item(text="a", entities=[pb.Entity()])])
+            ),
             InvalidInput,
             "items[0].entities",
         ),
         (worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")], role=99)), InvalidInput, "role"),  # type: ignore[arg-type]
         (worker_pb2.Job(extract=pb.ExtractRequest(items=[item("a")])), InvalidInput, "task"),
-        (worker_pb2.Job(extract=pb.ExtractRequest(text=pb.TextTask(text_layer=99))), InvalidInput, "text.text_layer"),  # type: ignore[arg-type]
+        (
+            worker_pb2.Job(extract=pb.ExtractRequest(text=pb.TextTask(text_layer=99))),  # type: ignore[arg-type]
+            InvalidInput,
+            "text.text_layer",
+        ),
         (
             worker_pb2.Job(extract=pb.ExtractRequest(text=pb.TextTask(turns=[pb.Turn(text="a")]))),
             InvalidInput,
@@ -228,16 +335,27 @@ def test_work_that_cannot_be(job: worker_pb2.Job, error: type[ShoalError], field
 @pytest.mark.parametrize(
     ("stored", "data_type"),
     [
-        (Stored("float32", (2, 2), np.array([[1, 2], [3, 4]], "<f4")), tensor_pb2.DATA_TYPE_FLOAT32),
-        (Stored("float16", (2, 2), np.array([[1, 2], [3, 4]], "<f2")), tensor_pb2.DATA_TYPE_FLOAT16),
-        (Stored("bfloat16", (2, 2), np.array([[1, 2], [3, 4]], "<u2")), tensor_pb2.DATA_TYPE_BFLOAT16),
+        (
+            Stored("float32", (2, 2), np.array([[1, 2], [3, 4]], "<f4")),
+            tensor_pb2.DATA_TYPE_FLOAT32,
+        ),
+        (
+            Stored("float16", (2, 2), np.array([[1, 2], [3, 4]], "<f2")),
+            tensor_pb2.DATA_TYPE_FLOAT16,
+        ),
+        (
+            Stored("bfloat16", (2, 2), np.array([[1, 2], [3, 4]], "<u2")),
+            tensor_pb2.DATA_TYPE_BFLOAT16,
+        ),
         (Stored("binary", (2, 9), np.array([[1, 128], [3, 0]], "u1")), tensor_pb2.DATA_TYPE_BINARY),
     ],
 )
 def test_dense_vectors_keep_their_bytes(stored: Stored, data_type: int) -> None:
     tensor = sent(EncodeResult(dense=stored)).encode.dense
     assert (tensor.data_type, tuple(tensor.shape)) == (data_type, stored.shape)
-    np.testing.assert_array_equal(np.frombuffer(tensor.data, stored.values.dtype).reshape(2, 2), stored.values)
+    np.testing.assert_array_equal(
+        np.frombuffer(tensor.data, stored.values.dtype).reshape(2, 2), stored.values
+    )
     assert (tensor.scale, tensor.offset) == (b"", b"")
 
 
@@ -265,7 +383,13 @@ def test_scores_usage_and_timings() -> None:
     assert message.model_revision == "r"
     assert message.usage.input_tokens == 7
     times = message.timings
-    assert [times.queue_seconds, times.prepare_seconds, times.wait_seconds, times.forward_seconds, times.finish_seconds] == [
+    assert [
+        times.queue_seconds,
+        times.prepare_seconds,
+        times.wait_seconds,
+        times.forward_seconds,
+        times.finish_seconds,
+    ] == [
         1,
         2,
         3,
@@ -275,18 +399,23 @@ def test_scores_usage_and_timings() -> None:
 
 
 def test_extractions() -> None:
-    found = Extraction(entities=(Entity(0, 2, "PER", 0.5, "Al"),), labels=(LabelScore("good", 0.25),))
+    found = Extraction(
+        entities=(Entity(0, 2, "PER", 0.5, "Al"),), labels=(LabelScore("good", 0.25),)
+    )
     (result, empty) = sent(ExtractResult([found, Extraction()])).extract.results
     assert result == pb.Extraction(
-        entities=[pb.Entity(start=0, end=2, label="PER", score=0.5, text="Al")], labels=[pb.LabelScore(label="good", score=0.25)]
+        entities=[pb.Entity(start=0, end=2, label="PER", score=0.5, text="Al")],
+        labels=[pb.LabelScore(label="good", score=0.25)],
     )
     assert empty == pb.Extraction()
 
 
-def test_a_failure_names_the_requests_field() -> None:
+def test_failure_names_the_requests_field() -> None:
     error = InputTooLong("too long", field="items[2].text")
     failure = worker_pb2.JobResult.FromString(codec.failed(error, first_item=10)).failure
-    assert failure == worker_pb2.Failure(reason="INPUT_TOO_LONG", message="too long", field="items[12].text")
+    assert failure == worker_pb2.Failure(
+        reason="INPUT_TOO_LONG", message="too long", field="items[12].text"
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,24 +452,37 @@ def test_cards() -> None:
         models_pb2.TASK_ENTITIES,
         models_pb2.TASK_CLASSIFY,
     ]
-    assert list(message.representations) == [pb.REPRESENTATION_DENSE, pb.REPRESENTATION_MULTI_VECTOR]
+    assert list(message.representations) == [
+        pb.REPRESENTATION_DENSE,
+        pb.REPRESENTATION_MULTI_VECTOR,
+    ]
     assert list(message.prompts) == ["document", "query"]
     assert (message.bytes, message.data_type, message.tokens_per_byte) == (9, "bfloat16", 0.25)
     assert message.max_tokens == 256
 
 
 def test_schemas() -> None:
-    field = pb.SchemaField(name="f", kind=pb.SchemaField.KIND_STRING, choices=["c"], description="d", threshold=0.25)
+    field = pb.SchemaField(
+        name="f", kind=pb.SchemaField.KIND_STRING, choices=["c"], description="d", threshold=0.25
+    )
     task = pb.StructureTask(
         entities=[pb.SchemaLabel(label="a", description="b", threshold=0.5)],
         classifications=[
-            pb.SchemaClassification(name="q", labels=[pb.SchemaLabel(label="l")], multi_label=True, threshold=0, description="e")
+            pb.SchemaClassification(
+                name="q",
+                labels=[pb.SchemaLabel(label="l")],
+                multi_label=True,
+                threshold=0,
+                description="e",
+            )
         ],
         relations=[pb.SchemaLabel(label="r")],
         structures=[pb.SchemaStructure(name="s", fields=[field, pb.SchemaField(name="g")])],
         threshold=0.75,
     )
-    request = pb.ExtractRequest(items=[item("a text")], structure=task, truncation=pb.TRUNCATION_START)
+    request = pb.ExtractRequest(
+        items=[item("a text")], structure=task, truncation=pb.TRUNCATION_START
+    )
     asked = Schema(
         (SchemaLabel("a", "b", 0.5),),
         (SchemaClassification("q", (SchemaLabel("l"),), True, 0.0, "e"),),
@@ -348,20 +490,31 @@ def test_schemas() -> None:
         (SchemaStructure("s", (SchemaField("f", True, ("c",), "d", 0.25), SchemaField("g"))),),
         0.75,
     )
-    assert codec.to_work(worker_pb2.Job(extract=request)) == StructureWork(["a text"], asked, "start")
+    assert codec.to_work(worker_pb2.Job(extract=request)) == StructureWork(
+        ["a text"], asked, "start"
+    )
     assert sorted(filter(None, asked.texts())) == sorted("abqelrsfcdg")
     [told] = sent(
         ExtractResult(
             [
                 Extraction(
                     classifications=(Classification("q", (LabelScore("l", 0.5),)),),
-                    structures=(Structure("s", (Field("f", (Value("x", 0.5, 0, 1), Value("c", 0.25)), many=True),)),),
+                    structures=(
+                        Structure(
+                            "s", (Field("f", (Value("x", 0.5, 0, 1), Value("c", 0.25)), many=True),)
+                        ),
+                    ),
                 )
             ]
         )
     ).extract.results
-    values = [pb.StructureValue(text="x", score=0.5, start=0, end=1), pb.StructureValue(text="c", score=0.25)]
+    values = [
+        pb.StructureValue(text="x", score=0.5, start=0, end=1),
+        pb.StructureValue(text="c", score=0.25),
+    ]
     assert told == pb.Extraction(
         classifications=[pb.Classification(name="q", labels=[pb.LabelScore(label="l", score=0.5)])],
-        structures=[pb.Structure(name="s", fields=[pb.StructureField(name="f", values=values, list=True)])],
+        structures=[
+            pb.Structure(name="s", fields=[pb.StructureField(name="f", values=values, list=True)])
+        ],
     )

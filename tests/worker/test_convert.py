@@ -35,7 +35,9 @@ def pickled(tmp_path: Path) -> Path:
     directory = write_checkpoint("bert", tmp_path / "org" / "pickled", sentence=SentenceFiles())
     tensors = load_file(directory / "model.safetensors")
     name = next(iter(tensors))
-    torch.save({**tensors, f"lm_head.{name}": tensors[name], "epoch": 3}, directory / "pytorch_model.bin")
+    torch.save(
+        {**tensors, f"lm_head.{name}": tensors[name], "epoch": 3}, directory / "pytorch_model.bin"
+    )
     (directory / "model.safetensors").rename(tmp_path / "model.safetensors")
     return directory
 
@@ -45,11 +47,18 @@ def run(*arguments: str | Path) -> tuple[int, str]:
     return result.exit_code, result.stdout + result.stderr
 
 
-def test_a_directory_is_written_with_safetensors_and_the_command_says_what_it_did(pickled: Path, tmp_path: Path) -> None:
+def test_directory_is_written_with_safetensors_and_the_command_says_what_it_did(
+    pickled: Path, tmp_path: Path
+) -> None:
     code, said = run("convert", pickled)
     assert code == 0, said
     made = pickled.with_name("pickled-safetensors")
-    for words in ("pytorch_model.bin to model.safetensors", "written once", "epoch: left out", f"written: {made}"):
+    for words in (
+        "pytorch_model.bin to model.safetensors",
+        "written once",
+        "epoch: left out",
+        f"written: {made}",
+    ):
         assert words in said
     found, wanted = load_file(made / "model.safetensors"), load_file(tmp_path / "model.safetensors")
     assert found.keys() == wanted.keys()
@@ -63,7 +72,7 @@ def test_a_directory_is_written_with_safetensors_and_the_command_says_what_it_di
     assert (code, "safetensors already" in said, (tmp_path / "again").exists()) == (0, True, False)
 
 
-def test_a_hostile_file_is_refused_and_nothing_is_written(pickled: Path, tmp_path: Path) -> None:
+def test_hostile_file_is_refused_and_nothing_is_written(pickled: Path, tmp_path: Path) -> None:
     (pickled / "pytorch_model.bin").write_bytes(calling(os.system, f"touch {tmp_path / MARKER}"))
     code, said = run("convert", pickled, "--output", tmp_path / "made")
     assert code == 1
@@ -71,13 +80,17 @@ def test_a_hostile_file_is_refused_and_nothing_is_written(pickled: Path, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "org"]
 
 
-def test_check_reads_a_directory_of_torch_checkpoints_and_says_that_it_was_converted(pickled: Path) -> None:
+def test_check_reads_a_directory_of_torch_checkpoints_and_says_that_it_was_converted(
+    pickled: Path,
+) -> None:
     code, said = run("check", pickled)
     assert code == 0, said
     assert "converted: pytorch_model.bin to model.safetensors" in said
 
 
-def test_check_refuses_torch_checkpoints_where_the_setting_does(pickled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_refuses_torch_checkpoints_where_the_setting_does(
+    pickled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHOAL_TORCH_CHECKPOINTS", "refuse")
     code, said = run("check", pickled)
     assert code == 1

@@ -1,4 +1,6 @@
-"""Memory of images that are decoded: bounded by the worker's memory, and released when an image was resized or refused."""
+"""Memory of images that are decoded: bounded by the worker's memory, and released when an image was
+resized or refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Bench:
     asked: list[int] = field(default_factory=list)
 
     def memory(self) -> DecodingMemory:
-        return DecodingMemory(self.ledger, ALLOWANCE, make_room=self.asked.append, clock=lambda: self.now)
+        return DecodingMemory(
+            self.ledger, ALLOWANCE, make_room=self.asked.append, clock=lambda: self.now
+        )
 
 
 async def test_small_images_claim_nothing_and_large_ones_claim_from_the_models_memory() -> None:
@@ -46,10 +50,14 @@ async def test_small_images_claim_nothing_and_large_ones_claim_from_the_models_m
         assert one.ledger.used_bytes == 0
 
 
-async def test_an_image_waits_until_another_has_released_its_memory() -> None:
+async def test_image_waits_until_another_has_released_its_memory() -> None:
     one = Bench()
     memory = one.memory()
-    entered, held, waits = threading.Event(), memory.reserve(600, FIELD, check=nothing), threading.Event()
+    entered, held, waits = (
+        threading.Event(),
+        memory.reserve(600, FIELD, check=nothing),
+        threading.Event(),
+    )
     held.__enter__()
 
     def second() -> None:
@@ -66,7 +74,7 @@ async def test_an_image_waits_until_another_has_released_its_memory() -> None:
     assert set(one.asked) == {500}, "room was asked for while it waited"
 
 
-async def test_an_image_is_refused_that_finds_no_memory_in_time() -> None:
+async def test_image_is_refused_that_finds_no_memory_in_time() -> None:
     one = Bench()
     claim = one.ledger.claim("org/model", Size(900))
     assert claim is not None
@@ -79,7 +87,7 @@ async def test_an_image_is_refused_that_finds_no_memory_in_time() -> None:
     one.ledger.release(claim)
 
 
-async def test_an_image_that_can_never_fit_is_refused_at_once() -> None:
+async def test_image_that_can_never_fit_is_refused_at_once() -> None:
     memory = Bench().memory()
     with (
         pytest.raises(InvalidInput, match="1,001 bytes, more than the 1,000") as caught,
@@ -89,7 +97,7 @@ async def test_an_image_that_can_never_fit_is_refused_at_once() -> None:
     assert caught.value.field == FIELD
 
 
-async def test_a_job_that_ends_while_it_waits_is_released() -> None:
+async def test_job_that_ends_while_it_waits_is_released() -> None:
     one = Bench()
     memory = one.memory()
     ended = ValueError("cancelled")

@@ -14,17 +14,21 @@ from services.worker.machine.device import open_device, use_threads
 from services.worker.settings import Settings
 
 
-def test_a_cpu_has_defaults_for_what_is_not_set() -> None:
+def test_cpu_has_defaults_for_what_is_not_set() -> None:
     device = open_device(Settings("w", device="cpu", dtype="float32"))
     assert (device.name, device.item_bytes, device.batch_tokens) == ("cpu", 4, 2048)
     assert device.memory_bytes > 2**20
-    assert (device.host_bytes, device.shares_memory) == (0, True), "a warm model would take the same memory"
+    assert (device.host_bytes, device.shares_memory) == (0, True), (
+        "a warm model would take the same memory"
+    )
     device.recover()
     device.trim()
 
 
 def test_what_is_set_counts() -> None:
-    device = open_device(Settings("w", device="cpu", dtype="bfloat16", batch_tokens=100, memory_bytes=1000))
+    device = open_device(
+        Settings("w", device="cpu", dtype="bfloat16", batch_tokens=100, memory_bytes=1000)
+    )
     assert (device.item_bytes, device.batch_tokens, device.memory_bytes) == (2, 100, 1000)
     assert open_device(Settings("w", device="cpu", host_bytes=77)).host_bytes == 77
 
@@ -42,18 +46,22 @@ def test_cudnn_computes_float32_without_tensorfloat32(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 << 30))
-    assert open_device(Settings("w", device="cuda", dtype="bfloat16", cuda_graphs=0)).name == "a GPU"
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 << 30)
+    )
+    assert (
+        open_device(Settings("w", device="cuda", dtype="bfloat16", cuda_graphs=0)).name == "a GPU"
+    )
     assert not torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an accelerator")
-def test_an_accelerator_that_is_not_there_is_refused() -> None:
+def test_accelerator_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match="SHOAL_DEVICE"):
         open_device(Settings("w", device="cuda"))
 
 
-def test_the_device_thread_keeps_its_threads_when_a_model_is_loaded_before_its_first_forward() -> None:
+def test_device_thread_keeps_its_threads_when_a_model_is_loaded_before_its_first_forward() -> None:
     """A load limits torch to one thread, which must not become the number of the device thread."""
     entered, loaded, found = threading.Event(), threading.Event(), list[int]()
 

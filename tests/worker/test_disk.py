@@ -14,7 +14,10 @@ from tests.worker.fakes import checkpoint
 
 
 def test_shelves_are_models_and_roots(tmp_path: Path) -> None:
-    assert parse_shelves(f"org/a={tmp_path}:/models:") == (Shelf(tmp_path, "org/a"), Shelf(Path("/models")))
+    assert parse_shelves(f"org/a={tmp_path}:/models:") == (
+        Shelf(tmp_path, "org/a"),
+        Shelf(Path("/models")),
+    )
     assert parse_shelves("") == ()
 
 
@@ -42,7 +45,18 @@ def test_models_are_found_by_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    ["../secret/a", "root/../secret/a", "org/..", "/etc/passwd", "secret", "org/a/b", "org/a@../../x", "org\\a/b", "", "org/a\n"],
+    [
+        "../secret/a",
+        "root/../secret/a",
+        "org/..",
+        "/etc/passwd",
+        "secret",
+        "org/a/b",
+        "org/a@../../x",
+        "org\\a/b",
+        "",
+        "org/a\n",
+    ],
 )
 def test_ids_that_are_paths_are_not_found(tmp_path: Path, model: str) -> None:
     checkpoint(tmp_path, "secret/a")
@@ -58,7 +72,7 @@ def test_what_makes_a_directory_a_model(name: str, tmp_path: Path) -> None:
     assert find((Shelf(tmp_path),), "org/a") == tmp_path / "org" / "a"
 
 
-def test_a_directory_without_configuration_is_no_model(tmp_path: Path) -> None:
+def test_directory_without_configuration_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "org" / "a").mkdir(parents=True)
     assert listing((Shelf(tmp_path),)) == {}
     with pytest.raises(ModelNotFound):
@@ -67,7 +81,10 @@ def test_a_directory_without_configuration_is_no_model(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_the_device(tmp_path: Path) -> None:
     (tmp_path / "2_Dense").mkdir()
-    save_file({"w": np.zeros((10, 10), np.float32), "ids": np.zeros(5, np.int64)}, tmp_path / "model.safetensors")
+    save_file(
+        {"w": np.zeros((10, 10), np.float32), "ids": np.zeros(5, np.int64)},
+        tmp_path / "model.safetensors",
+    )
     save_file({"w": np.zeros(6, np.float16)}, tmp_path / "2_Dense" / "model.safetensors")
     assert weight_bytes(tmp_path, 4) == 400 + 40 + 24
     assert weight_bytes(tmp_path, 2) == 200 + 40 + 12

@@ -36,13 +36,15 @@ def test_expected_cost_of_a_page_is_bounded() -> None:
     assert costs.expected_seconds(HEAVY, 1, now=0.0) <= MAX_PAGE_SECONDS
 
 
-def test_an_excess_halves_while_the_caller_sends_no_documents() -> None:
+def test_excess_halves_while_the_caller_sends_no_documents() -> None:
     costs = DocumentCosts()
     costs.record(HEAVY, pages=1, seconds=10.0, now=100.0)
     excess = costs.expected_seconds(HEAVY, 1, now=100.0) - PAGE_SECONDS
     later = costs.expected_seconds(HEAVY, 1, now=100.0 + HALF_LIFE_SECONDS) - PAGE_SECONDS
     assert later == pytest.approx(excess / 2)
-    assert costs.expected_seconds(HEAVY, 1, now=100.0 + 40 * HALF_LIFE_SECONDS) == pytest.approx(PAGE_SECONDS)
+    assert costs.expected_seconds(HEAVY, 1, now=100.0 + 40 * HALF_LIFE_SECONDS) == pytest.approx(
+        PAGE_SECONDS
+    )
 
 
 def test_only_the_most_recent_callers_are_remembered() -> None:

@@ -24,7 +24,9 @@ class EndedLanes(FakeLanes):
 
 
 class CountingRouter(FakeRouter):
-    """Counts pulls that wait. `ends_pulls`: a worker's that drains, as routers do from wire version 1 on."""
+    """Counts pulls that wait. `ends_pulls`: a worker's that drains, as routers do from wire version
+    1 on.
+    """
 
     def __init__(self, lanes: EndedLanes, *, ends_pulls: bool) -> None:
         super().__init__(lanes)
@@ -32,14 +34,18 @@ class CountingRouter(FakeRouter):
         self._own_lanes = lanes
         self._ends_pulls = ends_pulls
 
-    async def Pull(self, request: worker_pb2.PullRequest, context: object) -> worker_pb2.PullResponse:
+    async def Pull(
+        self, request: worker_pb2.PullRequest, context: object
+    ) -> worker_pb2.PullResponse:
         self.waiting += 1
         try:
             return await super().Pull(request, context)
         finally:
             self.waiting -= 1
 
-    async def Heartbeat(self, request: worker_pb2.HeartbeatRequest, context: object) -> worker_pb2.HeartbeatResponse:
+    async def Heartbeat(
+        self, request: worker_pb2.HeartbeatRequest, context: object
+    ) -> worker_pb2.HeartbeatResponse:
         if request.draining and self._ends_pulls:
             self._own_lanes.is_ended = True
             self.lanes.rung.set()
@@ -47,7 +53,9 @@ class CountingRouter(FakeRouter):
 
 
 @asynccontextmanager
-async def resting(root: Path, *, ends_pulls: bool) -> AsyncIterator[tuple[Bay, EndedLanes, CountingRouter]]:
+async def resting(
+    root: Path, *, ends_pulls: bool
+) -> AsyncIterator[tuple[Bay, EndedLanes, CountingRouter]]:
     """A worker that holds its model and has nothing to do but wait."""
     lanes = EndedLanes()
     router = CountingRouter(lanes, ends_pulls=ends_pulls)
@@ -77,7 +85,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[worker_pb2.PullRequest]:
 
 
 @pytest.mark.parametrize("ends_pulls", [True, False])
-async def test_no_pull_is_sent_once_the_worker_stops(tmp_path: Path, sent: list[worker_pb2.PullRequest], ends_pulls: bool) -> None:
+async def test_no_pull_is_sent_once_the_worker_stops(
+    tmp_path: Path, sent: list[worker_pb2.PullRequest], ends_pulls: bool
+) -> None:
     async with resting(tmp_path, ends_pulls=ends_pulls) as (bay, lanes, router):
         before = len(sent)
         assert before
@@ -89,7 +99,7 @@ async def test_no_pull_is_sent_once_the_worker_stops(tmp_path: Path, sent: list[
         assert lanes.heartbeats[-1].leaving
 
 
-async def test_a_batch_that_comes_after_the_stop_goes_back_at_once(tmp_path: Path) -> None:
+async def test_batch_that_comes_after_the_stop_goes_back_at_once(tmp_path: Path) -> None:
     async with resting(tmp_path, ends_pulls=False) as (bay, lanes, _):
         bay.stop.set()  # from now on the worker lets its pulls go on for a moment only
         lanes.put(MODEL, encode_job("late", SLOW))
@@ -101,7 +111,9 @@ async def test_a_batch_that_comes_after_the_stop_goes_back_at_once(tmp_path: Pat
         assert [request.release for request in lanes.completes if not request.jobs] == [True]
 
 
-async def test_a_pull_that_was_planned_before_the_stop_is_not_sent(tmp_path: Path, sent: list[worker_pb2.PullRequest]) -> None:
+async def test_pull_that_was_planned_before_the_stop_is_not_sent(
+    tmp_path: Path, sent: list[worker_pb2.PullRequest]
+) -> None:
     async with resting(tmp_path, ends_pulls=True) as (bay, lanes, _):
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))

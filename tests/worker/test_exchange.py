@@ -1,4 +1,6 @@
-"""The worker's stream to a router: used where there is one, replaced in time, and never the end of a call that could be made."""
+"""The worker's stream to a router: used where there is one, replaced in time, and never the end of
+a call that could be made.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ async def answered(lanes: FakeLanes, *names: str) -> None:
     await until(lambda: all(name in lanes.answers for name in names))
 
 
-async def test_a_worker_pulls_and_answers_on_one_stream(tmp_path: Path) -> None:
+async def test_worker_pulls_and_answers_on_one_stream(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         await answered(lanes, "a", "b", "c")
         assert running[0].streams == 1
 
 
-async def test_a_router_of_an_earlier_version_is_called_without(tmp_path: Path) -> None:
+async def test_router_of_an_earlier_version_is_called_without(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running:
         running[0].is_old = True
@@ -40,7 +42,9 @@ async def test_a_router_of_an_earlier_version_is_called_without(tmp_path: Path) 
         assert running[0].streams == 0
 
 
-async def test_a_router_that_was_upgraded_gets_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_that_was_upgraded_gets_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(link, "UNARY_SECONDS", 0.1)
     lanes = FakeLanes()
     async with routers(lanes) as running:
@@ -53,7 +57,9 @@ async def test_a_router_that_was_upgraded_gets_the_stream(tmp_path: Path, monkey
             await until(lambda: running[0].streams == 1)
 
 
-async def test_an_old_stream_is_replaced_and_ends_with_its_last_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_stream_is_replaced_and_ends_with_its_last_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exchange, "RENEW_SECONDS", 0.2)
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
@@ -64,11 +70,13 @@ async def test_an_old_stream_is_replaced_and_ends_with_its_last_answer(tmp_path:
         assert all(len(lanes.answers[f"job {number}"]) == 1 for number in range(6))
 
 
-async def test_a_call_that_nobody_waits_for_ends_at_the_router_too() -> None:
+async def test_call_that_nobody_waits_for_ends_at_the_router_too() -> None:
     ended = asyncio.Event()
 
     class Waiting(FakeRouter):
-        async def Pull(self, request: worker_pb2.PullRequest, context: object) -> worker_pb2.PullResponse:
+        async def Pull(
+            self, request: worker_pb2.PullRequest, context: object
+        ) -> worker_pb2.PullResponse:
             try:
                 return await super().Pull(request, context)
             except asyncio.CancelledError:
@@ -87,9 +95,12 @@ async def test_a_call_that_nobody_waits_for_ends_at_the_router_too() -> None:
     await router.stop()
 
 
-async def test_a_stream_that_breaks_fails_its_calls_and_the_next_router_is_called() -> None:
+async def test_stream_that_breaks_fails_its_calls_and_the_next_router_is_called() -> None:
     lanes = FakeLanes()
-    async with routers(lanes, 2) as running, Link(Identity("w1", "e", "cpu"), [one.address for one in running]) as calls:
+    async with (
+        routers(lanes, 2) as running,
+        Link(Identity("w1", "e", "cpu"), [one.address for one in running]) as calls,
+    ):
         first = asyncio.create_task(calls.pull(pull()))
         await until(lambda: bool(lanes.pulls))
         serving = next(one for one in running if one.streams)
@@ -105,8 +116,8 @@ async def test_a_stream_that_breaks_fails_its_calls_and_the_next_router_is_calle
 
 
 class FakeStream:
-    """A stream to a router, as grpc.aio has it, whose end a write meets: before or after the router's status is received, as a few
-    in a thousand real ones."""
+    """A stream to a router, as grpc.aio has it, whose end a write meets: before or after the
+    router's status is received, as a few in a thousand real ones."""
 
     def __init__(self, *statuses: tuple[grpc.StatusCode, str]) -> None:
         self._statuses = iter(statuses)
@@ -135,7 +146,9 @@ class FakeStream:
 
     def _error(self) -> grpc.aio.AioRpcError:
         assert self._status is not None
-        return grpc.aio.AioRpcError(self._status[0], grpc.aio.Metadata(), grpc.aio.Metadata(), self._status[1])
+        return grpc.aio.AioRpcError(
+            self._status[0], grpc.aio.Metadata(), grpc.aio.Metadata(), self._status[1]
+        )
 
     async def code(self) -> grpc.StatusCode:
         return self._error().code()
@@ -153,7 +166,9 @@ OF_A_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 @pytest.mark.parametrize("statuses", [(OF_THE_ROUTER, OF_A_WRITE), (OF_A_WRITE, OF_THE_ROUTER)])
-async def test_a_write_that_meets_the_end_of_a_stream_does_not_hide_the_routers_status(statuses: Any) -> None:
+async def test_write_that_meets_the_end_of_a_stream_does_not_hide_the_routers_status(
+    statuses: Any,
+) -> None:
     stream: Any = FakeStream(*statuses)
     calls = exchange.Exchange(NO_CHANNEL, stream, ())
     with pytest.raises(grpc.aio.AioRpcError) as told:
@@ -166,11 +181,13 @@ async def test_a_write_that_meets_the_end_of_a_stream_does_not_hide_the_routers_
     assert stream.is_cancelled
 
 
-async def test_a_refused_stream_says_why(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_stream_says_why(caplog: pytest.LogCaptureFixture) -> None:
     """At the call, and in the log: what the operator must renew."""
 
     class Refusing(FakeRouter):
-        async def Exchange(self, request_iterator: object, context: Any) -> AsyncIterator[worker_pb2.ExchangeResponse]:
+        async def Exchange(
+            self, request_iterator: object, context: Any
+        ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
             await context.abort(*OF_THE_ROUTER)
             yield worker_pb2.ExchangeResponse()
 
@@ -181,11 +198,13 @@ async def test_a_refused_stream_says_why(caplog: pytest.LogCaptureFixture) -> No
             with pytest.raises(NoCapacity, match="PERMISSION_DENIED this needs the role worker"):
                 await calls.pull(pull())
     await router.stop()
-    refused = [record for record in caplog.records if "refuses the token or certificate" in record.message]
+    refused = [
+        record for record in caplog.records if "refuses the token or certificate" in record.message
+    ]
     assert len(refused) == 1, "one in a minute"
 
 
-async def test_a_large_call_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_call_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     original: Any = exchange.Exchange.call
 
@@ -195,22 +214,36 @@ async def test_a_large_call_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(exchange.Exchange, "call", call)
     lanes = FakeLanes()
-    async with routers(lanes) as running, Link(Identity("w1", "e", "cpu"), [running[0].address]) as calls:
+    async with (
+        routers(lanes) as running,
+        Link(Identity("w1", "e", "cpu"), [running[0].address]) as calls,
+    ):
         lanes.put(MODEL, encode_job("a", "a"))
         batch = await calls.pull(pull())
-        large = worker_pb2.CompletedJob(job_id="a", result=worker_pb2.JobResult(failure=failure()).SerializeToString())
-        request = worker_pb2.CompleteRequest(worker_id="w1", lane=batch.lane, batch_id=batch.batch_id, jobs=[large], release=True)
-        assert request.ByteSize() > exchange.MOST_BYTES
+        large = worker_pb2.CompletedJob(
+            job_id="a", result=worker_pb2.JobResult(failure=failure()).SerializeToString()
+        )
+        request = worker_pb2.CompleteRequest(
+            worker_id="w1", lane=batch.lane, batch_id=batch.batch_id, jobs=[large], release=True
+        )
+        assert request.ByteSize() > exchange.MAX_BYTES
         assert await calls.complete(request, float("inf")) == 1
         assert len(sent) == 1, "the pull"
 
 
 def failure() -> worker_pb2.Failure:
-    return worker_pb2.Failure(reason="INTERNAL", message="x" * (exchange.MOST_BYTES + 1))
+    return worker_pb2.Failure(reason="INTERNAL", message="x" * (exchange.MAX_BYTES + 1))
 
 
 def pull() -> worker_pb2.PullRequest:
     lanes = [worker_pb2.Lane(pool="cpu", model=MODEL)]
     return worker_pb2.PullRequest(
-        worker_id="w1", epoch="e", pool="cpu", lanes=lanes, budget_tokens=9, budget_jobs=9, wait_seconds=8, batch_id="e-1"
+        worker_id="w1",
+        epoch="e",
+        pool="cpu",
+        lanes=lanes,
+        budget_tokens=9,
+        budget_jobs=9,
+        wait_seconds=8,
+        batch_id="e-1",
     )

@@ -1,4 +1,6 @@
-"""Whose answer is made next: one queue for each caller, in slices, on a worker with a single finishing thread."""
+"""Whose answer is made next: one queue for each caller, in slices, on a worker with a single
+finishing thread.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,26 @@ from shoal.v1 import worker_pb2
 
 from services.worker.jobs.answers import finisher
 from services.worker.jobs.held import HeldJob, Lease
-from services.worker.jobs.pulling.preparing import MOST_AWAY, SMALL_BYTES, GiveWay, Preparation, Preparers
+from services.worker.jobs.pulling.preparing import (
+    MAX_AWAY,
+    SMALL_BYTES,
+    GiveWay,
+    Preparation,
+    Preparers,
+)
 from services.worker.memory.resident import Resident
 from tests.support.waiting import wait_until
-from tests.worker.fakes import LASTING, STUCK, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    LASTING,
+    STUCK,
+    FakeLanes,
+    FakeModel,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.running import MODEL, Bay, worker
 
 
@@ -31,7 +49,9 @@ def job(name: str, tenant: str, text: str, seconds: float = 30.0) -> worker_pb2.
 async def busy(
     root: Path, text: str, monkeypatch: pytest.MonkeyPatch, *, seconds: float = 30.0
 ) -> AsyncIterator[tuple[FakeLanes, Bay]]:
-    """The finishing thread makes an answer that does not end by itself, and no answer is small enough for the device thread."""
+    """The finishing thread makes an answer that does not end by itself, and no answer is small
+    enough for the device thread.
+    """
     monkeypatch.setattr(finisher, "SMALL_OUTPUT_BYTES", 0)
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(root, running, threads=2) as bay:
@@ -40,7 +60,9 @@ async def busy(
         yield lanes, bay
 
 
-async def test_a_light_tenant_is_answered_while_another_answer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_light_tenant_is_answered_while_another_answer_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with busy(tmp_path, LASTING, monkeypatch) as (lanes, bay):
         lanes.put(MODEL, job("light", "light", "a"))
         await until(lambda: "light" in lanes.answers)
@@ -49,7 +71,7 @@ async def test_a_light_tenant_is_answered_while_another_answer_is_made(tmp_path:
         assert "heavy" not in lanes.answers
 
 
-async def test_a_light_tenant_is_answered_while_another_answer_does_not_yield(
+async def test_light_tenant_is_answered_while_another_answer_does_not_yield(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with busy(tmp_path, STUCK, monkeypatch) as (lanes, bay):
@@ -61,7 +83,9 @@ async def test_a_light_tenant_is_answered_while_another_answer_does_not_yield(
         assert vectors(lanes.answer("heavy")) == [vector(STUCK)]
 
 
-async def test_the_answer_of_a_cancelled_job_is_made_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_of_a_cancelled_job_is_made_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with busy(tmp_path, LASTING, monkeypatch) as (lanes, bay):
         (batch,) = (batch for batch, jobs in lanes.leased.items() if "heavy" in jobs)
         cancelled = worker_pb2.CancelledJobs(batch_id=batch, job_ids=["heavy"])
@@ -70,17 +94,22 @@ async def test_the_answer_of_a_cancelled_job_is_made_no_further(tmp_path: Path, 
         assert not lanes.answers
 
 
-async def test_the_answer_of_a_job_whose_deadline_passes_is_made_no_further(
+async def test_answer_of_a_job_whose_deadline_passes_is_made_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with busy(tmp_path, LASTING, monkeypatch, seconds=1.0) as (lanes, bay):
         await until(lambda: "heavy" in lanes.answers)
-        assert "the deadline passed before the job was finished" in lanes.answer("heavy").failure.message
+        assert (
+            "the deadline passed before the job was finished"
+            in lanes.answer("heavy").failure.message
+        )
         assert not bay.model.lasting
 
 
 class Bench:
-    """Finishes a job in as many slices as its name says, on one thread; the first job waits for `begin`."""
+    """Finishes a job in as many slices as its name says, on one thread; the first job waits for
+    `begin`.
+    """
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self.now = 0.0
@@ -88,12 +117,21 @@ class Bench:
         self.portions: list[list[str]] = []
         self.begin, self.begun = threading.Event(), threading.Event()
         size = attrgetter("finish_bytes")
-        self.queue = Preparation(Preparers(threads, 1), self._finish, clock=lambda: self.now, size=size)
+        self.queue = Preparation(
+            Preparers(threads, 1), self._finish, clock=lambda: self.now, size=size
+        )
         self._resident = Resident("org/fake", FakeModel(), 0.0, 0.0, 0.0)
 
     def held(self, name: str, tenant: str, finish_bytes: int) -> HeldJob:
         lease = Lease(worker_pb2.Lane(model="org/fake"), "1", 15.0)
-        held = HeldJob(len(name), job(name, tenant, "a"), lease, self._resident, received_at=0.0, queue_seconds=0.0)
+        held = HeldJob(
+            len(name),
+            job(name, tenant, "a"),
+            lease,
+            self._resident,
+            received_at=0.0,
+            queue_seconds=0.0,
+        )
         held.finish_bytes = finish_bytes
         return held
 
@@ -109,7 +147,7 @@ class Bench:
 
 
 def test_jobs_of_one_batch_are_finished_apart_if_their_outputs_are_large() -> None:
-    with ThreadPoolExecutor(1 + MOST_AWAY) as threads:
+    with ThreadPoolExecutor(1 + MAX_AWAY) as threads:
         bench = Bench(threads)
         bench.queue.add([bench.held("first 100", "a", SMALL_BYTES + 1)])
         assert bench.begun.wait(20)
@@ -121,7 +159,7 @@ def test_jobs_of_one_batch_are_finished_apart_if_their_outputs_are_large() -> No
 
 
 def test_small_answers_of_one_batch_are_handed_on_together() -> None:
-    with ThreadPoolExecutor(1 + MOST_AWAY) as threads:
+    with ThreadPoolExecutor(1 + MAX_AWAY) as threads:
         bench = Bench(threads)
         bench.begin.set()
         bench.queue.add([bench.held("one 1", "a", 100), bench.held("two 1", "b", 100)])

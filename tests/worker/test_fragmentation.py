@@ -1,4 +1,6 @@
-"""Forty models of mixed sizes take turns on a GPU of 24 GB: what a fake of torch's allocator makes of 10,000 swaps."""
+"""Forty models of mixed sizes take turns on a GPU of 24 GB: what a fake of torch's allocator makes
+of 10,000 swaps.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,27 @@ SWAPS = 10_000
 DEVICE_BYTES = 22_900 * MIB
 """What the driver's context leaves of 24 GB."""
 BUDGET_BYTES = 20_900 * MIB
-"""Of a worker (`_accelerator` in services/worker/machine/device.py): 93 % of what is beyond 1 GiB."""
+"""Of a worker (`_accelerator` in services/worker/machine/device.py): 93 % of what is beyond 1
+GiB.
+"""
 WEIGHTS_MIB = (45, 180, 220, 440, 670, 1190, 2400)
-"""In bfloat16: MiniLM, DeBERTa-small, BERT-base, GLiNER-large, BERT-large, and decoders of 0.6 and 1.2 billion weights."""
+"""In bfloat16: MiniLM, DeBERTa-small, BERT-base, GLiNER-large, BERT-large, and decoders of 0.6 and
+1.2 billion weights.
+"""
 
 
 def weights(seed: int) -> list[int]:
     chooser = random.Random(seed)
-    return [int(WEIGHTS_MIB[number % len(WEIGHTS_MIB)] * MIB * chooser.uniform(0.9, 1.1)) for number in range(40)]
+    return [
+        int(WEIGHTS_MIB[number % len(WEIGHTS_MIB)] * MIB * chooser.uniform(0.9, 1.1))
+        for number in range(40)
+    ]
 
 
 def replay(allocator: FakeAllocator, sizes: Sequence[int], seed: int, reliefs: int = 0) -> int:
-    """The number of swaps that found no memory. Each loads a model that is not resident; residents leave at random until the ledger
-    has room for it, and then `reliefs` more while the allocator has none."""
+    """The number of swaps that found no memory. Each loads a model that is not resident; residents
+    leave at random until the ledger has room for it, and then `reliefs` more while the allocator
+    has none."""
     chooser = random.Random(seed)
     resident: dict[int, int] = {}
     used = failed = 0
@@ -81,13 +91,17 @@ def test_blocks_are_split_and_merge_again() -> None:
     allocator.free(whole)
     first, second = allocator.allocate(20 * MIB), allocator.allocate(30 * MIB)
     assert (first, second, allocator.reserved_bytes) == (whole, whole + 20 * MIB, 60 * MIB)
-    assert allocator.allocate(50 * MIB) is None, "40 MiB are left of the device, and 10 of the segment"
+    assert allocator.allocate(50 * MIB) is None, (
+        "40 MiB are left of the device, and 10 of the segment"
+    )
     assert first is not None
     assert second is not None
     allocator.free(first)
     assert allocator.allocate(50 * MIB) is None, "the segment is kept by its second block"
     allocator.free(second)
-    assert allocator.allocate(100 * MIB) is not None, "a segment without a block in use goes back to the device"
+    assert allocator.allocate(100 * MIB) is not None, (
+        "a segment without a block in use goes back to the device"
+    )
 
 
 def test_pages_between_blocks_are_mapped_elsewhere() -> None:
@@ -96,5 +110,7 @@ def test_pages_between_blocks_are_mapped_elsewhere() -> None:
     assert (first, second) == (0, 60 * MIB)
     assert allocator.allocate(60 * MIB) is None
     allocator.free(0)
-    assert allocator.allocate(80 * MIB) == 80 * MIB, "behind the second block, with the pages of the first"
+    assert allocator.allocate(80 * MIB) == 80 * MIB, (
+        "behind the second block, with the pages of the first"
+    )
     assert allocator.reserved_bytes == 100 * MIB

@@ -1,4 +1,6 @@
-"""What a worker's process sets for a GPU: torch's allocator before torch is imported, and how threads share the interpreter."""
+"""What a worker's process sets for a GPU: torch's allocator before torch is imported, and how
+threads share the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -42,28 +44,40 @@ main(lambda settings: FakeDevice())
 
 def started(memory: str, device: str, **variables: str) -> dict[str, object]:
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
-    environment |= {"SHOAL_ROUTERS": "127.0.0.1:1", "SHOAL_DEVICE": device, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    environment |= {
+        "SHOAL_ROUTERS": "127.0.0.1:1",
+        "SHOAL_DEVICE": device,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **variables,
+    }
     run = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, memory], env=environment, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", _PROGRAM, memory],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert run.returncode == 2, run.stderr
     found: dict[str, object] = json.loads(run.stdout)
     return found
 
 
-def test_a_gpu_worker_has_expandable_segments_and_switches_threads_often() -> None:
+def test_gpu_worker_has_expandable_segments_and_switches_threads_often() -> None:
     found = started("own", "cuda")
     assert found["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert found["switch"] == pytest.approx(0.0002)
 
 
-def test_a_cpu_worker_keeps_both_as_they_are() -> None:
+def test_cpu_worker_keeps_both_as_they_are() -> None:
     found = started("shared", "cpu")
     assert [found[name] for name in NAMES] == [None, None]
     assert found["switch"] == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_operators_configuration_of_the_allocator_stays(name: str) -> None:
+def test_operators_configuration_of_the_allocator_stays(name: str) -> None:
     found = started("own", "cuda", **{name: "max_split_size_mb:512"})
-    assert [found[one] for one in NAMES] == ["max_split_size_mb:512" if one == name else None for one in NAMES]
+    assert [found[one] for one in NAMES] == [
+        "max_split_size_mb:512" if one == name else None for one in NAMES
+    ]

@@ -1,4 +1,6 @@
-"""Memory of CUDA graphs: part of the budget, granted only where it is free, and given back before any model leaves the device."""
+"""Memory of CUDA graphs: part of the budget, granted only where it is free, and given back before
+any model leaves the device.
+"""
 
 from __future__ import annotations
 
@@ -71,12 +73,16 @@ class GraphedModel(FakeModel):
 
 
 @asynccontextmanager
-async def graphed(root: Path, memory_bytes: int = 300, host_bytes: int = 0) -> AsyncIterator[tuple[Residency, Checkpoints]]:
+async def graphed(
+    root: Path, memory_bytes: int = 300, host_bytes: int = 0
+) -> AsyncIterator[tuple[Residency, Checkpoints]]:
     """Models of 100 bytes each, which keep graphs."""
     store = Checkpoints(root, "org/a", "org/b", "org/c")
     store.make = GraphedModel
     graphs = cast("type[Graphs]", FakeGraphs)
-    async with residency(store, memory_bytes, host_bytes=host_bytes, shares_memory=False, graphs=graphs) as r:
+    async with residency(
+        store, memory_bytes, host_bytes=host_bytes, shares_memory=False, graphs=graphs
+    ) as r:
         yield r, store
 
 
@@ -104,7 +110,9 @@ async def test_graphs_count_in_the_budget_and_take_only_free_memory(tmp_path: Pa
         assert r.used_bytes == 130
         (resident,) = r.residents()
         assert resident.graph_bytes == 30
-        assert r._space.candidate(r._space.places["org/a"]).bytes == 130, "an eviction would free them too"
+        assert r._space.candidate(r._space.places["org/a"]).bytes == 130, (
+            "an eviction would free them too"
+        )
 
 
 async def test_graphs_go_before_any_model_does(tmp_path: Path) -> None:
@@ -119,7 +127,7 @@ async def test_graphs_go_before_any_model_does(tmp_path: Path) -> None:
         assert not await grow(r, "org/a", 1)
 
 
-async def test_a_pinned_models_graphs_refuse_no_load(tmp_path: Path) -> None:
+async def test_pinned_models_graphs_refuse_no_load(tmp_path: Path) -> None:
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a")
         r.pin("org/a", True)
@@ -136,7 +144,7 @@ async def test_nothing_is_granted_while_a_load_waits_for_room(tmp_path: Path) ->
         assert await grow(r, "org/a", 1)
 
 
-async def test_an_evicted_model_takes_its_graphs_along(tmp_path: Path) -> None:
+async def test_evicted_model_takes_its_graphs_along(tmp_path: Path) -> None:
     async with graphed(tmp_path, host_bytes=300) as (r, _):
         await loaded(r, "org/a")
         before = model_of(r, "org/a")
@@ -151,7 +159,7 @@ async def test_an_evicted_model_takes_its_graphs_along(tmp_path: Path) -> None:
         assert await grow(r, "org/a", 10)
 
 
-async def test_a_model_with_graphs_is_freed_when_it_is_dropped(tmp_path: Path) -> None:
+async def test_model_with_graphs_is_freed_when_it_is_dropped(tmp_path: Path) -> None:
     """At once, without a collection of cycles."""
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a")
@@ -162,18 +170,22 @@ async def test_a_model_with_graphs_is_freed_when_it_is_dropped(tmp_path: Path) -
         assert model() is None
 
 
-async def test_a_device_out_of_memory_gets_the_graphs_first(tmp_path: Path) -> None:
+async def test_device_out_of_memory_gets_the_graphs_first(tmp_path: Path) -> None:
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a")
         await loaded(r, "org/b")
         assert await grow(r, "org/a", 50)
         assert await r.relieve("org/a")
-        assert (r.used_bytes, model_of(r, "org/a").dropped, model_of(r, "org/b").dropped) == (200, 1, 0)
+        assert (r.used_bytes, model_of(r, "org/a").dropped, model_of(r, "org/b").dropped) == (
+            200,
+            1,
+            0,
+        )
         assert await r.relieve("org/a"), "org/b is idle"
         assert not await r.relieve("org/a")
 
 
-async def test_a_model_that_keeps_no_graphs_and_a_device_without_them(tmp_path: Path) -> None:
+async def test_model_that_keeps_no_graphs_and_a_device_without_them(tmp_path: Path) -> None:
     async with graphed(tmp_path) as (r, store):
         store.make = FakeModel
         await loaded(r, "org/a")
@@ -185,7 +197,7 @@ async def test_a_model_that_keeps_no_graphs_and_a_device_without_them(tmp_path: 
         assert model_of(r, "org/a").graphs is None
 
 
-async def test_a_real_model_on_its_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_real_model_on_its_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Capture, replay, and a difference that ends graphs, told by metrics and the log."""
     directory = write_checkpoint("bert", tmp_path / "checkpoint", sentence=SentenceFiles())
     capture = FakeCapture(size=5000)
@@ -214,9 +226,10 @@ async def test_a_real_model_on_its_worker(tmp_path: Path, caplog: pytest.LogCapt
             forwards.append(await asyncio.to_thread(model.forward, "dense", batch))
             while r.graphs.is_pending:
                 await asyncio.to_thread(r.graphs.run)
-        assert [np.allclose(cast("np.ndarray", one[0]), cast("np.ndarray", forwards[0][0]), atol=1e-5) for one in forwards] == [
-            True
-        ] * 4
+        assert [
+            np.allclose(cast("np.ndarray", one[0]), cast("np.ndarray", forwards[0][0]), atol=1e-5)
+            for one in forwards
+        ] == [True] * 4
         assert (r.used_bytes, resident.graph_bytes) == (weights + 5000, 5000)
         (made,) = capture.made
         made.replay = lambda fill: made._output.add_(1)  # type: ignore[method-assign]
@@ -237,7 +250,7 @@ def _count(event: str) -> float:
     return metrics.GRAPH_EVENTS.labels(event)._value.get()
 
 
-async def test_a_worker_that_has_ended_grants_nothing(tmp_path: Path) -> None:
+async def test_worker_that_has_ended_grants_nothing(tmp_path: Path) -> None:
     """Its event loop is closed, and a forward may still be in progress on a daemon thread."""
     owners: list[Owner] = []
 
@@ -257,7 +270,9 @@ async def test_a_worker_that_has_ended_grants_nothing(tmp_path: Path) -> None:
     assert not owners[0].reserve(10)
 
 
-async def test_a_leaving_model_captures_nothing_and_a_failure_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_leaving_model_captures_nothing_and_a_failure_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a", "org/b")
         assert [r.graphs.is_pending] == [False]

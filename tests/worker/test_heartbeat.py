@@ -14,7 +14,9 @@ FIRST, SECOND = (1 << 32) + 7, (2 << 32) + 1
 """Plans of one leader and of the next."""
 
 
-def order(seq: int, plan: int = 0, *, load: str = "", evict: str = "", pin: str = "") -> worker_pb2.Directive:
+def order(
+    seq: int, plan: int = 0, *, load: str = "", evict: str = "", pin: str = ""
+) -> worker_pb2.Directive:
     directive = worker_pb2.Directive(seq=seq, plan=plan)
     if load:
         directive.load_model = load
@@ -28,7 +30,9 @@ def order(seq: int, plan: int = 0, *, load: str = "", evict: str = "", pin: str 
 async def tell(lanes: FakeLanes, *orders: worker_pb2.Directive, **queued: int) -> None:
     """With the next heartbeat's answer; returns when the worker has it."""
     seq = max(one.seq for one in orders)
-    lanes.to_tell = worker_pb2.HeartbeatResponse(directives=orders, queued_tokens={f"org/{name}": n for name, n in queued.items()})
+    lanes.to_tell = worker_pb2.HeartbeatResponse(
+        directives=orders, queued_tokens={f"org/{name}": n for name, n in queued.items()}
+    )
     await until(lambda: lanes.heartbeats[-1].directive_seq == seq)
 
 
@@ -38,10 +42,18 @@ def line(lanes: FakeLanes, model: str = MODEL) -> worker_pb2.WorkerModel:
 
 async def test_orders_of_an_older_plan_are_ignored(tmp_path: Path) -> None:
     lanes = FakeLanes()
-    async with routers(lanes) as running, worker(tmp_path, running, "org/a", "org/b", "org/c", "org/d") as bay:
+    async with (
+        routers(lanes) as running,
+        worker(tmp_path, running, "org/a", "org/b", "org/c", "org/d") as bay,
+    ):
         await until(lambda: bool(lanes.heartbeats))
         assert lanes.heartbeats[-1].plan == 0
-        await tell(lanes, order(1, SECOND, load="org/a"), order(2, FIRST, load="org/b"), order(3, SECOND, load="org/c"))
+        await tell(
+            lanes,
+            order(1, SECOND, load="org/a"),
+            order(2, FIRST, load="org/b"),
+            order(3, SECOND, load="org/c"),
+        )
         await until(lambda: {"org/a", "org/c"} <= bay.models.keys())
         assert lanes.heartbeats[-1].plan == SECOND
         await tell(lanes, order(4, FIRST, evict="org/a"), order(5, load="org/d"))
@@ -51,7 +63,7 @@ async def test_orders_of_an_older_plan_are_ignored(tmp_path: Path) -> None:
         assert lanes.heartbeats[-1].plan == SECOND
 
 
-async def test_a_plan_evicts_neither_what_is_pinned_nor_what_has_work(tmp_path: Path) -> None:
+async def test_plan_evicts_neither_what_is_pinned_nor_what_has_work(tmp_path: Path) -> None:
     lanes = FakeLanes()
     names = ("org/pinned", "org/busy", "org/queued", "org/idle")
     async with routers(lanes) as running, worker(tmp_path, running, *names) as bay:
@@ -85,6 +97,11 @@ async def test_memory_and_residence_are_reported(tmp_path: Path) -> None:
         await until(lambda: "j1" in lanes.answers)
         await until(lambda: line(lanes).resident_seconds > 0.2)
         told = lanes.heartbeats[-1]
-        assert (told.memory_bytes, told.used_bytes, told.host_memory_bytes, told.host_used_bytes) == (1000, 100, 0, 0)
+        assert (
+            told.memory_bytes,
+            told.used_bytes,
+            told.host_memory_bytes,
+            told.host_used_bytes,
+        ) == (1000, 100, 0, 0)
         assert (line(lanes).leaving, line(lanes).held_jobs, line(lanes).host_bytes) == (False, 0, 0)
         assert not told.HasField("preempted_in_seconds")

@@ -1,4 +1,6 @@
-"""Kept outputs of images: within the worker's memory, given back before any model leaves the device, and gone with their model."""
+"""Kept outputs of images: within the worker's memory, given back before any model leaves the
+device, and gone with their model.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,10 @@ def events(event: str) -> float:
     return float(metrics.IMAGE_CACHE_EVENTS.labels(event)._value.get())
 
 
-async def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
-    async with residency(seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=3 * ENTRY) as models:
+async def test_least_recently_used_go_first(tmp_path: Path) -> None:
+    async with residency(
+        seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=3 * ENTRY
+    ) as models:
         await loaded(models, "org/a")
         kept, evicted = outputs(models, "org/a"), events("evicted")
         for number in range(3):
@@ -77,7 +81,9 @@ async def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
 
 
 async def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
-    async with residency(seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=3 * ENTRY) as models:
+    async with residency(
+        seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=3 * ENTRY
+    ) as models:
         await loaded(models, "org/a")
         batch = np.ones((2, 128), np.float32)
         outputs(models, "org/a").keep(key(0), batch[0], tokens=1)
@@ -92,7 +98,9 @@ async def test_memory_is_given_back_before_a_model_is_evicted(tmp_path: Path) ->
     store = seeing(tmp_path, "org/a")
     store.add("org/b", 2 * ENTRY)
     hand = Hand()
-    async with residency(store, memory_bytes=100 + 4 * ENTRY, image_cache_bytes=4 * ENTRY, clock=hand) as models:
+    async with residency(
+        store, memory_bytes=100 + 4 * ENTRY, image_cache_bytes=4 * ENTRY, clock=hand
+    ) as models:
         await loaded(models, "org/a")
         kept = outputs(models, "org/a")
         for number in range(4):
@@ -107,7 +115,10 @@ async def test_memory_is_given_back_before_a_model_is_evicted(tmp_path: Path) ->
         await unloaded(models, "org/b")
         hand.now += 2
         kept.keep(key(7), VECTOR, tokens=1)  # asks for what is free now
-        await until(lambda: _kept(kept, 8) and models.image_cache_bytes == 4 * ENTRY, "the memory to be taken again")
+        await until(
+            lambda: _kept(kept, 8) and models.image_cache_bytes == 4 * ENTRY,
+            "the memory to be taken again",
+        )
 
 
 def _kept(kept: ImageOutputs, first: int) -> bool:
@@ -116,8 +127,10 @@ def _kept(kept: ImageOutputs, first: int) -> bool:
     return True
 
 
-async def test_a_device_out_of_memory_gets_it_all(tmp_path: Path) -> None:
-    async with residency(seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY) as models:
+async def test_device_out_of_memory_gets_it_all(tmp_path: Path) -> None:
+    async with residency(
+        seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY
+    ) as models:
         await loaded(models, "org/a")
         outputs(models, "org/a").keep(key(0), VECTOR, tokens=1)
         assert await models.relieve("org/a")
@@ -126,7 +139,9 @@ async def test_a_device_out_of_memory_gets_it_all(tmp_path: Path) -> None:
 
 
 async def test_outputs_go_with_their_model(tmp_path: Path) -> None:
-    async with residency(seeing(tmp_path, "org/a", "org/b"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY) as models:
+    async with residency(
+        seeing(tmp_path, "org/a", "org/b"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY
+    ) as models:
         await loaded(models, "org/a", "org/b")
         first, second = outputs(models, "org/a"), outputs(models, "org/b")
         first.keep(key(0), VECTOR, tokens=1)
@@ -147,11 +162,15 @@ async def test_outputs_go_with_their_model(tmp_path: Path) -> None:
         assert models.used_bytes == 0
 
 
-async def test_an_accelerators_host_memory_holds_them(tmp_path: Path) -> None:
+async def test_accelerators_host_memory_holds_them(tmp_path: Path) -> None:
     """There warm models come first."""
     store = seeing(tmp_path, "org/a", "org/b")
     async with residency(
-        store, memory_bytes=10 * ENTRY, host_bytes=2 * ENTRY, shares_memory=False, image_cache_bytes=2 * ENTRY
+        store,
+        memory_bytes=10 * ENTRY,
+        host_bytes=2 * ENTRY,
+        shares_memory=False,
+        image_cache_bytes=2 * ENTRY,
     ) as models:
         await loaded(models, "org/a", "org/b")
         kept = outputs(models, "org/a")
@@ -173,7 +192,9 @@ async def test_it_is_off_by_setting_and_for_models_without_images(tmp_path: Path
         assert resident.images is None
         assert isinstance(resident.model, SeeingModel)
         assert resident.model.find is None
-    async with residency(Checkpoints(tmp_path, "org/b"), memory_bytes=10 * ENTRY, image_cache_bytes=ENTRY) as models:
+    async with residency(
+        Checkpoints(tmp_path, "org/b"), memory_bytes=10 * ENTRY, image_cache_bytes=ENTRY
+    ) as models:
         await loaded(models, "org/b")
         resident = models.serving("org/b")
         assert resident is not None
@@ -186,12 +207,20 @@ def sequence(tokens: int, key: bytes = b"") -> InputSequence:
     return InputSequence(np.zeros(tokens, np.int32), key=key)
 
 
-async def test_a_batch_computes_each_image_once(tmp_path: Path) -> None:
-    async with residency(seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY) as models:
+async def test_batch_computes_each_image_once(tmp_path: Path) -> None:
+    async with residency(
+        seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY
+    ) as models:
         await loaded(models, "org/a")
         kept = outputs(models, "org/a")
         before = {event: events(event) for event in ("hit", "shared", "miss")}
-        batch = [sequence(3), sequence(5, key(1)), sequence(3), sequence(5, key(2)), sequence(5, key(1))]
+        batch = [
+            sequence(3),
+            sequence(5, key(1)),
+            sequence(3),
+            sequence(5, key(2)),
+            sequence(5, key(1)),
+        ]
         first = spare(batch, kept)
         assert first.needed == [batch[0], batch[1], batch[2], batch[3]]
         assert first.tokens == 16
@@ -202,11 +231,17 @@ async def test_a_batch_computes_each_image_once(tmp_path: Path) -> None:
         assert again.needed[0] is batch[0]
         assert again.tokens == 7
         assert [float(one[0]) for one in again.outcomes([VECTOR, VECTOR])] == [1, 0, 3, 0]  # type: ignore[index, arg-type]
-        assert {event: events(event) - count for event, count in before.items()} == {"hit": 2, "shared": 1, "miss": 3}
+        assert {event: events(event) - count for event, count in before.items()} == {
+            "hit": 2,
+            "shared": 1,
+            "miss": 3,
+        }
 
 
 async def test_what_is_not_finite_is_not_kept(tmp_path: Path) -> None:
-    async with residency(seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY) as models:
+    async with residency(
+        seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY
+    ) as models:
         await loaded(models, "org/a")
         kept = outputs(models, "org/a")
         keep(kept, [sequence(5, key(1))], [np.array([1.0, np.inf], np.float32)])

@@ -1,4 +1,6 @@
-"""Each rung by itself, in order, with a model that counts how it is asked; and any set of sequences that never fit."""
+"""Each rung by itself, in order, with a model that counts how it is asked; and any set of sequences
+that never fit.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from services.worker.jobs.execution.ladder import (
     MAX_DEPTH,
     RELIEFS_FOR_A_BATCH,
     Caps,
-    Climbed,
-    Ladder,
+    OomRecovery,
+    RecoveryResult,
 )
 from services.worker.machine.shortage import is_out_of_memory
 
@@ -41,7 +43,9 @@ def sequence(tokens: int) -> InputSequence:
 
 @dataclass
 class FakeDevice:
-    """Runs sequences, or fails as `broken` says; has `idle` models that can go. `calls`: what was asked of it, in order."""
+    """Runs sequences, or fails as `broken` says; has `idle` models that can go. `calls`: what was
+    asked of it, in order.
+    """
 
     broken: Broken
     idle: int = 0
@@ -69,8 +73,10 @@ class FakeDevice:
         self.idle -= 1
         return self.idle >= 0
 
-    def run(self, *tokens: int) -> Climbed:
-        return Ladder(self.recover, self.trim, self.relieve).run(MODEL, self.forward, [sequence(count) for count in tokens])
+    def run(self, *tokens: int) -> RecoveryResult:
+        return OomRecovery(self.recover, self.trim, self.relieve).run(
+            MODEL, self.forward, [sequence(count) for count in tokens]
+        )
 
     @property
     def tries(self) -> list[int]:
@@ -78,9 +84,11 @@ class FakeDevice:
         return [int(call.split()[1]) for call in self.calls if call.startswith("forward")]
 
 
-def answered(climbed: Climbed, *tokens: int) -> bool:
+def answered(climbed: RecoveryResult, *tokens: int) -> bool:
     """Whether each sequence has its own output."""
-    return [outcome[0] for outcome in climbed.outcomes if isinstance(outcome, np.ndarray)] == list(tokens)
+    return [outcome[0] for outcome in climbed.outcomes if isinstance(outcome, np.ndarray)] == list(
+        tokens
+    )
 
 
 def times(count: int, make: Callable[[], Exception] = out_of_memory) -> Broken:
@@ -99,7 +107,7 @@ def fitted(device: FakeDevice, count: int) -> Broken:
     return lambda lengths: out_of_memory() if device.calls.count("relieve") < count else None
 
 
-def test_a_batch_that_runs_touches_nothing_else() -> None:
+def test_batch_that_runs_touches_nothing_else() -> None:
     device = FakeDevice(times(0))
     climbed = device.run(3, 5)
     assert answered(climbed, 3, 5)
@@ -138,7 +146,7 @@ def test_then_the_batch_is_halved_and_the_size_that_fits_is_told() -> None:
     assert device.calls.count("recover") == 4
 
 
-def test_a_batch_lets_no_more_than_some_models_go_but_a_single_sequence_any_number() -> None:
+def test_batch_lets_no_more_than_some_models_go_but_a_single_sequence_any_number() -> None:
     device = FakeDevice(above(20), idle=99)
     assert answered(device.run(10, 10, 10), 10, 10, 10)
     assert device.calls.count("relieve") == RELIEFS_FOR_A_BATCH
@@ -157,7 +165,7 @@ def test_below_that_only_what_does_not_fit_alone_fails_with_its_numbers() -> Non
     assert error.retry_after == 0
 
 
-def test_a_batch_is_halved_so_often_and_then_tried_one_by_one() -> None:
+def test_batch_is_halved_so_often_and_then_tried_one_by_one() -> None:
     device = FakeDevice(lambda lengths: out_of_memory() if len(lengths) > 1 else None)
     climbed = device.run(*[1] * 64)
     assert answered(climbed, *[1] * 64)
@@ -167,7 +175,9 @@ def test_a_batch_is_halved_so_often_and_then_tried_one_by_one() -> None:
     assert 2 not in device.tries
 
 
-def test_another_error_is_bisected_and_asks_no_model_to_go(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_error_is_bisected_and_asks_no_model_to_go(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def poisoned(lengths: list[int]) -> Exception | None:
         return ValueError("poison") if 13 in lengths else None
 
@@ -183,7 +193,13 @@ def test_another_error_is_bisected_and_asks_no_model_to_go(caplog: pytest.LogCap
 
 def test_poison_that_shows_only_once_memory_was_made_still_fails_alone() -> None:
     def poisoned(lengths: list[int]) -> Exception | None:
-        return out_of_memory() if sum(lengths) > 50 else ValueError("poison") if 13 in lengths else None
+        return (
+            out_of_memory()
+            if sum(lengths) > 50
+            else ValueError("poison")
+            if 13 in lengths
+            else None
+        )
 
     device = FakeDevice(poisoned)
     climbed = device.run(20, 13, 20, 77)
@@ -193,15 +209,17 @@ def test_poison_that_shows_only_once_memory_was_made_still_fails_alone() -> None
 
 
 @pytest.mark.parametrize("make", [out_of_memory, lambda: ValueError("poison")])
-def test_a_lost_device_ends_the_climb(make: Callable[[], Exception]) -> None:
+def test_lost_device_ends_the_climb(make: Callable[[], Exception]) -> None:
     device = FakeDevice(times(9, make), lost=True)
     with pytest.raises(RuntimeError, match="device lost"):
         device.run(3, 5)
     assert device.calls == ["forward 2", "recover"]
 
 
-def test_the_failed_pass_holds_no_memory_when_caches_are_freed() -> None:
-    """An exception keeps the frames of its pass, and these their activations: it must be gone by then."""
+def test_failed_pass_holds_no_memory_when_caches_are_freed() -> None:
+    """An exception keeps the frames of its pass, and these their activations: it must be gone by
+    then.
+    """
     alive: list[weakref.ref[torch.Tensor]] = []
     seen: list[bool] = []
 
@@ -214,7 +232,9 @@ def test_the_failed_pass_holds_no_memory_when_caches_are_freed() -> None:
 
     gc.disable()
     try:
-        ladder = Ladder(lambda: seen.append(alive[0]() is None), lambda: None, lambda keep: False)
+        ladder = OomRecovery(
+            lambda: seen.append(alive[0]() is None), lambda: None, lambda keep: False
+        )
         ladder.run(MODEL, forward, [sequence(3)])
     finally:
         gc.enable()
@@ -226,7 +246,11 @@ def test_exactly_those_that_never_fit_fail(fits: list[bool], most: int, idle: in
     """Some never fit, and the others only so many at a time."""
 
     def broken(lengths: list[int]) -> Exception | None:
-        return out_of_memory() if len(lengths) > most or any(not fits[length - 1] for length in lengths) else None
+        return (
+            out_of_memory()
+            if len(lengths) > most or any(not fits[length - 1] for length in lengths)
+            else None
+        )
 
     device = FakeDevice(broken, idle=idle)
     climbed = device.run(*range(1, len(fits) + 1))
@@ -249,7 +273,7 @@ def huge_array() -> object:
 
 
 @pytest.mark.parametrize("allocate", [huge_tensor, huge_array])
-def test_the_allocators_of_this_machine_are_understood(allocate: Callable[[], object]) -> None:
+def test_allocators_of_this_machine_are_understood(allocate: Callable[[], object]) -> None:
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         allocate()
     assert is_out_of_memory(caught.value)
@@ -259,13 +283,19 @@ def test_what_is_out_of_memory_and_what_is_not() -> None:
     assert is_out_of_memory(out_of_memory())
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
-    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."))
-    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert is_out_of_memory(
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    )
+    assert is_out_of_memory(
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.")
+    )
+    assert not is_out_of_memory(
+        RuntimeError("CUDA error: an illegal memory access was encountered")
+    )
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
-def test_a_cap_holds_for_its_group_doubles_and_ends() -> None:
+def test_cap_holds_for_its_group_doubles_and_ends() -> None:
     caps = Caps(100)
     assert caps.of("a") == 100
     caps.ran("a", 30)

@@ -1,4 +1,6 @@
-"""Two batches on an asynchronous device: what is launched when, failures of either, and one outcome for every job."""
+"""Two batches on an asynchronous device: what is launched when, failures of either, and one outcome
+for every job.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from services.worker.memory.resident import Resident
 from services.worker.settings import Settings
 from tests.support.asynchronous import FakeQueue
 from tests.support.waiting import wait_until
-from tests.worker.fakes import POISON, FakeLanes, checkpoint, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    POISON,
+    FakeLanes,
+    checkpoint,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.launching import LaunchingModel, end_all, launch_bench, out_of_memory
 
 
@@ -29,7 +40,7 @@ def outputs(held: HeldJob) -> list[list[float]]:
     return [np.asarray(held.outputs[index]).tolist() for index in range(len(held.ready.sequences))]
 
 
-def test_the_next_batch_is_launched_before_the_last_one_is_collected() -> None:
+def test_next_batch_is_launched_before_the_last_one_is_collected() -> None:
     with launch_bench() as b:
         jobs = [b.held(text) for text in ("aaaa", "bbbb", "cccc")]
         b.runner.add(jobs)
@@ -46,13 +57,19 @@ def test_the_next_batch_is_launched_before_the_last_one_is_collected() -> None:
         b.told(*jobs)
         assert b.queue.most_pending == 2
         assert b.log == ["launch a", "launch b", "collect a", "launch c", "collect b", "collect c"]
-        assert [outputs(job) for job in jobs] == [[vector("aaaa")], [vector("bbbb")], [vector("cccc")]]
+        assert [outputs(job) for job in jobs] == [
+            [vector("aaaa")],
+            [vector("bbbb")],
+            [vector("cccc")],
+        ]
         assert b.outcomes.was_idle == [False, False, True]
         assert all(job.forward_seconds > 0 for job in jobs)
 
 
 @pytest.mark.parametrize("expected_seconds", [0.0, 0.0005])
-def test_a_batch_that_is_short_or_was_not_measured_is_collected_before_the_next_one(expected_seconds: float) -> None:
+def test_batch_that_is_short_or_was_not_measured_is_collected_before_the_next_one(
+    expected_seconds: float,
+) -> None:
     with launch_bench(expected_seconds=expected_seconds) as b:
         first, second = b.held("aaaa"), b.held("bbbb")
         b.runner.add([first, second])
@@ -83,7 +100,7 @@ def test_jobs_that_arrive_long_before_a_batch_ends_are_in_one_batch_behind_it() 
         assert [log for log in b.log if log.startswith("launch")] == ["launch a", "launch bc"]
 
 
-def test_a_model_that_waits_for_the_device_runs_when_the_last_batch_is_collected() -> None:
+def test_model_that_waits_for_the_device_runs_when_the_last_batch_is_collected() -> None:
     with launch_bench() as b:
         waits = LaunchingModel(b.queue, b.log, "org/waits")
         waits.is_launched = False
@@ -116,10 +133,16 @@ def test_out_of_memory_at_a_launch_is_recovered_once_the_batch_before_is_over() 
         b.queue.end_one()
         b.told(*jobs)
         assert b.log[:6] == ["launch a", "launch b", "collect a", "recover", "trim", "forward b"]
-        assert [outputs(job) for job in jobs] == [[vector("aaaa")], [vector("bbbb")], [vector("cccc")]]
+        assert [outputs(job) for job in jobs] == [
+            [vector("aaaa")],
+            [vector("bbbb")],
+            [vector("cccc")],
+        ]
 
 
-def test_out_of_memory_while_a_batch_is_collected_is_recovered_once_the_following_one_is_over() -> None:
+def test_out_of_memory_while_a_batch_is_collected_is_recovered_once_the_following_one_is_over() -> (
+    None
+):
     with launch_bench() as b:
         b.model.at_collect = lambda name: out_of_memory() if name == "a" else None
         jobs = [b.held(text) for text in ("aaaa", "bbbb")]
@@ -129,7 +152,15 @@ def test_out_of_memory_while_a_batch_is_collected_is_recovered_once_the_followin
         b.queue.end_one()
         b.queue.end_one()
         b.told(*jobs)
-        assert b.log == ["launch a", "launch b", "failed a", "collect b", "recover", "trim", "forward a"]
+        assert b.log == [
+            "launch a",
+            "launch b",
+            "failed a",
+            "collect b",
+            "recover",
+            "trim",
+            "forward a",
+        ]
         assert [outputs(job) for job in jobs] == [[vector("aaaa")], [vector("bbbb")]]
         assert list(b.outcomes.of) == [jobs[1], jobs[0]]
 
@@ -145,11 +176,18 @@ def test_two_batches_that_fail_are_recovered_one_after_the_other() -> None:
         b.queue.end_one()
         b.told(*jobs)
         again = ["recover", "trim", "forward"]
-        assert [log.split()[0] for log in b.log] == ["launch", "launch", "failed", "failed", *again, *again]
+        assert [log.split()[0] for log in b.log] == [
+            "launch",
+            "launch",
+            "failed",
+            "failed",
+            *again,
+            *again,
+        ]
         assert [outputs(job) for job in jobs] == [[vector("aaaa")], [vector("bbbb")]]
 
 
-def test_a_bad_input_fails_its_job_alone() -> None:
+def test_bad_input_fails_its_job_alone() -> None:
     with launch_bench(is_manual=False, batch_tokens=8) as b:
         jobs = [b.held("aaa"), b.held(POISON * 3), b.held("ccc"), b.held("ddd")]
         b.runner.add(jobs)
@@ -157,10 +195,15 @@ def test_a_bad_input_fails_its_job_alone() -> None:
         b.told(*jobs)
         (error,) = b.outcomes.of[jobs[1]]
         assert isinstance(error, InternalError)
-        assert b.outcomes.done.count(jobs[0]) == b.outcomes.done.count(jobs[2]) == b.outcomes.done.count(jobs[3]) == 1
+        assert (
+            b.outcomes.done.count(jobs[0])
+            == b.outcomes.done.count(jobs[2])
+            == b.outcomes.done.count(jobs[3])
+            == 1
+        )
 
 
-def test_an_input_that_does_not_fit_alone_fails_with_its_item() -> None:
+def test_input_that_does_not_fit_alone_fails_with_its_item() -> None:
     with launch_bench(is_manual=False) as b:
         run = b.model.forward
 
@@ -179,7 +222,7 @@ def test_an_input_that_does_not_fit_alone_fails_with_its_item() -> None:
         assert error.field == "items[0].text"
 
 
-def test_a_lost_device_ends_the_thread_with_its_error() -> None:
+def test_lost_device_ends_the_thread_with_its_error() -> None:
     with launch_bench() as b:
         b.is_lost = True
         b.runner.add([b.held("aaaa"), b.held("bbbb")])
@@ -192,7 +235,7 @@ def test_a_lost_device_ends_the_thread_with_its_error() -> None:
         assert not b.outcomes.of
 
 
-def test_a_job_that_failed_in_one_batch_has_no_second_outcome_from_the_next() -> None:
+def test_job_that_failed_in_one_batch_has_no_second_outcome_from_the_next() -> None:
     with launch_bench() as b:
         b.model.at_collect = lambda name: RuntimeError("broken") if name == "a" else None
         bad, good = b.held("aaaa", "bbbb"), b.held("cccc")
@@ -205,7 +248,7 @@ def test_a_job_that_failed_in_one_batch_has_no_second_outcome_from_the_next() ->
         assert b.runner.waiting_tokens == 0
 
 
-def test_a_job_whose_deadline_passes_with_a_part_on_the_device_ends_once() -> None:
+def test_job_whose_deadline_passes_with_a_part_on_the_device_ends_once() -> None:
     with launch_bench() as b:
         late, good = b.held("aaaa", "bbbb", "cccc"), b.held("dddd")
         b.runner.add([late, good])
@@ -218,11 +261,15 @@ def test_a_job_whose_deadline_passes_with_a_part_on_the_device_ends_once() -> No
         (error,) = b.outcomes.of[late]
         assert isinstance(error, DeadlinePassed)
         assert "launch c" not in b.log
-        assert b.waste.wasted_seconds == pytest.approx(sum(one.seconds for one in b.queue.submissions[:2]))
+        assert b.waste.wasted_seconds == pytest.approx(
+            sum(one.seconds for one in b.queue.submissions[:2])
+        )
 
 
-def test_a_job_that_is_on_the_device_as_a_whole_is_finished_after_its_deadline() -> None:
-    """As on a CPU, where no batch is cut meanwhile. Whether the answer is still sent is the finisher's decision."""
+def test_job_that_is_on_the_device_as_a_whole_is_finished_after_its_deadline() -> None:
+    """As on a CPU, where no batch is cut meanwhile. Whether the answer is still sent is the
+    finisher's decision.
+    """
     with launch_bench() as b:
         first, second = b.held("aaaa"), b.held("bbbb")
         first.job.deadline_unix_ms = int((time.time() + 3600) * 1000)
@@ -236,7 +283,7 @@ def test_a_job_that_is_on_the_device_as_a_whole_is_finished_after_its_deadline()
         assert b.outcomes.of[first] == [None]
 
 
-def test_a_cancelled_job_with_a_part_on_the_device_is_not_launched_again() -> None:
+def test_cancelled_job_with_a_part_on_the_device_is_not_launched_again() -> None:
     with launch_bench() as b:
         unwanted, good = b.held("aaaa", "bbbb", "cccc"), b.held("dddd")
         b.runner.add([unwanted, good])
@@ -248,7 +295,7 @@ def test_a_cancelled_job_with_a_part_on_the_device_is_not_launched_again() -> No
         assert "launch c" not in b.log
 
 
-def test_a_runner_that_stops_waits_for_what_is_on_the_device_and_reports_nothing() -> None:
+def test_runner_that_stops_waits_for_what_is_on_the_device_and_reports_nothing() -> None:
     with launch_bench() as b:
         b.runner.add([b.held("aaaa"), b.held("bbbb"), b.held("cccc")])
         b.runner.start()
@@ -263,7 +310,7 @@ def test_a_runner_that_stops_waits_for_what_is_on_the_device_and_reports_nothing
         assert b.log == ["launch a", "launch b", "collect a", "collect b"]
 
 
-def test_a_model_is_computing_until_its_batch_is_collected() -> None:
+def test_model_is_computing_until_its_batch_is_collected() -> None:
     with launch_bench() as b:
         job = b.held("aaaa")
         assert not b.runner.is_computing("org/fake")
@@ -280,14 +327,16 @@ def test_a_model_is_computing_until_its_batch_is_collected() -> None:
 def test_callers_are_charged_for_a_batch_when_it_is_launched() -> None:
     """Else the next batch would be cut as if they had not had this one."""
     with launch_bench() as b:
-        b.runner.add([b.held("aaaa", "bbbb", "cccc", tenant="heavy"), b.held("dddd", "eeee", tenant="light")])
+        b.runner.add(
+            [b.held("aaaa", "bbbb", "cccc", tenant="heavy"), b.held("dddd", "eeee", tenant="light")]
+        )
         b.runner.start()
         b.launched(2)
         assert b.queue.pending == 2
         assert b.log == ["launch a", "launch d"]
 
 
-def test_the_seconds_of_batches_are_those_of_the_device() -> None:
+def test_seconds_of_batches_are_those_of_the_device() -> None:
     with launch_bench(is_manual=False) as b:
         jobs = [b.held(4 * letter) for letter in "abcdefgh"]
         b.runner.add(jobs)
@@ -324,8 +373,12 @@ def test_every_job_has_exactly_one_outcome(
     batch_tokens: int,
     expected_seconds: float,
 ) -> None:
-    """Launches and collections of any numbers fail; jobs expire, are cancelled and have inputs that the model cannot take."""
-    with launch_bench(is_manual=False, batch_tokens=batch_tokens, expected_seconds=expected_seconds) as b:
+    """Launches and collections of any numbers fail; jobs expire, are cancelled and have inputs that
+    the model cannot take.
+    """
+    with launch_bench(
+        is_manual=False, batch_tokens=batch_tokens, expected_seconds=expected_seconds
+    ) as b:
         counts = {"launch": -1, "collect": -1}
 
         def failing(step: str, numbers: set[int]) -> Exception | None:
@@ -334,7 +387,10 @@ def test_every_job_has_exactly_one_outcome(
 
         b.model.at_launch = lambda name: failing("launch", fails_at_launch)
         b.model.at_collect = lambda name: failing("collect", fails_at_collect)
-        jobs = [b.held(*some, seconds=0.0 if number in late else 30.0) for number, some in enumerate(texts)]
+        jobs = [
+            b.held(*some, seconds=0.0 if number in late else 30.0)
+            for number, some in enumerate(texts)
+        ]
         half = len(jobs) // 2
         b.runner.add(jobs[:half])
         b.runner.start()
@@ -354,8 +410,12 @@ def test_every_job_has_exactly_one_outcome(
                 assert any(POISON in text for text in texts[number]), found
 
 
-async def test_a_worker_with_two_batches_in_flight_answers_every_job_and_drains(tmp_path: Path) -> None:
-    """A whole worker: jobs of one caller in many batches, one that fails, and a shutdown with batches on the device."""
+async def test_worker_with_two_batches_in_flight_answers_every_job_and_drains(
+    tmp_path: Path,
+) -> None:
+    """A whole worker: jobs of one caller in many batches, one that fails, and a shutdown with
+    batches on the device.
+    """
     queue, log = FakeQueue(is_manual=True), list[str]()
     models: list[LaunchingModel] = []
 
@@ -377,7 +437,11 @@ async def test_a_worker_with_two_batches_in_flight_answers_every_job_and_drains(
             pull_wait_seconds=2.0,
         )
         serving = asyncio.create_task(serve(settings, device, stop))
-        lanes.put("org/fake", *(encode_job(name, text) for name, text in texts.items()), encode_job("bad", POISON))
+        lanes.put(
+            "org/fake",
+            *(encode_job(name, text) for name, text in texts.items()),
+            encode_job("bad", POISON),
+        )
         await until(lambda: end_all(queue) or len(lanes.answers) == len(texts) + 1)
         lanes.put("org/fake", *(encode_job(name, text) for name, text in late.items()))
         await until(lambda: queue.pending == 2 and not any(lanes.queued.values()))

@@ -1,4 +1,6 @@
-"""The worker's way to routers that ask who it is: certificates and tokens that change while it works."""
+"""The worker's way to routers that ask who it is: certificates and tokens that change while it
+works.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from libs.serving import Security, Service, serving
 from services.worker.mesh.link import Identity, Link
 from services.worker.settings import Settings
 from tests.support.certificates import Certificates
-from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    SLOW,
+    FakeLanes,
+    FakeRouter,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.running import MODEL, worker
 
 SECRET = "s3cret-of-the-worker"
@@ -48,7 +59,10 @@ class WatchingRouter(FakeRouter):
 async def guarded(lanes: FakeLanes, security: Security) -> AsyncIterator[WatchingRouter]:
     """A FakeRouter behind the real server, which asks who calls."""
     router = WatchingRouter(lanes)
-    service = Service("shoal.v1.WorkerService", partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, router))
+    service = Service(
+        "shoal.v1.WorkerService",
+        partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, router),
+    )
     async with serving("127.0.0.1:0", [service], security=security, grace_seconds=0.0) as server:
         router.address = server.address
         yield router
@@ -58,7 +72,7 @@ def write_tokens(path: Path, token: str, role: str = "worker") -> None:
     path.write_text(f"tokens:\n- {{token: {token}, subject: w1, role: {role}, tenant: w1}}\n")
 
 
-async def test_a_worker_goes_on_over_new_certificates(tmp_path: Path) -> None:
+async def test_worker_goes_on_over_new_certificates(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     lanes = FakeLanes()
     mine = certificates.issue("worker")
@@ -90,7 +104,7 @@ async def test_a_worker_goes_on_over_new_certificates(tmp_path: Path) -> None:
         assert not lanes.handed_back
 
 
-async def test_a_worker_that_is_not_let_in_keeps_trying_and_says_so_once_a_minute(
+async def test_worker_that_is_not_let_in_keeps_trying_and_says_so_once_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens, mine = tmp_path / "tokens.yaml", tmp_path / "token"
@@ -99,7 +113,10 @@ async def test_a_worker_that_is_not_let_in_keeps_trying_and_says_so_once_a_minut
     lanes = FakeLanes()
     trust: Any = Trust(token=TokenFile(mine))
     caplog.set_level(logging.DEBUG)
-    async with guarded(lanes, Security(tokens=tokens)) as router, worker(tmp_path / "models", [router], trust=trust) as bay:
+    async with (
+        guarded(lanes, Security(tokens=tokens)) as router,
+        worker(tmp_path / "models", [router], trust=trust) as bay,
+    ):
         lanes.put(MODEL, encode_job("j1", "a"))
         refused = "a router refuses the token or certificate of this worker"
         await until(lambda: refused in caplog.text)
@@ -125,7 +142,10 @@ async def test_answers_wait_for_a_token_that_is_taken_again(tmp_path: Path) -> N
     mine.write_text(SECRET)
     lanes = FakeLanes()
     trust: Any = Trust(token=TokenFile(mine))
-    async with guarded(lanes, Security(tokens=tokens)) as router, worker(tmp_path / "models", [router], trust=trust) as bay:
+    async with (
+        guarded(lanes, Security(tokens=tokens)) as router,
+        worker(tmp_path / "models", [router], trust=trust) as bay,
+    ):
         lanes.put(MODEL, encode_job("j1", SLOW))
         await asyncio.to_thread(_started, bay)
         write_tokens(tokens, OTHER)
@@ -151,7 +171,9 @@ async def test_every_router_is_asked_before_a_worker_gives_up(tmp_path: Path) ->
     async with (
         guarded(lanes, Security(tokens=refusing)) as first,
         guarded(lanes, Security(tokens=taking)) as second,
-        Link(Identity("w1", "e1", "cpu"), [first.address, second.address], Trust(token=SECRET)) as link,
+        Link(
+            Identity("w1", "e1", "cpu"), [first.address, second.address], Trust(token=SECRET)
+        ) as link,
         Link(Identity("w1", "e1", "cpu"), [first.address], Trust(token=SECRET)) as lost,
     ):
         await link.heartbeat(worker_pb2.HeartbeatRequest(worker_id="w1"))
@@ -164,8 +186,15 @@ def test_settings_say_how_to_be_let_in(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     mine = certificates.issue("worker")
     (tmp_path / "token").write_text(SECRET)
-    files = {"SHOAL_TLS_CA": certificates.ca, "SHOAL_TLS_CERT": mine.certificate, "SHOAL_TLS_KEY": mine.key}
-    environ = {name: str(path) for name, path in files.items()} | {"SHOAL_TOKEN": SECRET, "SHOAL_ROUTERS": "10.0.0.1:50051"}
+    files = {
+        "SHOAL_TLS_CA": certificates.ca,
+        "SHOAL_TLS_CERT": mine.certificate,
+        "SHOAL_TLS_KEY": mine.key,
+    }
+    environ = {name: str(path) for name, path in files.items()} | {
+        "SHOAL_TOKEN": SECRET,
+        "SHOAL_ROUTERS": "10.0.0.1:50051",
+    }
     settings = Settings.from_env(environ)
     assert settings.trust.metadata() == (("authorization", f"Bearer {SECRET}"),)
     told = f"{settings.describe()} {settings!r}"
@@ -176,14 +205,23 @@ def test_settings_say_how_to_be_let_in(tmp_path: Path) -> None:
         Settings.from_env(beyond)
     Settings.from_env(beyond | {"SHOAL_TLS": "1"})
     Settings.from_env(beyond | {"SHOAL_TOKEN_WITHOUT_TLS": "1"})
-    for wrong in ({"SHOAL_TLS_CA": "/nowhere"}, {"SHOAL_TLS_CERT": "/nowhere"}, {"SHOAL_TOKEN_FILE": "/nowhere"}):
+    for wrong in (
+        {"SHOAL_TLS_CA": "/nowhere"},
+        {"SHOAL_TLS_CERT": "/nowhere"},
+        {"SHOAL_TOKEN_FILE": "/nowhere"},
+    ):
         with pytest.raises(InvalidInput, match=r"/nowhere|SHOAL_TLS_KEY"):
             Settings.from_env(wrong)
 
 
-async def test_a_worker_whose_connection_breaks_says_at_once_that_it_lives_and_connects_elsewhere(tmp_path: Path) -> None:
+async def test_worker_whose_connection_breaks_says_at_once_that_it_lives_and_connects_elsewhere(
+    tmp_path: Path,
+) -> None:
     lanes = FakeLanes()
-    async with routers(lanes, 2) as both, worker(tmp_path / "models", both, heartbeat_seconds=5.0) as bay:
+    async with (
+        routers(lanes, 2) as both,
+        worker(tmp_path / "models", both, heartbeat_seconds=5.0) as bay,
+    ):
         await until(lambda: bool(lanes.connects) and bool(lanes.heartbeats), "the first connection")
         first, other = sorted(both, key=lambda router: router.address != lanes.connects[0][0])
         before = len(lanes.heartbeats)

@@ -14,14 +14,26 @@ from shoal.v1 import models_pb2
 from services.worker.memory.loading import RELIEFS_FOR_A_LOAD, UNMEASURED_ACTIVATION_BYTES_PER_TOKEN
 from services.worker.memory.residency import Residency
 from tests.worker.fakes import FakeModel, FakeParked
-from tests.worker.residing import Checkpoints, Hand, failed, held, line, loaded, residency, state, unloaded
+from tests.worker.residing import (
+    Checkpoints,
+    Hand,
+    failed,
+    held,
+    line,
+    loaded,
+    residency,
+    state,
+    unloaded,
+)
 
 WARM, RESIDENT = models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT
 NAMES = ("org/a", "org/b", "org/c", "org/d")
 
 
 def out_of_memory() -> Exception:
-    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.25 GiB.\nSee the documentation for Memory Management")
+    return torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 1.25 GiB.\nSee the documentation for Memory Management"
+    )
 
 
 class FakeFullDevice(Checkpoints):
@@ -42,10 +54,12 @@ def resident(r: Residency) -> set[str]:
     return {one.name for one in r.residents()}
 
 
-async def test_a_load_is_repeated_once_caches_are_given_back(tmp_path: Path) -> None:
+async def test_load_is_repeated_once_caches_are_given_back(tmp_path: Path) -> None:
     store = FakeFullDevice(tmp_path, *NAMES)
     trims: list[int] = []
-    async with residency(store, 400, trim=lambda: trims.append(len(store.loads)), shares_memory=False) as r:
+    async with residency(
+        store, 400, trim=lambda: trims.append(len(store.loads)), shares_memory=False
+    ) as r:
         await loaded(r, "org/a", "org/b")
         before = len(trims)
         store.is_full = lambda model: len(trims) == before
@@ -55,7 +69,7 @@ async def test_a_load_is_repeated_once_caches_are_given_back(tmp_path: Path) -> 
         assert r.used_bytes == 300
 
 
-async def test_a_load_is_repeated_once_an_idle_model_has_left(tmp_path: Path) -> None:
+async def test_load_is_repeated_once_an_idle_model_has_left(tmp_path: Path) -> None:
     store = FakeFullDevice(tmp_path, *NAMES)
     store.has_copies = True
     clock = Hand()
@@ -71,7 +85,9 @@ async def test_a_load_is_repeated_once_an_idle_model_has_left(tmp_path: Path) ->
         assert r.used_bytes == 200
 
 
-async def test_a_load_that_finds_no_memory_may_be_tried_again_and_few_models_leave_for_it(tmp_path: Path) -> None:
+async def test_load_that_finds_no_memory_may_be_tried_again_and_few_models_leave_for_it(
+    tmp_path: Path,
+) -> None:
     store = FakeFullDevice(tmp_path, *NAMES)
     async with residency(store, 400, shares_memory=False) as r:
         await loaded(r, "org/a", "org/b", "org/c")
@@ -88,7 +104,7 @@ async def test_a_load_that_finds_no_memory_may_be_tried_again_and_few_models_lea
         await loaded(r, "org/d")
 
 
-async def test_a_load_without_an_idle_model_gives_up_after_the_caches(tmp_path: Path) -> None:
+async def test_load_without_an_idle_model_gives_up_after_the_caches(tmp_path: Path) -> None:
     store = FakeFullDevice(tmp_path, *NAMES)
     async with residency(store, 400, shares_memory=False) as r:
         await loaded(r, "org/a")
@@ -118,7 +134,9 @@ async def test_what_a_failed_attempt_read_is_free_before_the_next_one(tmp_path: 
 
     gc.disable()
     try:
-        async with residency(FakeSmallDevice(tmp_path, "org/a", "org/b"), 400, shares_memory=False) as r:
+        async with residency(
+            FakeSmallDevice(tmp_path, "org/a", "org/b"), 400, shares_memory=False
+        ) as r:
             r._space.relieve = lambda keep: _true()  # type: ignore[method-assign]  # nothing is idle, and yet there is more room
             await loaded(r, "org/a")
     finally:
@@ -130,7 +148,9 @@ async def _true() -> bool:
     return True
 
 
-async def test_a_resume_that_finds_no_memory_keeps_the_copy_in_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resume_that_finds_no_memory_keeps_the_copy_in_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.has_copies = True
     attempts: list[str] = []
@@ -155,7 +175,9 @@ async def test_a_resume_that_finds_no_memory_keeps_the_copy_in_host_memory(tmp_p
         assert (r.used_bytes, r.host_used_bytes) == (100, 100)
 
 
-async def test_a_resume_is_repeated_once_an_idle_model_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resume_is_repeated_once_an_idle_model_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.has_copies = True
     async with residency(store, 400, host_bytes=400, shares_memory=False) as r:
@@ -174,7 +196,7 @@ async def test_a_resume_is_repeated_once_an_idle_model_has_left(tmp_path: Path, 
         assert (r.used_bytes, r.host_used_bytes) == (100, 200)
 
 
-async def test_a_warm_model_that_finds_no_room_in_time_stays_warm(tmp_path: Path) -> None:
+async def test_warm_model_that_finds_no_room_in_time_stays_warm(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.has_copies = True
     async with residency(store, 100, host_bytes=400, load_seconds=0.05, shares_memory=False) as r:
@@ -189,7 +211,9 @@ async def test_a_warm_model_that_finds_no_room_in_time_stays_warm(tmp_path: Path
         assert store.loads == ["org/a", "org/b"]
 
 
-async def test_a_probe_that_runs_out_of_memory_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_that_runs_out_of_memory_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     probes: list[str] = []
 
     def probe(model: FakeModel) -> float:
@@ -205,7 +229,7 @@ async def test_a_probe_that_runs_out_of_memory_is_repeated(tmp_path: Path, monke
         assert line(r, "org/a").activation_bytes_per_token == 3
 
 
-async def test_a_model_that_cannot_be_probed_counts_as_the_largest_of_the_others(
+async def test_model_that_cannot_be_probed_counts_as_the_largest_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def probe(model: FakeModel) -> float:

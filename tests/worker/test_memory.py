@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from libs.errors import InternalError
 from libs.eviction import Candidate, Challenger, lru
-from services.worker.memory.budget import Claim, Holding, Ledger, Size, never_fits, seconds_of, victims
+from services.worker.memory.budget import (
+    Claim,
+    Holding,
+    Ledger,
+    Size,
+    never_fits,
+    seconds_of,
+    victims,
+)
 
 HURRY = Challenger("new", 0, waiting_seconds=1e9)
 
@@ -20,7 +28,9 @@ def ledger(limit: int, *sizes: Size) -> tuple[Ledger, list[Holding]]:
     for number, size in enumerate(sizes):
         claim = made.claim(f"m{number}", size)
         assert claim is not None
-        holdings.append(Holding(Candidate(f"m{number}", size.bytes, 1.0, idle_seconds=100.0 - number), claim))
+        holdings.append(
+            Holding(Candidate(f"m{number}", size.bytes, 1.0, idle_seconds=100.0 - number), claim)
+        )
     return made, holdings
 
 
@@ -42,7 +52,7 @@ def test_activations_are_set_aside_once_for_all_models() -> None:
     assert (made.used_bytes, made.free_bytes, made.peak_bytes) == (50, 0, 100)
 
 
-def test_an_overcommitted_memory_is_an_error_at_the_claim(
+def test_overcommitted_memory_is_an_error_at_the_claim(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Ledger(100)
@@ -53,10 +63,12 @@ def test_an_overcommitted_memory_is_an_error_at_the_claim(
     assert caplog.records[-1].levelname == "CRITICAL"
 
 
-def test_the_least_recently_used_go_and_none_that_is_not_needed() -> None:
+def test_least_recently_used_go_and_none_that_is_not_needed() -> None:
     made, holdings = ledger(100, Size(10), Size(60), Size(30))
     assert names(victims(made, holdings, Size(10), lru, HURRY)) == ["m0"]
-    assert names(victims(made, holdings, Size(50), lru, HURRY)) == ["m1"], "m0 alone is too little, and with m1 not needed"
+    assert names(victims(made, holdings, Size(50), lru, HURRY)) == ["m1"], (
+        "m0 alone is too little, and with m1 not needed"
+    )
     assert names(victims(made, holdings, Size(100), lru, HURRY)) == ["m0", "m1", "m2"]
     assert victims(made, holdings, Size(101), lru, HURRY) is None
     assert victims(made, holdings, Size(20), lru, HURRY, own=holdings[0].claim) is not None
@@ -69,16 +81,20 @@ def test_who_leaves_already_is_counted_on() -> None:
     assert names(victims(made, [leaving, holdings[1]], Size(51), lru, HURRY)) == ["m1"]
 
 
-def test_a_model_of_large_activations_frees_these_too() -> None:
+def test_model_of_large_activations_frees_these_too() -> None:
     made, holdings = ledger(100, Size(20, 0), Size(30, 50))
-    assert names(victims(made, holdings, Size(70, 10), lru, HURRY)) == ["m1"], "30 of weights and 40 of activations"
+    assert names(victims(made, holdings, Size(70, 10), lru, HURRY)) == ["m1"], (
+        "30 of weights and 40 of activations"
+    )
 
 
 def test_activations_that_two_models_share_are_free_when_both_leave() -> None:
     made, holdings = ledger(100, Size(10, 50), Size(10, 50), Size(10))
     assert names(victims(made, holdings, Size(60, 10), lru, HURRY)) == ["m0", "m1"]
     made, holdings = ledger(115, Size(10, 50), Size(10, 50), Size(45))
-    assert names(victims(made, holdings, Size(60, 10), lru, HURRY)) == ["m0", "m1"], "as much as all three by themselves"
+    assert names(victims(made, holdings, Size(60, 10), lru, HURRY)) == ["m0", "m1"], (
+        "as much as all three by themselves"
+    )
 
 
 def test_adapters_go_with_their_model() -> None:
@@ -134,8 +150,13 @@ def test_victims_make_enough_room_and_none_of_them_could_be_spared(
     chosen = victims(made, holdings, size, lru, HURRY)
     assert (chosen is None) == (made.missing(size, [*going, *free]) > 0)
     if chosen is not None:
-        claims = [one.claim for one in holdings if one.candidate.name in {name.name for name in chosen}]
+        claims = [
+            one.claim for one in holdings if one.candidate.name in {name.name for name in chosen}
+        ]
         assert not any(one.pinned or one.leaving for one in chosen)
         assert made.missing(size, [*going, *claims]) <= 0
         for spared in claims:
-            assert made.missing(size, [*going, *(claim for claim in claims if claim is not spared)]) > 0
+            assert (
+                made.missing(size, [*going, *(claim for claim in claims if claim is not spared)])
+                > 0
+            )

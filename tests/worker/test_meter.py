@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 
 from libs.catalog.card import Card
-from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, Work
+from libs.models import (
+    ClassifyWork,
+    EncodeWork,
+    InputSequence,
+    Prepared,
+    RelationsWork,
+    ScoreWork,
+    Work,
+)
 from services.worker.scheduling.meter import Meter, whole_texts
 
 
-def test_a_large_batch_counts_for_more_than_a_small_one() -> None:
+def test_large_batch_counts_for_more_than_a_small_one() -> None:
     meter = Meter()
     for _ in range(2):
         meter.add_forward(10, 0.01)
@@ -21,7 +29,7 @@ def test_a_large_batch_counts_for_more_than_a_small_one() -> None:
     assert meter.expected_seconds(1009) == pytest.approx(0.109)
 
 
-def test_the_first_pass_counts_only_until_there_is_another() -> None:
+def test_first_pass_counts_only_until_there_is_another() -> None:
     meter = Meter()
     assert (meter.tokens_per_second, meter.batch_tokens) == (0.0, 0)
     meter.add_forward(10, 5.0)
@@ -39,7 +47,7 @@ def test_it_says_how_large_the_batches_were() -> None:
     assert 1900 < meter.batch_tokens < 2000, "most tokens were in the large one"
 
 
-def test_the_least_it_will_take_is_as_far_below_what_is_expected_as_passes_were_off_it() -> None:
+def test_least_it_will_take_is_as_far_below_what_is_expected_as_passes_were_off_it() -> None:
     steady, wild = Meter(), Meter()
     assert steady.least_seconds(100) == 0.0
     for number in range(40):
@@ -49,10 +57,20 @@ def test_the_least_it_will_take_is_as_far_below_what_is_expected_as_passes_were_
     assert wild.least_seconds(100) == pytest.approx(0.8 * wild.expected_seconds(100), rel=0.05)
     for number in range(40):
         wild.add_forward(100, 0.3 if number % 2 else 0.01)
-    assert wild.least_seconds(100) == pytest.approx(0.5 * wild.expected_seconds(100)), "but half of it at least"
+    assert wild.least_seconds(100) == pytest.approx(0.5 * wild.expected_seconds(100)), (
+        "but half of it at least"
+    )
 
 
-CARD = Card(model="t/m", revision="r", family="f", kind="dense", tasks=("encode",), representations=("dense",), max_tokens=64)
+CARD = Card(
+    model="t/m",
+    revision="r",
+    family="f",
+    kind="dense",
+    tasks=("encode",),
+    representations=("dense",),
+    max_tokens=64,
+)
 
 
 def sequences(*lengths: int) -> list[InputSequence]:
@@ -68,12 +86,20 @@ def test_texts_that_were_cut_say_nothing_of_how_many_tokens_a_byte_has() -> None
     meter.add_texts(*learnt(EncodeWork(["x" * 40, "é" * 30]), 10, 20))
     assert meter.tokens_per_byte == pytest.approx(0.3)
     for _ in range(100):
-        meter.add_texts(*learnt(EncodeWork(["x" * 1_000_000] * 6), *[64] * 6))  # cut to what the model takes
-        meter.add_texts(*learnt(EncodeWork(["x" * 1_000_000] * 6), *[32] * 6))  # and to less, as queries of late interaction are
+        meter.add_texts(
+            *learnt(EncodeWork(["x" * 1_000_000] * 6), *[64] * 6)
+        )  # cut to what the model takes
+        meter.add_texts(
+            *learnt(EncodeWork(["x" * 1_000_000] * 6), *[32] * 6)
+        )  # and to less, as queries of late interaction are
         meter.add_texts(*learnt(EncodeWork(["x" * 100]), looked_up=20))
     assert meter.tokens_per_byte == pytest.approx(0.3)
-    assert learnt(EncodeWork(["x" * 1_000_000, "x" * 40]), 64, 10) == (10, 40), "the others of a job count"
-    assert learnt(EncodeWork(["x"], instruction="i" * 39), 20) == (20, 40), "what a request puts before a text counts as well"
+    assert learnt(EncodeWork(["x" * 1_000_000, "x" * 40]), 64, 10) == (10, 40), (
+        "the others of a job count"
+    )
+    assert learnt(EncodeWork(["x"], instruction="i" * 39), 20) == (20, 40), (
+        "what a request puts before a text counts as well"
+    )
 
 
 def test_tokens_of_texts_are_told_from_those_of_queries_and_labels() -> None:
@@ -86,7 +112,9 @@ def test_tokens_of_texts_are_told_from_those_of_queries_and_labels() -> None:
     assert learnt(classify, 10, 10, 5, 5) == (20, 80), "an embedding model"
     infers = replace(CARD, contradiction=0, labels=("contradiction", "entailment"))
     assert learnt(classify, 12, 13, 12, 13, card=infers) == (24, 100), "each text with each label"
-    assert learnt(classify, 10, 10, card=replace(CARD, labels=("a", "b"))) == (20, 80), "its own classes"
+    assert learnt(classify, 10, 10, card=replace(CARD, labels=("a", "b"))) == (20, 80), (
+        "its own classes"
+    )
     relations = RelationsWork(["t" * 40], ("in",), ("city",))
     assert learnt(relations, 14) == (14, 46)
     assert learnt(relations, 14, 14) == (0, 0), "sequences that are not those of the texts"

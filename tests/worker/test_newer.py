@@ -1,4 +1,6 @@
-"""What a newer router says and this worker does not know is skipped or answered in words; it stops nothing."""
+"""What a newer router says and this worker does not know is skipped or answered in words; it stops
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,38 @@ UNKNOWN_FIELD = bytes([0xBA, 0x3E, 0x03]) + b"new"
 """Number 999, three bytes."""
 
 
-async def test_an_order_of_an_unknown_kind_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_order_of_an_unknown_kind_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, "org/a"):
         await until(lambda: bool(lanes.heartbeats))
-        strange = worker_pb2.Directive.FromString(worker_pb2.Directive(seq=1).SerializeToString() + UNKNOWN_FIELD)
+        strange = worker_pb2.Directive.FromString(
+            worker_pb2.Directive(seq=1).SerializeToString() + UNKNOWN_FIELD
+        )
         known = worker_pb2.Directive(seq=2, load_model="org/a")
         with caplog.at_level(logging.WARNING):
-            lanes.to_tell = worker_pb2.HeartbeatResponse(directives=[strange, known], wire_version=WIRE_VERSION + 7)
+            lanes.to_tell = worker_pb2.HeartbeatResponse(
+                directives=[strange, known], wire_version=WIRE_VERSION + 7
+            )
             await until(lambda: lanes.heartbeats[-1].directive_seq == 2)
-        (record,) = [one for one in caplog.records if "an order that this worker does not know" in one.message]
+        (record,) = [
+            one
+            for one in caplog.records
+            if "an order that this worker does not know" in one.message
+        ]
         told = vars(record)["shoal_fields"]
-        assert told == {"seq": 1, "wire_version": WIRE_VERSION, "router_wire_version": WIRE_VERSION + 7}
+        assert told == {
+            "seq": 1,
+            "wire_version": WIRE_VERSION,
+            "router_wire_version": WIRE_VERSION + 7,
+        }
         await until(lambda: "org/a" in lanes.states())
 
 
-async def test_a_job_with_an_unknown_operation_fails_alone_and_names_the_version(tmp_path: Path) -> None:
+async def test_job_with_an_unknown_operation_fails_alone_and_names_the_version(
+    tmp_path: Path,
+) -> None:
     lanes = FakeLanes()
     strange = encode_job("strange", "a")
     strange.ClearField("encode")
@@ -49,4 +67,7 @@ async def test_workers_tell_their_version(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         await until(lambda: bool(lanes.heartbeats) and bool(lanes.pulls))
-        assert (lanes.heartbeats[0].wire_version, lanes.pulls[0].wire_version) == (WIRE_VERSION, WIRE_VERSION)
+        assert (lanes.heartbeats[0].wire_version, lanes.pulls[0].wire_version) == (
+            WIRE_VERSION,
+            WIRE_VERSION,
+        )

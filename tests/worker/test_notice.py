@@ -1,4 +1,6 @@
-"""Spot notices from clouds, which stand here as small servers, and from files; and a worker that heeds one."""
+"""Spot notices from clouds, which stand here as small servers, and from files; and a worker that
+heeds one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ seconds = st.floats(0, 600)
 
 
 class FakeMetadata(ThreadingHTTPServer):
-    """The metadata servers of both clouds, as far as they are asked. `notice`: the body that says so, empty for none."""
+    """The metadata servers of both clouds, as far as they are asked. `notice`: the body that says
+    so, empty for none.
+    """
 
     daemon_threads = True
 
@@ -71,9 +75,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(500, "")
         elif self.path == "/latest/meta-data/spot/instance-action":
             has_token = self.headers["X-aws-ec2-metadata-token"] in self.server.tokens[-1:]
-            self._answer(401 if not has_token else 200 if notice else 404, notice if has_token else "")
+            self._answer(
+                401 if not has_token else 200 if notice else 404, notice if has_token else ""
+            )
         elif self.path == "/computeMetadata/v1/instance/preempted":
-            self._answer(200 if self.headers["Metadata-Flavor"] == "Google" else 403, notice or "FALSE")
+            self._answer(
+                200 if self.headers["Metadata-Flavor"] == "Google" else 403, notice or "FALSE"
+            )
         else:
             self._answer(404, "")
 
@@ -126,7 +134,7 @@ def test_googles_notice(metadata: FakeMetadata) -> None:
     assert source.gone_at() == 1000.0 + GOOGLE_SECONDS
 
 
-def test_a_files_notice(tmp_path: Path) -> None:
+def test_files_notice(tmp_path: Path) -> None:
     path = tmp_path / "notice"
     source = FileSource(path)
     assert source.gone_at() is None
@@ -143,7 +151,7 @@ def test_a_files_notice(tmp_path: Path) -> None:
             source.gone_at()
 
 
-async def test_a_source_that_fails_is_asked_again(metadata: FakeMetadata) -> None:
+async def test_source_that_fails_is_asked_again(metadata: FakeMetadata) -> None:
     metadata.broken = True
     metadata.notice = "TRUE"
     waiting = asyncio.create_task(noticed(GoogleSource(metadata.base, clock=lambda: 0.0), 0.01))
@@ -153,7 +161,7 @@ async def test_a_source_that_fails_is_asked_again(metadata: FakeMetadata) -> Non
     assert await waiting == GOOGLE_SECONDS
 
 
-async def test_a_source_that_is_not_there_is_asked_again(tmp_path: Path) -> None:
+async def test_source_that_is_not_there_is_asked_again(tmp_path: Path) -> None:
     with _served() as server:
         base = server.base
     waiting = asyncio.create_task(noticed(AwsSource(base), 0.01))
@@ -176,7 +184,9 @@ def test_what_a_setting_names() -> None:
 
 
 @given(seconds, seconds, seconds)
-def test_a_stop_begins_late_enough_to_serve_and_early_enough_to_end_in_order(ahead: float, passed: float, grace: float) -> None:
+def test_stop_begins_late_enough_to_serve_and_early_enough_to_end_in_order(
+    ahead: float, passed: float, grace: float
+) -> None:
     gone_at = 1000.0 + ahead
     stop = stops_at(gone_at, grace)
     assert gone_at - STOP_SECONDS <= stop <= gone_at
@@ -187,7 +197,7 @@ def test_a_stop_begins_late_enough_to_serve_and_early_enough_to_end_in_order(ahe
     assert left == 0 or now + left <= gone_at - LAST_SECONDS + 1e-6
 
 
-async def test_a_noticed_worker_tells_serves_on_and_stops_in_time_with_no_lease_lost(
+async def test_noticed_worker_tells_serves_on_and_stops_in_time_with_no_lease_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.worker.app.noticed", partial(noticed, interval_seconds=0.05))
@@ -204,7 +214,9 @@ async def test_a_noticed_worker_tells_serves_on_and_stops_in_time_with_no_lease_
         await until(lambda: lanes.heartbeats[-1].HasField("preempted_in_seconds"))
         assert 0 < lanes.heartbeats[-1].preempted_in_seconds <= 9
         # It serves what it has, and takes nothing new.
-        lanes.to_tell = worker_pb2.HeartbeatResponse(directives=[worker_pb2.Directive(seq=1, load_model="org/cold")])
+        lanes.to_tell = worker_pb2.HeartbeatResponse(
+            directives=[worker_pb2.Directive(seq=1, load_model="org/cold")]
+        )
         lanes.put("org/cold", encode_job("cold", "cold"))
         lanes.put(MODEL, encode_job("meanwhile", "meanwhile"))
         await until(lambda: "meanwhile" in lanes.answers)

@@ -1,4 +1,6 @@
-"""Whose job is prepared next, counted by the order in which jobs are done: nothing here depends on how fast the machine is."""
+"""Whose job is prepared next, counted by the order in which jobs are done: nothing here depends on
+how fast the machine is.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.pulling import preparing
 from services.worker.jobs.pulling.preparing import (
     HELD_SECONDS,
-    MOST_AWAY,
-    MOST_SLOW_AWAY,
+    MAX_AWAY,
+    MAX_SLOW_AWAY,
     SMALL_BYTES,
     GiveWay,
     Preparation,
@@ -35,7 +37,16 @@ from services.worker.jobs.pulling.reading import (
 from services.worker.memory.resident import Resident
 from services.worker.scheduling.turns import REMEMBERED_SECONDS
 from tests.support.waiting import wait_until
-from tests.worker.fakes import CREEPING, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    CREEPING,
+    FakeLanes,
+    FakeModel,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.running import MODEL, Bay, worker
 
 LANE: Final = worker_pb2.Lane(model="org/fake")
@@ -51,14 +62,18 @@ class Bench:
         self.held_up: dict[str, threading.Event] = {}
         self.begun: dict[str, threading.Event] = {}
         self.slices: dict[str, int] = {}
-        preparers = Preparers(threads, count, MOST_SLOW_AWAY if is_slow else MOST_AWAY, is_slow=is_slow)
+        preparers = Preparers(
+            threads, count, MAX_SLOW_AWAY if is_slow else MAX_AWAY, is_slow=is_slow
+        )
         self.preparation = Preparation(preparers, self._prepare, clock=lambda: self.now)
         self._resident = Resident("org/fake", FakeModel(), 0.0, 0.0, 0.0)
 
     def held(self, name: str, tenant: str, read_bytes: int = 100) -> HeldJob:
         job = encode_job(name, "a")
         job.tenant = tenant
-        held = HeldJob(id(job), job, Lease(LANE, "1", 15.0), self._resident, received_at=0.0, queue_seconds=0.0)
+        held = HeldJob(
+            id(job), job, Lease(LANE, "1", 15.0), self._resident, received_at=0.0, queue_seconds=0.0
+        )
         held.read_bytes, held.estimated_tokens = read_bytes, read_bytes
         self.begun[name] = threading.Event()
         return held
@@ -82,7 +97,7 @@ class Bench:
 
 @contextmanager
 def bench(count: int, *, is_slow: bool = False) -> Iterator[Bench]:
-    with ThreadPoolExecutor(count + MOST_AWAY) as threads:
+    with ThreadPoolExecutor(count + MAX_AWAY) as threads:
         one = Bench(threads, count, is_slow=is_slow)
         yield one
         for event in one.held_up.values():
@@ -90,7 +105,7 @@ def bench(count: int, *, is_slow: bool = False) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_a_small_job_is_done_before_large_ones_that_take_all_threads(count: int) -> None:
+def test_small_job_is_done_before_large_ones_that_take_all_threads(count: int) -> None:
     with bench(count) as one:
         names = [f"large {number}" for number in range(count * 3)]
         for name in names:
@@ -104,8 +119,10 @@ def test_a_small_job_is_done_before_large_ones_that_take_all_threads(count: int)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
-    """One 4 MiB word takes the tokenizer seconds. Another thread takes the place of its own, but for no more of the same caller."""
+def test_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
+    """One 4 MiB word takes the tokenizer seconds. Another thread takes the place of its own, but
+    for no more of the same caller.
+    """
     with bench(count) as one:
         heavy = [f"large {number}" for number in range(count + 3)]
         for name in heavy:
@@ -128,12 +145,19 @@ def test_a_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
 
 
 @pytest.mark.parametrize("is_queued_before", [True, False])
-def test_a_batch_of_several_callers_does_not_wait_for_one_that_is_away(is_queued_before: bool) -> None:
+def test_batch_of_several_callers_does_not_wait_for_one_that_is_away(
+    is_queued_before: bool,
+) -> None:
     """The heavy caller has had nothing yet, so that a batch with its jobs is queued in its line."""
     with bench(1) as one:
         one.preparation.add([one.large("large", "heavy")])
         wait_until(one.begun["large"].is_set)
-        mixed = [one.held("own", "heavy"), one.held("light 1", "light"), one.held("light 2", "light"), one.held("other", "other")]
+        mixed = [
+            one.held("own", "heavy"),
+            one.held("light 1", "light"),
+            one.held("light 2", "light"),
+            one.held("other", "other"),
+        ]
         if is_queued_before:
             one.preparation.add(mixed)
         else:
@@ -145,15 +169,19 @@ def test_a_batch_of_several_callers_does_not_wait_for_one_that_is_away(is_queued
             one.done.clear()
             one.preparation.add(mixed)
         wait_until(lambda: set(one.done) == {"light 1", "light 2", "other"})
-        assert not one.begun["own"].is_set(), "its caller has one portion at a time while a thread is away with it"
+        assert not one.begun["own"].is_set(), (
+            "its caller has one portion at a time while a thread is away with it"
+        )
         one.held_up["large"].set()
         wait_until(lambda: len(one.done) == 5)
         wait_until(lambda: one.preparation._idle == 1, what="every thread is idle again")
 
 
-def test_a_slow_job_is_a_portion_and_waits_for_no_slow_job_of_another_caller() -> None:
+def test_slow_job_is_a_portion_and_waits_for_no_slow_job_of_another_caller() -> None:
     with bench(1, is_slow=True) as one:
-        one.preparation.add([one.large("slow 1", "heavy"), one.large("slow 2", "heavy"), one.held("light", "light")])
+        one.preparation.add(
+            [one.large("slow 1", "heavy"), one.large("slow 2", "heavy"), one.held("light", "light")]
+        )
         wait_until(one.begun["slow 1"].is_set)
         one.now += 2 * HELD_SECONDS
         one.preparation.relieve()
@@ -164,7 +192,7 @@ def test_a_slow_job_is_a_portion_and_waits_for_no_slow_job_of_another_caller() -
         wait_until(lambda: one.done == ["light", "slow 1", "slow 2"])
 
 
-def test_a_slow_job_that_yields_between_pages_keeps_its_thread_and_counts_as_away() -> None:
+def test_slow_job_that_yields_between_pages_keeps_its_thread_and_counts_as_away() -> None:
     """A job that is prepared within its yield would keep it waiting for as long as that takes."""
     with bench(1, is_slow=True) as one:
         one.preparation.add([one.large("pages", "light", slices=3)])
@@ -175,8 +203,10 @@ def test_a_slow_job_that_yields_between_pages_keeps_its_thread_and_counts_as_awa
         wait_until(one.begun["slow"].is_set)
 
 
-def test_a_caller_of_slow_documents_is_served_after_one_of_quick_ones() -> None:
-    """None of the documents that wait was opened yet: what decides is what the callers' last ones took."""
+def test_caller_of_slow_documents_is_served_after_one_of_quick_ones() -> None:
+    """None of the documents that wait was opened yet: what decides is what the callers' last ones
+    took.
+    """
     with bench(1, is_slow=True) as one:
 
         def document(name: str, tenant: str, processor_seconds: float) -> HeldJob:
@@ -186,21 +216,33 @@ def test_a_caller_of_slow_documents_is_served_after_one_of_quick_ones() -> None:
             return held
 
         for number in range(4):
-            one.preparation.add([document(f"slow {number}", "heavy", 10.0), document(f"quick {number}", "light", 0.05)])
+            one.preparation.add(
+                [
+                    document(f"slow {number}", "heavy", 10.0),
+                    document(f"quick {number}", "light", 0.05),
+                ]
+            )
             wait_until(lambda: not one.preparation.waiting())
         first = one.large("first", "another")
         one.preparation.add([first])
         wait_until(one.begun["first"].is_set)
         one.done.clear()
         for number in range(4, 7):
-            one.preparation.add([document(f"slow {number}", "heavy", 10.0), document(f"quick {number}", "light", 0.05)])
+            one.preparation.add(
+                [
+                    document(f"slow {number}", "heavy", 10.0),
+                    document(f"quick {number}", "light", 0.05),
+                ]
+            )
         one.held_up["first"].set()
         wait_until(lambda: len(one.done) == 7)
         assert one.done == ["first", "quick 4", "quick 5", "quick 6", "slow 4", "slow 5", "slow 6"]
 
 
-def test_a_slow_document_is_charged_though_its_caller_was_forgotten_meanwhile() -> None:
-    """A caller without backlog is forgotten after REMEMBERED_SECONDS, and with it what it was charged in advance."""
+def test_slow_document_is_charged_though_its_caller_was_forgotten_meanwhile() -> None:
+    """A caller without backlog is forgotten after REMEMBERED_SECONDS, and with it what it was
+    charged in advance.
+    """
     with bench(1, is_slow=True) as one:
         turns = one.preparation._turns
         document = one.large("document", "heavy", slices=1)
@@ -212,10 +254,13 @@ def test_a_slow_document_is_charged_though_its_caller_was_forgotten_meanwhile() 
         turns.forget(one.now)
         one.held_up["document"].set()
         wait_until(lambda: not one.preparation.waiting())
-        assert turns.tag(document.flow.caller) > turns.tag(one.held("light", "light").flow.caller) + 5.0
+        assert (
+            turns.tag(document.flow.caller)
+            > turns.tag(one.held("light", "light").flow.caller) + 5.0
+        )
 
 
-def test_a_thread_that_is_declared_away_at_its_last_step_comes_back() -> None:
+def test_thread_that_is_declared_away_at_its_last_step_comes_back() -> None:
     with bench(1) as one:
         one.preparation.add([one.large("first", "heavy", slices=0)])
         wait_until(one.begun["first"].is_set)
@@ -232,10 +277,10 @@ def test_a_thread_that_is_declared_away_at_its_last_step_comes_back() -> None:
 
 def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:
     with bench(1) as one:
-        for number in range(MOST_AWAY + 3):
+        for number in range(MAX_AWAY + 3):
             one.preparation.add([one.large(f"large {number}", f"heavy {number}")])
         wait_until(one.begun["large 0"].is_set)
-        for number in range(1, MOST_AWAY + 1):
+        for number in range(1, MAX_AWAY + 1):
             one.now += 2 * HELD_SECONDS
             one.preparation.relieve()
             wait_until(one.begun[f"large {number}"].is_set)
@@ -243,11 +288,11 @@ def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:
         assert one.preparation.relieve()
         for event in one.held_up.values():
             event.set()
-        wait_until(lambda: len(one.done) == MOST_AWAY + 3)
+        wait_until(lambda: len(one.done) == MAX_AWAY + 3)
         wait_until(lambda: one.preparation._idle == 1, what="every thread is idle again")
 
 
-def test_a_third_tenant_is_not_held_up_by_two_large_jobs_on_one_thread() -> None:
+def test_third_tenant_is_not_held_up_by_two_large_jobs_on_one_thread() -> None:
     with bench(1) as one:
         one.preparation.add([one.large("first", "a", slices=3000)])
         wait_until(one.begun["first"].is_set)
@@ -270,10 +315,18 @@ def test_who_has_had_less_is_next() -> None:
             one.preparation.add([one.held(f"light {number}", "light")])
         one.held_up["first"].set()
         wait_until(lambda: len(one.done) == 7)
-        assert one.done == ["light 0", "light 1", "light 2", "first", "heavy 0", "heavy 1", "heavy 2"]
+        assert one.done == [
+            "light 0",
+            "light 1",
+            "light 2",
+            "first",
+            "heavy 0",
+            "heavy 1",
+            "heavy 2",
+        ]
 
 
-def test_a_small_batch_is_prepared_together_whosever_jobs_are_in_it() -> None:
+def test_small_batch_is_prepared_together_whosever_jobs_are_in_it() -> None:
     calls: list[list[str]] = []
 
     def prepare(jobs: list[HeldJob], _: GiveWay) -> None:
@@ -283,7 +336,9 @@ def test_a_small_batch_is_prepared_together_whosever_jobs_are_in_it() -> None:
         preparation = Preparation(Preparers(threads, 1), prepare, clock=lambda: 0.0)
         preparation.add([one.held("a", "first"), one.held("b", "second"), one.held("c", "first")])
         wait_until(lambda: not preparation.waiting())
-        preparation.add([one.held("a", "first", LARGE), one.held("b", "second"), one.held("c", "first")])
+        preparation.add(
+            [one.held("a", "first", LARGE), one.held("b", "second"), one.held("c", "first")]
+        )
         wait_until(lambda: not preparation.waiting())
     assert calls == [["a", "b", "c"], ["a", "c"], ["b"]]
 
@@ -295,31 +350,46 @@ def test_what_waits_is_told_by_tenant() -> None:
         one.preparation.add([one.held("small", "light")])
         waiting = one.preparation.waiting()
         assert waiting.keys() == {("org/fake", "")}
-        assert {flow.tenant: tokens for flow, tokens in waiting["org/fake", ""].items()} == {"heavy": LARGE, "light": 100}
+        assert {flow.tenant: tokens for flow, tokens in waiting["org/fake", ""].items()} == {
+            "heavy": LARGE,
+            "light": 100,
+        }
         one.held_up["large"].set()
         wait_until(lambda: not one.preparation.waiting())
 
 
 def test_what_all_items_have_in_common_is_read_with_each() -> None:
-    """24 KB with an instruction of 16 KiB and 600 items are 10 MB: no small job, whose preparation others may wait for."""
+    """24 KB with an instruction of 16 KiB and 600 items are 10 MB: no small job, whose preparation
+    others may wait for.
+    """
     encode = encode_job("j", *["a"] * 600)
     encode.encode.instruction = "i" * 16_384
     assert read_bytes(encode, encode.ByteSize()) == encode.ByteSize() + 599 * 16_384
-    pairs = worker_pb2.Job(score=inference_pb2.ScoreRequest(query=inference_pb2.Item(text="q" * 1000)))
+    pairs = worker_pb2.Job(
+        score=inference_pb2.ScoreRequest(query=inference_pb2.Item(text="q" * 1000))
+    )
     pairs.score.documents.extend([inference_pb2.Item(text="d")] * 5)
     assert read_bytes(pairs, pairs.ByteSize()) == pairs.ByteSize() + 4 * 1000
     task = inference_pb2.ClassifyTask(labels=["ab", "cd"], hypothesis="it is {}")
-    classify = worker_pb2.Job(extract=inference_pb2.ExtractRequest(items=[inference_pb2.Item(text="t")] * 3, classify=task))
+    classify = worker_pb2.Job(
+        extract=inference_pb2.ExtractRequest(
+            items=[inference_pb2.Item(text="t")] * 3, classify=task
+        )
+    )
     assert read_bytes(classify, 100) == 100 + 2 * (4 + 2 * 8)
     turns = [inference_pb2.Turn(role=inference_pb2.Turn.ROLE_USER, text="abcd")] * 2
     text = inference_pb2.TextTask(instruction="it", turns=turns)
-    written = worker_pb2.Job(extract=inference_pb2.ExtractRequest(items=[inference_pb2.Item(text="t")] * 3, text=text))
+    written = worker_pb2.Job(
+        extract=inference_pb2.ExtractRequest(items=[inference_pb2.Item(text="t")] * 3, text=text)
+    )
     assert read_bytes(written, 100) == 100 + 2 * (2 + 2 * 4)
     assert read_bytes(worker_pb2.Job(), 7) == 7
 
 
 def test_pages_and_pixels_are_read_by_a_job_too() -> None:
-    """A WebP of 34 bytes and 49 megapixels is no small job, whose preparation others may wait for."""
+    """A WebP of 34 bytes and 49 megapixels is no small job, whose preparation others may wait
+    for.
+    """
     job = encode_job("j", "a")
     assert reading_of(job, 20, has_images=True) == Reading(20)
     size = struct.pack("<I", 6999 | 6999 << 14)
@@ -337,8 +407,10 @@ def test_pages_and_pixels_are_read_by_a_job_too() -> None:
         assert (found.pages, found.kind, found.bytes) == (19, "documents", 100 + 19 * PAGE_BYTES)
 
 
-def test_a_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy lets go of it for microseconds, so CPython never makes the thread let go: the loop waited for the whole job."""
+def test_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy lets go of it for microseconds, so CPython never makes the thread let go: the loop
+    waited for the whole job.
+    """
     naps: list[float] = []
     monkeypatch.setattr(preparing, "sleep", naps.append)
     with bench(1) as one:
@@ -349,13 +421,15 @@ def test_a_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.M
     assert naps == [preparing.NAP_SECONDS] * 10, "a slice takes longer than BREATH_SECONDS here"
 
 
-def test_a_job_is_not_estimated_above_what_its_model_takes() -> None:
+def test_job_is_not_estimated_above_what_its_model_takes() -> None:
     """Else one with a long instruction would use up what may be pulled."""
     job = encode_job("j", "a", "b")
     job.encode.instruction = "x" * 2_000_000
     assert estimated_tokens(job, job.ByteSize(), 512) <= 2 * 512 + 1
     assert estimated_tokens(encode_job("j", "a" * 400), 420, 512) == 420 // 4 + 1
-    pairs = worker_pb2.Job(score=inference_pb2.ScoreRequest(documents=[inference_pb2.Item(text="a")] * 3))
+    pairs = worker_pb2.Job(
+        score=inference_pb2.ScoreRequest(documents=[inference_pb2.Item(text="a")] * 3)
+    )
     assert estimated_tokens(pairs, 1 << 20, 512) == 4 * 512 + 1
     assert estimated_tokens(worker_pb2.Job(), 1 << 20, 512) == 1
 
@@ -375,7 +449,7 @@ async def busy(root: Path, *, seconds: float = 30.0) -> AsyncIterator[tuple[Fake
         yield lanes, bay
 
 
-async def test_a_light_tenant_is_answered_while_a_heavy_ones_job_is_prepared(tmp_path: Path) -> None:
+async def test_light_tenant_is_answered_while_a_heavy_ones_job_is_prepared(tmp_path: Path) -> None:
     async with busy(tmp_path) as (lanes, bay):
         await until(lambda: any(list(pull.except_tenants) == ["heavy"] for pull in lanes.pulls))
         light = encode_job("light", "a")
@@ -386,7 +460,7 @@ async def test_a_light_tenant_is_answered_while_a_heavy_ones_job_is_prepared(tmp
         assert bay.model.creeping == 1
 
 
-async def test_a_job_that_is_cancelled_is_prepared_no_further(tmp_path: Path) -> None:
+async def test_job_that_is_cancelled_is_prepared_no_further(tmp_path: Path) -> None:
     async with busy(tmp_path) as (lanes, bay):
         (batch,) = (batch for batch, jobs in lanes.leased.items() if "heavy" in jobs)
         cancelled = worker_pb2.CancelledJobs(batch_id=batch, job_ids=["heavy"])
@@ -395,7 +469,7 @@ async def test_a_job_that_is_cancelled_is_prepared_no_further(tmp_path: Path) ->
         assert not lanes.answers
 
 
-async def test_a_job_whose_deadline_passes_is_prepared_no_further(tmp_path: Path) -> None:
+async def test_job_whose_deadline_passes_is_prepared_no_further(tmp_path: Path) -> None:
     async with busy(tmp_path, seconds=0.5) as (lanes, bay):
         await until(lambda: "heavy" in lanes.answers)
         assert "deadline" in lanes.answer("heavy").failure.message

@@ -11,7 +11,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, checkpoint, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    SLOW,
+    FakeLanes,
+    FakeRouter,
+    checkpoint,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.running import MODEL
 
 
@@ -45,7 +55,10 @@ async def process(
 
 async def test_sigterm_finishes_hands_back_and_exits_with_0(tmp_path: Path) -> None:
     lanes = FakeLanes()
-    async with routers(lanes) as running, process(tmp_path, running, SHOAL_GRACE_SECONDS="0.5") as worker:
+    async with (
+        routers(lanes) as running,
+        process(tmp_path, running, SHOAL_GRACE_SECONDS="0.5") as worker,
+    ):
         lanes.put(MODEL, encode_job("quick", "quick"))
         await until(lambda: "quick" in lanes.answers, timeout=30)
         assert vectors(lanes.answer("quick")) == [vector("quick")]
@@ -60,7 +73,7 @@ async def test_sigterm_finishes_hands_back_and_exits_with_0(tmp_path: Path) -> N
         assert [line["message"] for line in lines].count("worker starts") == 1
 
 
-async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+async def test_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, process(tmp_path, running) as worker:
         lanes.put(MODEL, encode_job("endless", SLOW))
@@ -73,7 +86,9 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 async def test_settings_that_cannot_be_are_explained(tmp_path: Path) -> None:
-    async with process(tmp_path, [], "services.worker", SHOAL_ROUTERS="127.0.0.1:1", SHOAL_THREADS="none") as worker:
+    async with process(
+        tmp_path, [], "services.worker", SHOAL_ROUTERS="127.0.0.1:1", SHOAL_THREADS="none"
+    ) as worker:
         _, errors = await asyncio.wait_for(worker.communicate(), 30)
         assert worker.returncode == 2
         assert errors.decode().strip() == "worker: SHOAL_THREADS must be a whole number, not 'none'"

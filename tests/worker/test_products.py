@@ -1,4 +1,6 @@
-"""How many compiled products a worker keeps: torch's linears go through ideep to oneDNN, and each of the two keeps its own."""
+"""How many compiled products a worker keeps: torch's linears go through ideep to oneDNN, and each
+of the two keeps its own.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,21 @@ print(psutil.Process().memory_info().rss - before)
 
 
 def growth(way: str) -> int:
-    """Bytes by which a process grows that multiplies matrices of 1,700 shapes, each once, after 300 others."""
+    """Bytes by which a process grows that multiplies matrices of 1,700 shapes, each once, after 300
+    others.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in _LIMITS}
     run = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, way], env=environment, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", _PROGRAM, way],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     return int(run.stdout)
 
 
-def test_a_worker_keeps_few_compiled_products() -> None:
+def test_worker_keeps_few_compiled_products() -> None:
     free, limited = growth("free"), growth("limited")
     assert limited < free / 4, f"{free:,} bytes without limits, {limited:,} with"

@@ -1,4 +1,6 @@
-"""The parts of a forward pass: out of traces written by hand, and of real forwards, where they must add up to the whole."""
+"""The parts of a forward pass: out of traces written by hand, and of real forwards, where they must
+add up to the whole.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def microseconds(parts: Mapping[Part, float] | Mapping[str, float]) -> dict[str,
     return {part: round(seconds * 1e6, 3) for part, seconds in parts.items() if seconds}
 
 
-def test_an_operators_own_time_is_counted_once_and_in_the_innermost_range() -> None:
+def test_operators_own_time_is_counted_once_and_in_the_innermost_range() -> None:
     spans = [
         in_range(FORWARD, 0, 100),
         in_range(f"{PREFIX}attention", 10, 60),
@@ -58,7 +60,12 @@ def test_an_operators_own_time_is_counted_once_and_in_the_innermost_range() -> N
     ]
     (found,) = forwards(reversed(spans))
     assert found.seconds == pytest.approx(100e-6)
-    assert microseconds(found.parts) == {"GEMM": 16 + 8, "attention": 18, "other": 10, "gaps": 100 - 16 - 18 - 10 - 8}
+    assert microseconds(found.parts) == {
+        "GEMM": 16 + 8,
+        "attention": 18,
+        "other": 10,
+        "gaps": 100 - 16 - 18 - 10 - 8,
+    }
     assert microseconds(found.inside["attention"]) == {"aten::bmm": 13, "aten::copy_": 5}
     assert microseconds(found.inside["gaps"]) == {"attention": 14, "GEMM": 2, "between them": 32}
 
@@ -67,7 +74,11 @@ def test_gaps_are_measured_and_not_what_is_left() -> None:
     """Where a trace is no tree, or kernels run side by side, the sum tells."""
     host = [in_range(FORWARD, 0, 100), on_host("aten::mm", 0, 60), on_host("aten::mm", 40, 100)]
     launches = [on_host("cudaLaunchKernel", at, at + 1, "cuda_runtime", at) for at in (1, 2)]
-    device = [in_range(FORWARD, 0, 100), *launches, *(on_device("kernel", 10, 90, link) for link in (1, 2))]
+    device = [
+        in_range(FORWARD, 0, 100),
+        *launches,
+        *(on_device("kernel", 10, 90, link) for link in (1, 2)),
+    ]
     for spans, counted in ((host, 60), (device, 80 + 80 + 20)):
         (found,) = forwards(spans)
         assert sum(found.parts.values()) * 1e6 == pytest.approx(counted)
@@ -122,12 +133,16 @@ def profiled(model: PackedModel, tokens: int = 1024, trace: Path | None = None) 
 
 
 def assert_adds_up(found: ForwardProfile) -> None:
-    """Operators' own times, and the gaps between them that were measured apart, are the whole to 5 %."""
+    """Operators' own times, and the gaps between them that were measured apart, are the whole to 5
+    %.
+    """
     assert set(found.parts) == set(PARTS)
     assert min(found.parts.values()) >= 0
     assert abs(found.covered - 1) <= 0.05
     for part in PARTS:
-        assert sum(found.inside[part].values()) == pytest.approx(found.parts[part], rel=0.01, abs=2e-5)
+        assert sum(found.inside[part].values()) == pytest.approx(
+            found.parts[part], rel=0.01, abs=2e-5
+        )
 
 
 @pytest.fixture
@@ -138,7 +153,7 @@ def by_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "qwen3"])
 @pytest.mark.usefixtures("by_operators")
-def test_the_parts_of_a_small_model_are_the_whole(tmp_path: Path, kind: str) -> None:
+def test_parts_of_a_small_model_are_the_whole(tmp_path: Path, kind: str) -> None:
     found = profiled(embedder(tmp_path, kind))
     assert_adds_up(found)
     assert not found.parts["layer"], "layers by operators"
@@ -157,24 +172,30 @@ def test_layers_that_are_computed_at_once_are_a_part(tmp_path: Path) -> None:
     assert_adds_up(found)
     assert found.inside["layer"]["native::layer"] > 0
     assert "native::layer" not in found.inside["other"]
-    assert not any("_linear_pointwise" in name for inside in found.inside.values() for name in inside)
+    assert not any(
+        "_linear_pointwise" in name for inside in found.inside.values() for name in inside
+    )
 
 
 @pytest.mark.usefixtures("by_operators")
-def test_the_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:
+def test_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:
     directory = packaged_minilm()
     assert directory is not None
     model = load_model(directory, MINILM, torch.device("cpu"), torch.float32)
     found = profiled(model, trace=tmp_path / "trace.json")
     assert_adds_up(found)
     assert found.parts["GEMM"] > found.parts["norm"]
-    assert ("native::attention" in found.inside["attention"]) == (not native.name().startswith("none"))
+    assert ("native::attention" in found.inside["attention"]) == (
+        not native.name().startswith("none")
+    )
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert sum(event.get("name") == FORWARD for event in events) == 6  # the first one is not counted
+    assert (
+        sum(event.get("name") == FORWARD for event in events) == 6
+    )  # the first one is not counted
     assert len(forwards(read(tmp_path / "trace.json"))) == 6
 
 
-def test_a_cross_encoders_products_are_gemm_in_its_head_too(tmp_path: Path) -> None:
+def test_cross_encoders_products_are_gemm_in_its_head_too(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path, head="sequence_classification")
     found = profiled(load_model(tmp_path, "org/rank", torch.device("cpu"), torch.float32))
     assert_adds_up(found)
@@ -196,7 +217,7 @@ def test_models_are_left_as_they_were(tmp_path: Path) -> None:
     assert [dict(module.__dict__) for module in modules] == before
 
 
-def test_a_batch_is_as_large_as_it_may_be(tmp_path: Path) -> None:
+def test_batch_is_as_large_as_it_may_be(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     batch = fill(model, generated(), 300, 512)
     more = model.prepare(work_of(model, [*islice(generated(), len(batch.texts) + 1)])).tokens
@@ -212,7 +233,7 @@ def test_made_texts_have_the_lengths_of_the_benchmarks() -> None:
     assert [*islice(generated(), 5)] == [*islice(generated(), 5)]
 
 
-def test_a_model_without_a_forward_pass_is_refused(tmp_path: Path) -> None:
+def test_model_without_a_forward_pass_is_refused(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     with pytest.raises(TaskNotSupported, match="no forward pass"):
         profile_forward(model, Batch([], work_of(model, []), 0), runs=1, device="cpu", threads=1)

@@ -10,9 +10,9 @@ from services.worker.jobs.pulling.pulls import (
     FULL,
     LEAD_SECONDS,
     LITTLE,
-    MOST_BATCHES,
-    MOST_LEFT_OUT,
-    MOST_PULLS,
+    MAX_BATCHES,
+    MAX_LEFT_OUT,
+    MAX_PULLS,
     PROMPT_SECONDS,
     QUICK_SECONDS,
     LaneName,
@@ -30,24 +30,33 @@ LEAD = 0.01
 
 
 def lane(
-    waiting_tokens: int = 0, batch_tokens: int = BUDGET, batch_seconds: float = 0.1, tenants: dict[str, int] | None = None
+    waiting_tokens: int = 0,
+    batch_tokens: int = BUDGET,
+    batch_seconds: float = 0.1,
+    tenants: dict[str, int] | None = None,
 ) -> LaneState:
     return LaneState(waiting_tokens, batch_tokens, batch_seconds, tenants or {})
 
 
 def plan(
-    lanes: dict[LaneName, LaneState], *flying: Pull, can_load: bool = False, busy_seconds: float = 0.0, waiting_tokens: int = -1
+    lanes: dict[LaneName, LaneState],
+    *flying: Pull,
+    can_load: bool = False,
+    busy_seconds: float = 0.0,
+    waiting_tokens: int = -1,
 ) -> Plan:
     if waiting_tokens < 0:
         waiting_tokens = sum(state.waiting_tokens for state in lanes.values())
-    return plan_pulls(Situation(lanes, can_load, flying, waiting_tokens, busy_seconds, LEAD), BUDGET)
+    return plan_pulls(
+        Situation(lanes, can_load, flying, waiting_tokens, busy_seconds, LEAD), BUDGET
+    )
 
 
 def pull(*lanes: LaneName, tokens: int = BUDGET // 2, can_load: bool = False) -> Pull:
     return Pull(frozenset(lanes), can_load, tokens)
 
 
-def test_an_idle_worker_keeps_two_pulls_for_everything_in_flight() -> None:
+def test_idle_worker_keeps_two_pulls_for_everything_in_flight() -> None:
     lanes = {A: lane(), B: lane()}
     everything = pull(A, B)
     assert plan(lanes) == Plan((everything, everything))
@@ -55,13 +64,13 @@ def test_an_idle_worker_keeps_two_pulls_for_everything_in_flight() -> None:
     assert plan(lanes, everything, everything) == Plan()
 
 
-def test_a_worker_without_models_pulls_only_if_it_may_load_one() -> None:
+def test_worker_without_models_pulls_only_if_it_may_load_one() -> None:
     assert plan({}) == Plan()
     assert plan({}, can_load=True) == Plan((pull(can_load=True),))
     assert plan({}, pull(can_load=True), can_load=True) == Plan()
 
 
-def test_a_busy_worker_fetches_half_a_batch_at_once_and_more_when_it_is_nearly_free() -> None:
+def test_busy_worker_fetches_half_a_batch_at_once_and_more_when_it_is_nearly_free() -> None:
     half = pull(A)
     assert plan({A: lane()}, busy_seconds=1.0) == Plan((half,))
     assert plan({A: lane()}, half, busy_seconds=1.0) == Plan()
@@ -76,10 +85,12 @@ def test_lanes_of_which_little_waits_are_asked_for_whatever_waits_of_others() ->
     assert asked.pulls == (pull(B, C),)
     assert plan({A: lane(1000), B: lane(), C: lane()}, *asked.pulls, busy_seconds=1.0).pulls == ()
     little = int(LITTLE * BUDGET)
-    assert plan({A: lane(1000), B: lane(little), C: lane(little + 1)}, busy_seconds=1.0).pulls == (pull(B),)
+    assert plan({A: lane(1000), B: lane(little), C: lane(little + 1)}, busy_seconds=1.0).pulls == (
+        pull(B),
+    )
 
 
-def test_a_lane_that_no_pull_in_flight_asks_for_is_asked_for() -> None:
+def test_lane_that_no_pull_in_flight_asks_for_is_asked_for() -> None:
     flying = pull(B)
     assert plan({A: lane(), B: lane()}, flying, busy_seconds=1.0).pulls == (pull(A, B),)
     assert plan({A: lane(), C: lane()}, pull(A), pull(A)).pulls == (pull(A, C), pull(A, C))
@@ -96,7 +107,9 @@ def test_of_quick_batches_two_are_kept_ready() -> None:
 
 
 def test_little_is_fetched_of_a_slow_model() -> None:
-    """What is half a batch of a fast one would take it many batches, for which tenants that come later would wait."""
+    """What is half a batch of a fast one would take it many batches, for which tenants that come
+    later would wait.
+    """
     lanes = {A: lane(), B: lane(batch_tokens=100)}
     assert plan(lanes, busy_seconds=1.0).pulls == (pull(A), pull(B, tokens=62 // 2))
     assert plan({B: lane(188, batch_tokens=100)}, busy_seconds=0.0).pulls == ()
@@ -104,10 +117,15 @@ def test_little_is_fetched_of_a_slow_model() -> None:
 
 
 def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
-    """Models of any sizes, one after the other loaded: none waits for ever behind the second pulls of others."""
-    lanes = {(f"org/{tokens}", ""): lane(batch_tokens=tokens, batch_seconds=0.01) for tokens in (1, 3, 10, 30, 100, 300, 1000)}
+    """Models of any sizes, one after the other loaded: none waits for ever behind the second pulls
+    of others.
+    """
+    lanes = {
+        (f"org/{tokens}", ""): lane(batch_tokens=tokens, batch_seconds=0.01)
+        for tokens in (1, 3, 10, 30, 100, 300, 1000)
+    }
     pulls = plan(lanes, can_load=True).pulls
-    assert len(pulls) <= MOST_PULLS - 2
+    assert len(pulls) <= MAX_PULLS - 2
     assert frozenset().union(*(one.lanes for one in pulls)) == lanes.keys()
     for tokens in (1000, 2):
         new = (f"org/new-{tokens}", "")
@@ -128,17 +146,25 @@ def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
             st.dictionaries(st.sampled_from("tu"), st.integers(1, 3000)),
         ),
     ),
-    st.lists(st.frozensets(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["", "x"]))), max_size=MOST_PULLS),
+    st.lists(
+        st.frozensets(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["", "x"]))),
+        max_size=MAX_PULLS,
+    ),
     st.floats(0, 3),
     st.booleans(),
 )
-def test_bounds(lanes: dict[LaneName, LaneState], flying: list[frozenset[LaneName]], busy_seconds: float, can_load: bool) -> None:
+def test_bounds(
+    lanes: dict[LaneName, LaneState],
+    flying: list[frozenset[LaneName]],
+    busy_seconds: float,
+    can_load: bool,
+) -> None:
     pulls = [Pull(asked, False, BUDGET) for asked in flying]
     planned = plan(lanes, *pulls, busy_seconds=busy_seconds, can_load=can_load)
     waiting = sum(state.counted(BUDGET) for state in lanes.values())
-    assert len(pulls) + len(planned.pulls) <= MOST_PULLS
+    assert len(pulls) + len(planned.pulls) <= MAX_PULLS
     for one in planned.pulls:
-        assert waiting < MOST_BATCHES * BUDGET
+        assert waiting < MAX_BATCHES * BUDGET
         assert one.lanes or one.can_load, "a pull for nothing is never sent"
         assert 1 <= one.tokens <= BUDGET
         for name in one.lanes:
@@ -149,7 +175,7 @@ def test_bounds(lanes: dict[LaneName, LaneState], flying: list[frozenset[LaneNam
             assert lanes[name].waiting_tokens + one.tokens <= 2.5 * BUDGET
             if busy_seconds > LEAD:
                 assert lanes[name].waiting_tokens <= LITTLE * BUDGET
-    if waiting < MOST_BATCHES * BUDGET and len(pulls) + len(planned.pulls) < MOST_PULLS:
+    if waiting < MAX_BATCHES * BUDGET and len(pulls) + len(planned.pulls) < MAX_PULLS:
         asked = {name for one in (*pulls, *planned.pulls) for name in one.lanes}
         assert {name for name, state in lanes.items() if not state.waiting_tokens} <= asked
 
@@ -165,17 +191,31 @@ def test_while_much_waits_of_a_tenant_a_pull_waits_for_others_of_its_lane() -> N
     assert plan(full, others("heavy", "too"), busy_seconds=1.0).pulls == ()
     assert plan(full, others("heavy"), busy_seconds=1.0).pulls == ()
     assert plan(full, others("heavy", "light"), busy_seconds=1.0).pulls == (others("heavy", "too"),)
-    assert plan({A: lane(1501, tenants=heavy)}, busy_seconds=LEAD).pulls == (others("heavy", "too"),)
-    assert plan(full, others("heavy"), busy_seconds=LEAD).pulls == (pull(A),), "that waits for others brings not whatever there is"
+    assert plan({A: lane(1501, tenants=heavy)}, busy_seconds=LEAD).pulls == (
+        others("heavy", "too"),
+    )
+    assert plan(full, others("heavy"), busy_seconds=LEAD).pulls == (pull(A),), (
+        "that waits for others brings not whatever there is"
+    )
     assert plan({A: lane(3000, tenants=heavy)}, busy_seconds=1.0).pulls == (others("heavy", "too"),)
     crowd = {str(number): BUDGET for number in range(4)}
-    assert plan({A: lane(4 * BUDGET, tenants=crowd)}, busy_seconds=1.0).pulls == (), "there may be very many others"
-    assert plan({A: lane(1500, batch_seconds=QUICK_SECONDS / 2, tenants=heavy)}, busy_seconds=1.0).pulls == (), "no sooner so"
-    (many,) = plan({A: lane(1500, tenants={str(number): 50 + number for number in range(30)})}, busy_seconds=1.0).pulls
-    assert many.except_tenants == {str(number) for number in range(30 - MOST_LEFT_OUT, 30)}
+    assert plan({A: lane(4 * BUDGET, tenants=crowd)}, busy_seconds=1.0).pulls == (), (
+        "there may be very many others"
+    )
+    assert (
+        plan(
+            {A: lane(1500, batch_seconds=QUICK_SECONDS / 2, tenants=heavy)}, busy_seconds=1.0
+        ).pulls
+        == ()
+    ), "no sooner so"
+    (many,) = plan(
+        {A: lane(1500, tenants={str(number): 50 + number for number in range(30)})},
+        busy_seconds=1.0,
+    ).pulls
+    assert many.except_tenants == {str(number) for number in range(30 - MAX_LEFT_OUT, 30)}
 
 
-def test_the_lead_is_what_a_pull_takes() -> None:
+def test_lead_is_what_a_pull_takes() -> None:
     lead = Lead()
     for seconds, expected in ((0.008, 0.01), (0.0001, LEAD_SECONDS[0]), (0.04, LEAD_SECONDS[1])):
         for _ in range(100):
@@ -184,7 +224,7 @@ def test_the_lead_is_what_a_pull_takes() -> None:
         assert lead.seconds == pytest.approx(expected, rel=0.01)
 
 
-def test_a_job_of_many_batches_does_not_keep_others_out() -> None:
+def test_job_of_many_batches_does_not_keep_others_out() -> None:
     """Neither of its lane nor of the other lanes."""
     huge = lane(50 * BUDGET, tenants={"heavy": 50 * BUDGET})
     assert plan({A: huge}, busy_seconds=1.0).pulls == (others("heavy"),)

@@ -24,7 +24,7 @@ from tests.worker.fakes import checkpoint, until
 from tests.worker.residing import Checkpoints, held, line, loaded, residency, state
 
 
-async def test_a_model_is_loaded_while_others_serve(tmp_path: Path) -> None:
+async def test_model_is_loaded_while_others_serve(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     async with residency(store) as r:
         await loaded(r, "org/a")
@@ -41,7 +41,7 @@ async def test_a_model_is_loaded_while_others_serve(tmp_path: Path) -> None:
         assert r.used_bytes == 200
 
 
-async def test_an_unknown_model_is_reported_as_not_found(tmp_path: Path) -> None:
+async def test_unknown_model_is_reported_as_not_found(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path)) as r:
         for model in ("org/unknown", "../../etc"):
             r.load(model)
@@ -49,7 +49,7 @@ async def test_an_unknown_model_is_reported_as_not_found(tmp_path: Path) -> None
             assert line(r, model).failure.reason == "MODEL_NOT_FOUND"
 
 
-async def test_a_broken_model_says_why_and_may_be_tried_again(tmp_path: Path) -> None:
+async def test_broken_model_says_why_and_may_be_tried_again(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.errors = {"org/a": ModelBroken("config.json: no family"), "org/b": ValueError("odd")}
     async with residency(store) as r:
@@ -63,7 +63,7 @@ async def test_a_broken_model_says_why_and_may_be_tried_again(tmp_path: Path) ->
         await loaded(r, "org/a")
 
 
-async def test_a_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+async def test_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     store.add("org/huge", size=1000)
     async with residency(store) as r:
@@ -76,7 +76,7 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: 
         assert r.serving("org/a") is not None
 
 
-async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
+async def test_least_recently_used_model_makes_room(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), policy=lru) as r:
         await loaded(r, "org/a", "org/b")
         r.release(held(r, "org/a"))
@@ -85,14 +85,18 @@ async def test_the_least_recently_used_model_makes_room(tmp_path: Path) -> None:
         assert r.used_bytes == 200
 
 
-async def test_nobody_else_leaves_while_the_memory_of_one_that_left_is_given_back(tmp_path: Path) -> None:
+async def test_nobody_else_leaves_while_the_memory_of_one_that_left_is_given_back(
+    tmp_path: Path,
+) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def trim() -> None:
         begun.set()
         may_end.wait(10)
 
-    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), trim=trim, policy=lru) as r:
+    async with residency(
+        Checkpoints(tmp_path, "org/a", "org/b", "org/c"), trim=trim, policy=lru
+    ) as r:
         await loaded(r, "org/a", "org/b")
         r.load("org/c")
         await until(begun.is_set)
@@ -105,7 +109,7 @@ async def test_nobody_else_leaves_while_the_memory_of_one_that_left_is_given_bac
         assert r.lanes() == ["org/b", "org/c"]
 
 
-async def test_a_pinned_model_stays(tmp_path: Path) -> None:
+async def test_pinned_model_stays(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d")) as r:
         await loaded(r, "org/a", "org/b")
         r.pin("org/a", True)
@@ -120,7 +124,7 @@ async def test_a_pinned_model_stays(tmp_path: Path) -> None:
         await loaded(r, "org/d")
 
 
-async def test_an_evicted_model_leaves_when_its_last_job_does(tmp_path: Path) -> None:
+async def test_evicted_model_leaves_when_its_last_job_does(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a")) as r:
         await loaded(r, "org/a")
         resident = held(r, "org/a")
@@ -167,7 +171,7 @@ async def test_models_take_turns(tmp_path: Path) -> None:
         assert r.lanes() == ["org/a", "org/b"]
 
 
-async def test_a_load_in_progress_does_not_hold_up_the_end(tmp_path: Path) -> None:
+async def test_load_in_progress_does_not_hold_up_the_end(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     store.gate.clear()
     async with residency(store) as r:
@@ -223,12 +227,17 @@ def store_of(root: Path, source: FakeSource, budget_bytes: int = 1 << 30) -> Sto
     return Store([source], Cache(root), budget_bytes, Transfer(retry_seconds=()))
 
 
-async def test_a_model_of_a_store_is_fetched_and_loaded(tmp_path: Path) -> None:
+async def test_model_of_a_store_is_fetched_and_loaded(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/far")
     store = store_of(tmp_path / "store", source)
     async with residency(Checkpoints(tmp_path / "folder", "org/near"), remote=store) as r:
         r.load("org/far")
-        await until(lambda: state(r, "org/far") == models_pb2.MODEL_STATE_DOWNLOADING and line(r, "org/far").downloaded_bytes > 0)
+        await until(
+            lambda: (
+                state(r, "org/far") == models_pb2.MODEL_STATE_DOWNLOADING
+                and line(r, "org/far").downloaded_bytes > 0
+            )
+        )
         assert 0 < line(r, "org/far").downloaded_bytes < line(r, "org/far").download_bytes
         assert r.can_load()
         await loaded(r, "org/near")
@@ -237,7 +246,7 @@ async def test_a_model_of_a_store_is_fetched_and_loaded(tmp_path: Path) -> None:
         assert line(r, "org/far").download_bytes == 0
 
 
-async def test_a_resident_model_stays_on_disk(tmp_path: Path) -> None:
+async def test_resident_model_stays_on_disk(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/a", "org/b")
     source.gate.set()
     store = store_of(tmp_path / "store", source, budget_bytes=300)
@@ -252,7 +261,7 @@ async def test_a_resident_model_stays_on_disk(tmp_path: Path) -> None:
         await loaded(r, "org/b")
 
 
-async def test_a_model_that_cannot_be_loaded_may_leave_the_disk(tmp_path: Path) -> None:
+async def test_model_that_cannot_be_loaded_may_leave_the_disk(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/a")
     source.gate.set()
     checkpoints = Checkpoints(tmp_path / "folder")
@@ -267,7 +276,7 @@ async def test_a_model_that_cannot_be_loaded_may_leave_the_disk(tmp_path: Path) 
         lock.close()
 
 
-async def test_a_model_that_no_store_has_is_not_found(tmp_path: Path) -> None:
+async def test_model_that_no_store_has_is_not_found(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", FakeSource(tmp_path / "remote"))
     async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r:
         for model in ("org/unknown", "../../etc"):
@@ -279,7 +288,9 @@ async def test_a_model_that_no_store_has_is_not_found(tmp_path: Path) -> None:
 async def test_only_so_many_downloads_at_a_time(tmp_path: Path) -> None:
     names = [f"org/m{number}" for number in range(MAX_DOWNLOADS)]
     source = FakeSource(tmp_path / "remote", *names)
-    async with residency(Checkpoints(tmp_path / "folder"), 1000, store_of(tmp_path / "store", source)) as r:
+    async with residency(
+        Checkpoints(tmp_path / "folder"), 1000, store_of(tmp_path / "store", source)
+    ) as r:
         for name in names:
             assert r.can_load()
             r.load(name)
@@ -295,7 +306,10 @@ async def test_what_was_fetched_is_on_disk_after_a_restart(tmp_path: Path) -> No
     source.gate.set()
     store = store_of(tmp_path / "store", source)
     store.get("org/a", lambda progress: None).close()
-    async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r, asyncio.TaskGroup() as tasks:
+    async with (
+        residency(Checkpoints(tmp_path / "folder"), remote=store) as r,
+        asyncio.TaskGroup() as tasks,
+    ):
         tasks.create_task(r.run())
         await until(lambda: state(r, "org/a") == models_pb2.MODEL_STATE_COLD)
         r.stop()

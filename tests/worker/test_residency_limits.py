@@ -1,4 +1,6 @@
-"""The memory budget, whoever comes and goes; loads that fail or hang; and that everybody gets a turn."""
+"""The memory budget, whoever comes and goes; loads that fail or hang; and that everybody gets a
+turn.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,17 @@ from services.worker.memory.residency import Residency
 from services.worker.memory.resident import Resident
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import FakeModel, until
-from tests.worker.residing import Checkpoints, Hand, failed, held, line, loaded, residency, state, unloaded
+from tests.worker.residing import (
+    Checkpoints,
+    Hand,
+    failed,
+    held,
+    line,
+    loaded,
+    residency,
+    state,
+    unloaded,
+)
 
 LOADING, FAILED = models_pb2.MODEL_STATE_LOADING, models_pb2.MODEL_STATE_FAILED
 
@@ -43,7 +55,7 @@ async def test_activations_of_one_batch_are_part_of_the_budget(tmp_path: Path) -
         assert r.peak_bytes <= 250
 
 
-async def test_a_model_that_turns_out_larger_waits_without_its_memory(tmp_path: Path) -> None:
+async def test_model_that_turns_out_larger_waits_without_its_memory(tmp_path: Path) -> None:
     """It neither keeps what it has loaded while it waits nor measures again."""
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.activations = {"org/b": 1.0}
@@ -81,7 +93,10 @@ async def test_what_was_measured_is_refused_without_a_further_load(tmp_path: Pat
 MODELS = [f"org/m{number}" for number in range(6)]
 OPERATIONS = st.one_of(
     st.tuples(
-        st.sampled_from(["load", "load", "load", "hold", "release", "evict", "plan", "pin", "unpin"]), st.sampled_from(MODELS)
+        st.sampled_from(
+            ["load", "load", "load", "hold", "release", "evict", "plan", "pin", "unpin"]
+        ),
+        st.sampled_from(MODELS),
     ),
     st.tuples(st.just("pass"), st.sampled_from(["", "time"])),
 )
@@ -95,7 +110,10 @@ OPERATIONS = st.one_of(
     st.sampled_from([(0, True), (150, True), (150, False)]),
 )
 def test_no_interleaving_exceeds_the_budget(
-    operations: list[tuple[str, str]], sizes: list[int], activations: list[float], tier: tuple[int, bool]
+    operations: list[tuple[str, str]],
+    sizes: list[int],
+    activations: list[float],
+    tier: tuple[int, bool],
 ) -> None:
     async def main(root: Path) -> None:
         clock = Hand()
@@ -105,7 +123,14 @@ def test_no_interleaving_exceeds_the_budget(
             store.activations[model] = activation
         host_bytes, shares_memory = tier
         store.has_copies = not shares_memory
-        async with residency(store, 250, clock=clock, batch_tokens=100, host_bytes=host_bytes, shares_memory=shares_memory) as r:
+        async with residency(
+            store,
+            250,
+            clock=clock,
+            batch_tokens=100,
+            host_bytes=host_bytes,
+            shares_memory=shares_memory,
+        ) as r:
             jobs: list[Resident] = []
             for what, model in operations:
                 _do(r, what, model, jobs, clock)
@@ -121,9 +146,13 @@ def test_no_interleaving_exceeds_the_budget(
                     break
                 clock.now += 1
                 await asyncio.sleep(0.001)
-            assert _is_settled(r), "every load and every unloading ends, and nothing else takes memory then"
+            assert _is_settled(r), (
+                "every load and every unloading ends, and nothing else takes memory then"
+            )
             for one in r.report():
-                assert one.state != FAILED or "are pinned" in one.failure.message, one.failure.message
+                assert one.state != FAILED or "are pinned" in one.failure.message, (
+                    one.failure.message
+                )
             assert 0 < r.peak_bytes <= 250 or not store.loads
 
     with tempfile.TemporaryDirectory() as root:
@@ -133,7 +162,9 @@ def test_no_interleaving_exceeds_the_budget(
 def _is_settled(r: Residency) -> bool:
     serving = [r.serving(model) for model in r.lanes()]
     took = sum(one.model.bytes for one in serving if one is not None)
-    return all(one.state != LOADING and not one.leaving for one in r.report()) and r.used_bytes == took
+    return (
+        all(one.state != LOADING and not one.leaving for one in r.report()) and r.used_bytes == took
+    )
 
 
 def _do(r: Residency, what: str, model: str, jobs: list[Resident], clock: Hand) -> None:
@@ -213,9 +244,11 @@ async def test_who_has_waited_for_long_goes_before_any_amount_of_work(tmp_path: 
         await until(lambda: r.lanes() == ["org/b"])
 
 
-async def test_a_load_gives_up_when_those_that_leave_do_not_go(tmp_path: Path) -> None:
+async def test_load_gives_up_when_those_that_leave_do_not_go(tmp_path: Path) -> None:
     clock = Hand()
-    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 100, clock=clock, load_seconds=5.0) as r:
+    async with residency(
+        Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 100, clock=clock, load_seconds=5.0
+    ) as r:
         await loaded(r, "org/a")
         resident = held(r, "org/a")
         r.load("org/b")
@@ -241,14 +274,16 @@ async def test_loads_take_room_in_the_order_in_which_they_were_asked_for(tmp_pat
         await until(lambda: not r.can_load())
         r.load("org/small")
         await asyncio.sleep(0.1)
-        assert store.loads == ["org/a"], "there is room for the small one, but the large one would never have its turn"
+        assert store.loads == ["org/a"], (
+            "there is room for the small one, but the large one would never have its turn"
+        )
         clock.now += 1
         r.release(resident)
         await until(lambda: r.lanes() == ["org/small"])
         assert store.loads == ["org/a", "org/large", "org/small"]
 
 
-async def test_a_plan_leaves_alone_what_is_pinned_or_has_work(tmp_path: Path) -> None:
+async def test_plan_leaves_alone_what_is_pinned_or_has_work(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d"), 400) as r:
         await loaded(r, "org/a", "org/b", "org/c", "org/d")
         r.pin("org/a", True)
@@ -265,7 +300,7 @@ async def test_a_plan_leaves_alone_what_is_pinned_or_has_work(tmp_path: Path) ->
 # Loads that fail or hang
 
 
-async def test_a_load_that_hangs_is_given_up_but_not_its_memory(tmp_path: Path) -> None:
+async def test_load_that_hangs_is_given_up_but_not_its_memory(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     hung, free = threading.Event(), threading.Event()
     free.set()
@@ -301,14 +336,19 @@ async def test_what_does_not_fit_beside_a_load_that_hangs_is_told_so(tmp_path: P
         await loaded(r, "org/large")
 
 
-async def test_a_warm_model_that_hangs_is_read_from_disk_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_warm_model_that_hangs_is_read_from_disk_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hung = threading.Event()
     store = Checkpoints(tmp_path, "org/a")
     async with residency(store, 250, host_bytes=100, load_seconds=0.05) as r:
         await loaded(r, "org/a")
         await unloaded(r, "org/a")
         with monkeypatch.context() as patched:
-            patched.setattr("tests.worker.fakes.FakeParked.resume", lambda parked: hung.wait(10) and parked.model)
+            patched.setattr(
+                "tests.worker.fakes.FakeParked.resume",
+                lambda parked: hung.wait(10) and parked.model,
+            )
             r.load("org/a")
             await failed(r, "org/a")
         await loaded(r, "org/a")
@@ -319,7 +359,7 @@ async def test_a_warm_model_that_hangs_is_read_from_disk_next(tmp_path: Path, mo
         assert r.host_used_bytes == 0
 
 
-async def test_a_load_that_fails_keeps_nothing_of_what_it_read(tmp_path: Path) -> None:
+async def test_load_that_fails_keeps_nothing_of_what_it_read(tmp_path: Path) -> None:
     read: list[weakref.ref[FakeModel]] = []
 
     class Failing(Checkpoints):
@@ -341,9 +381,19 @@ async def test_a_load_that_fails_keeps_nothing_of_what_it_read(tmp_path: Path) -
 
 def test_loading_and_unloading_does_not_grow_the_process(tmp_path: Path) -> None:
     """A real checkpoint of 16 MB, to the device and away again."""
-    write_checkpoint("bert", tmp_path / "org" / "real", hidden=256, layers=4, vocabulary=400, sentence=SentenceFiles())
+    write_checkpoint(
+        "bert",
+        tmp_path / "org" / "real",
+        hidden=256,
+        layers=4,
+        vocabulary=400,
+        sentence=SentenceFiles(),
+    )
     size = sum(file.stat().st_size for file in (tmp_path / "org" / "real").rglob("*.safetensors"))
     command = [sys.executable, "-m", "tests.worker.growth", str(tmp_path)]
-    taken = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
-    # The least of several: a thread that loaded may end a little later, and holds the model until then.
+    taken = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    )
+    # The least of several: a thread that loaded may end a little later, and holds the model until
+    # then.
     assert min(taken[-8:]) - min(taken[4:12]) < size, [one >> 20 for one in taken]

@@ -15,10 +15,14 @@ from tests.worker.fakes import FakeModel, until
 from tests.worker.residing import Checkpoints, Hand, held, line, loaded, residency, state, unloaded
 from tests.worker.test_residency import FakeSource, store_of
 
-WARM, COLD, RESIDENT = models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_COLD, models_pb2.MODEL_STATE_RESIDENT
+WARM, COLD, RESIDENT = (
+    models_pb2.MODEL_STATE_WARM,
+    models_pb2.MODEL_STATE_COLD,
+    models_pb2.MODEL_STATE_RESIDENT,
+)
 
 
-async def test_an_evicted_model_is_warm_and_comes_back_without_a_load(tmp_path: Path) -> None:
+async def test_evicted_model_is_warm_and_comes_back_without_a_load(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     async with residency(store, host_bytes=100) as r:
         await loaded(r, "org/a")
@@ -38,7 +42,7 @@ async def test_an_evicted_model_is_warm_and_comes_back_without_a_load(tmp_path: 
         assert (r.used_bytes, r.host_used_bytes) == (100, 0)
 
 
-async def test_a_model_that_has_no_place_in_host_memory_is_dropped(tmp_path: Path) -> None:
+async def test_model_that_has_no_place_in_host_memory_is_dropped(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a"), host_bytes=99) as r:
         await loaded(r, "org/a")
         model = weakref.ref(r._space.places["org/a"].resident.model)
@@ -49,23 +53,34 @@ async def test_a_model_that_has_no_place_in_host_memory_is_dropped(tmp_path: Pat
         assert r.host_used_bytes == 0
 
 
-async def test_the_warm_model_that_is_worth_least_goes(tmp_path: Path) -> None:
+async def test_warm_model_that_is_worth_least_goes(tmp_path: Path) -> None:
     clock = Hand()
-    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 300, clock=clock, host_bytes=200, policy=lru) as r:
+    async with residency(
+        Checkpoints(tmp_path, "org/a", "org/b", "org/c"),
+        300,
+        clock=clock,
+        host_bytes=200,
+        policy=lru,
+    ) as r:
         for model in ("org/a", "org/b", "org/c"):
             await loaded(r, model)
             clock.now += 1
         await unloaded(r, "org/b", "org/a")
-        assert {model: state(r, model) for model in ("org/a", "org/b")} == {"org/a": WARM, "org/b": WARM}
+        assert {model: state(r, model) for model in ("org/a", "org/b")} == {
+            "org/a": WARM,
+            "org/b": WARM,
+        }
         await unloaded(r, "org/c")
         assert (state(r, "org/b"), state(r, "org/c")) == (WARM, WARM)
         assert state(r, "org/a") != WARM, "used longest ago"
         assert r.host_used_bytes == 200
 
 
-async def test_a_newcomer_that_is_worth_least_is_not_kept_warm(tmp_path: Path) -> None:
+async def test_newcomer_that_is_worth_least_is_not_kept_warm(tmp_path: Path) -> None:
     clock = Hand()
-    async with residency(Checkpoints(tmp_path, "org/a", "org/b"), clock=clock, host_bytes=100, policy=lru) as r:
+    async with residency(
+        Checkpoints(tmp_path, "org/a", "org/b"), clock=clock, host_bytes=100, policy=lru
+    ) as r:
         await loaded(r, "org/a")
         clock.now += 1
         await loaded(r, "org/b")
@@ -84,7 +99,7 @@ async def test_two_models_change_places_though_host_memory_has_room_for_one(tmp_
         assert (r.used_bytes, r.host_used_bytes) == (100, 100)
 
 
-async def test_an_order_drops_a_warm_model(tmp_path: Path) -> None:
+async def test_order_drops_a_warm_model(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     async with residency(store, host_bytes=100) as r:
         await loaded(r, "org/a")
@@ -96,7 +111,7 @@ async def test_an_order_drops_a_warm_model(tmp_path: Path) -> None:
         assert store.loads == ["org/a", "org/a"]
 
 
-async def test_a_warm_model_stays_on_disk(tmp_path: Path) -> None:
+async def test_warm_model_stays_on_disk(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/a", "org/b")
     source.gate.set()
     remote = store_of(tmp_path / "store", source, budget_bytes=300)
@@ -109,7 +124,9 @@ async def test_a_warm_model_stays_on_disk(tmp_path: Path) -> None:
         await loaded(r, "org/b")
 
 
-async def test_a_model_that_cannot_be_parked_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_model_that_cannot_be_parked_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(model: FakeModel) -> None:
         raise RuntimeError("no pinned memory")
 
@@ -128,7 +145,7 @@ async def test_a_model_that_cannot_be_parked_is_dropped(tmp_path: Path, monkeypa
 # On an accelerator a resident model keeps a copy in host memory, if there is room.
 
 
-async def test_a_copy_in_host_memory_counts_while_the_model_is_resident(tmp_path: Path) -> None:
+async def test_copy_in_host_memory_counts_while_the_model_is_resident(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     store.has_copies = True
     async with residency(store, host_bytes=100, shares_memory=False) as r:
@@ -149,7 +166,11 @@ async def test_copies_are_kept_only_while_there_is_room_for_them(tmp_path: Path)
     store.has_copies = True
     async with residency(store, host_bytes=150, shares_memory=False) as r:
         await loaded(r, "org/a", "org/b")
-        assert (line(r, "org/a").host_bytes, line(r, "org/b").host_bytes, r.host_used_bytes) == (100, 0, 100)
+        assert (line(r, "org/a").host_bytes, line(r, "org/b").host_bytes, r.host_used_bytes) == (
+            100,
+            0,
+            100,
+        )
         b = r.serving("org/b")
         assert b is not None
         assert b.model.host_bytes == 0
@@ -166,7 +187,9 @@ async def test_copies_are_kept_only_while_there_is_room_for_them(tmp_path: Path)
 
 async def test_relief_takes_an_idle_model_that_is_not_pinned(tmp_path: Path) -> None:
     clock = Hand()
-    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d"), 400, clock=clock) as r:
+    async with residency(
+        Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d"), 400, clock=clock
+    ) as r:
         for model in ("org/a", "org/b", "org/c", "org/d"):
             await loaded(r, model)
             clock.now += 1
@@ -181,14 +204,20 @@ async def test_relief_takes_an_idle_model_that_is_not_pinned(tmp_path: Path) -> 
         assert r.lanes() == ["org/a", "org/c"]
 
 
-async def test_relief_takes_warm_models_first_where_they_are_in_the_same_memory(tmp_path: Path) -> None:
-    async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 300, host_bytes=100) as r:
+async def test_relief_takes_warm_models_first_where_they_are_in_the_same_memory(
+    tmp_path: Path,
+) -> None:
+    async with residency(
+        Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 300, host_bytes=100
+    ) as r:
         await loaded(r, "org/a", "org/b", "org/c")
         await unloaded(r, "org/a")
         assert await r.relieve("org/c")
         assert (r.used_bytes, r.host_used_bytes) == (200, 0)
         assert await r.relieve("org/c")
-        assert (r.used_bytes, r.host_used_bytes) == (100, 0), "making it warm would have freed nothing"
+        assert (r.used_bytes, r.host_used_bytes) == (100, 0), (
+            "making it warm would have freed nothing"
+        )
 
 
 async def test_relief_parks_on_an_accelerator(tmp_path: Path) -> None:
@@ -201,7 +230,9 @@ async def test_relief_parks_on_an_accelerator(tmp_path: Path) -> None:
         assert r.used_bytes == 100
 
 
-async def test_a_resume_that_fails_gives_everything_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resume_that_fails_gives_everything_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(model: object) -> None:
         raise RuntimeError("the copy failed")
 
@@ -218,7 +249,7 @@ async def test_a_resume_that_fails_gives_everything_back(tmp_path: Path, monkeyp
         await loaded(r, "org/a")
 
 
-async def test_a_model_leaves_once_the_device_has_no_batch_of_it(tmp_path: Path) -> None:
+async def test_model_leaves_once_the_device_has_no_batch_of_it(tmp_path: Path) -> None:
     """Also if its jobs were cancelled while their batch was on the device."""
     computing = {"org/a"}
     async with residency(Checkpoints(tmp_path, "org/a", "org/b"), host_bytes=100) as r:

@@ -15,8 +15,17 @@ import torch
 from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
-from libs.models import Between, EncodeResult, InputSequence, Output, Result, Stored, load_model, nothing_between
-from services.worker.jobs.execution.ladder import Ladder
+from libs.models import (
+    Between,
+    EncodeResult,
+    InputSequence,
+    Output,
+    Result,
+    Stored,
+    load_model,
+    nothing_between,
+)
+from services.worker.jobs.execution.ladder import OomRecovery
 from services.worker.jobs.execution.runner import IdleWork, Runner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
@@ -51,9 +60,13 @@ class Told:
 class Bench:
     """A runner, its model and what it told. `pace`: how many times as fast as ours its clock is."""
 
-    def __init__(self, *, batch_tokens: int = 1000, pace: int = 1, idle_work: IdleWork | None = None) -> None:
+    def __init__(
+        self, *, batch_tokens: int = 1000, pace: int = 1, idle_work: IdleWork | None = None
+    ) -> None:
         self.model = FakeModel()
-        self.resident = Resident("org/fake", self.model, load_seconds=0.0, loaded_at=0.0, last_used=0.0)
+        self.resident = Resident(
+            "org/fake", self.model, load_seconds=0.0, loaded_at=0.0, last_used=0.0
+        )
         self.told = Told()
         self.waste = Waste()
         self.recovered = 0
@@ -65,7 +78,9 @@ class Bench:
         """Tokens of a forward pass from which on it is out of memory."""
         run = self.model.forward
 
-        def forward(head: str, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
+        def forward(
+            head: str, sequences: list[InputSequence], between: Between = nothing_between
+        ) -> list[Output]:
             outputs = run(head, sequences, between)
             if sum(sequence.tokens for sequence in sequences) > self.capacity:
                 raise torch.OutOfMemoryError("CUDA out of memory")
@@ -77,7 +92,7 @@ class Bench:
             self.told,
             clock=lambda: pace * time.monotonic(),
             unix_time=time.time,
-            ladder=Ladder(self._recover, lambda: None, self._relieve),
+            ladder=OomRecovery(self._recover, lambda: None, self._relieve),
             enter=lambda: None,
             waste=self.waste,
             idle_work=idle_work,
@@ -96,7 +111,14 @@ class Bench:
     def held(self, *texts: str, seconds: float = 30.0, tenant: str = "") -> HeldJob:
         job = encode_job("job", *texts, seconds=seconds)
         job.tenant = tenant
-        held = HeldJob(id(job), job, Lease(worker_pb2.Lane(), "1", 15.0), self.resident, received_at=0.0, queue_seconds=0.0)
+        held = HeldJob(
+            id(job),
+            job,
+            Lease(worker_pb2.Lane(), "1", 15.0),
+            self.resident,
+            received_at=0.0,
+            queue_seconds=0.0,
+        )
         held.prepared = self.model.prepare(codec.to_work(job))
         return held
 
@@ -118,7 +140,11 @@ def bench(*, idle_work: IdleWork | None = None, **options: int) -> Iterator[Benc
 
 def charge(b: Bench, tenant: str, seconds: float) -> None:
     """The tenant has had so much of the device already."""
-    b.runner._room.ran(Batch(Group("org/fake", "dense"), (), 1, {Flow(tenant=tenant): 1.0}), seconds, time.monotonic())
+    b.runner._room.ran(
+        Batch(Group("org/fake", "dense"), (), 1, {Flow(tenant=tenant): 1.0}),
+        seconds,
+        time.monotonic(),
+    )
 
 
 def outputs(held: HeldJob) -> list[list[float]]:
@@ -138,12 +164,21 @@ def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
 
 
 def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Path) -> None:
-    """A text's full vector, a short one and a binary one, of a real model: one pass, and each as its request wants it."""
-    model = load_model(write_checkpoint("bert", tmp_path, sentence=SentenceFiles()), "org/real", torch.device("cpu"), torch.float32)
+    """A text's full vector, a short one and a binary one, of a real model: one pass, and each as
+    its request wants it.
+    """
+    model = load_model(
+        write_checkpoint("bert", tmp_path, sentence=SentenceFiles()),
+        "org/real",
+        torch.device("cpu"),
+        torch.float32,
+    )
     passes: list[int] = []
     run = model.forward
 
-    def forward(head: str, sequences: Sequence[InputSequence], between: Between = nothing_between) -> list[Output]:
+    def forward(
+        head: str, sequences: Sequence[InputSequence], between: Between = nothing_between
+    ) -> list[Output]:
         passes.append(len(sequences))
         return run(head, sequences, between)
 
@@ -160,19 +195,35 @@ def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Pa
         for number, wish in enumerate(wishes):
             job = encode_job(f"job-{number}", "A shoal of fish turns as one.")
             job.encode.MergeFrom(inference_pb2.EncodeRequest(**wish))
-            held = HeldJob(number, job, Lease(worker_pb2.Lane(), "1", 15.0), b.resident, received_at=0.0, queue_seconds=0.0)
+            held = HeldJob(
+                number,
+                job,
+                Lease(worker_pb2.Lane(), "1", 15.0),
+                b.resident,
+                received_at=0.0,
+                queue_seconds=0.0,
+            )
             held.prepared = model.prepare(codec.to_work(job))
             jobs.append(held)
         b.runner.add(jobs)
         wait_until(lambda: len(b.told.done) == len(wishes))
     assert passes == [len(wishes)]
-    full, short, binary, small = (dense(model.finish(held.ready, [held.outputs[0]])) for held in jobs)
-    assert [one.shape for one in (full, short, binary, small)] == [(1, 64), (1, 16), (1, 64), (1, 8)]
+    full, short, binary, small = (
+        dense(model.finish(held.ready, [held.outputs[0]])) for held in jobs
+    )
+    assert [one.shape for one in (full, short, binary, small)] == [
+        (1, 64),
+        (1, 16),
+        (1, 64),
+        (1, 8),
+    ]
     whole = full.values[0].astype(np.float32)
     assert np.allclose(short.values[0], whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
     assert np.array_equal(np.unpackbits(binary.values[0].astype(np.uint8))[:64], whole > 0)
     assert small.scale is not None
-    assert np.allclose(small.values[0] * small.scale, whole[:8] / np.linalg.norm(whole[:8]), atol=0.01)
+    assert np.allclose(
+        small.values[0] * small.scale, whole[:8] / np.linalg.norm(whole[:8]), atol=0.01
+    )
 
 
 def dense(result: Result) -> Stored:
@@ -226,7 +277,7 @@ def test_idle_work_is_done_on_the_device_thread_while_no_batch_waits() -> None:
         wait_until(lambda: work.left == 0)
 
 
-def test_a_batch_goes_before_idle_work() -> None:
+def test_batch_goes_before_idle_work() -> None:
     work = FakeIdleWork(0)
     work.gate.set()
     with bench(idle_work=work) as b:
@@ -240,7 +291,7 @@ def test_a_batch_goes_before_idle_work() -> None:
         wait_until(lambda: len(b.told.done) == 2 and work.left == 0)
 
 
-def test_a_device_that_waits_for_a_queued_job_is_starved() -> None:
+def test_device_that_waits_for_a_queued_job_is_starved() -> None:
     with bench() as b:
         first, second = b.held("a"), b.held("b")
         first.received_at = second.received_at = time.monotonic()
@@ -257,7 +308,7 @@ def test_a_device_that_waits_for_a_queued_job_is_starved() -> None:
         assert b.runner.device_time.cpu_seconds > 0
 
 
-def test_a_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
+def test_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
     with bench(batch_tokens=10) as b:
         job = b.held(*["abcd"] * 7)
         b.runner.add([job])
@@ -266,7 +317,7 @@ def test_a_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
         assert sorted(map(len, b.model.batches)) == [1, 2, 2, 2]
 
 
-def test_a_poisoned_sequence_fails_its_job_alone() -> None:
+def test_poisoned_sequence_fails_its_job_alone() -> None:
     with bench() as b:
         good = [b.held(f"good {number}") for number in range(20)]
         bad = b.held("fine", POISON)
@@ -274,14 +325,16 @@ def test_a_poisoned_sequence_fails_its_job_alone() -> None:
         wait_until(lambda: len(b.told.done) == 20 and bool(b.told.broken))
         assert list(b.told.broken) == [bad]
         assert isinstance(b.told.broken[bad], InternalError)
-        assert [outputs(job) for job in good] == [[vector(f"good {number}")] for number in range(20)]
+        assert [outputs(job) for job in good] == [
+            [vector(f"good {number}")] for number in range(20)
+        ]
         assert b.recovered > 0
         after = b.held("after")
         b.runner.add([after])
         wait_until(lambda: after in b.told.done)
 
 
-def test_the_parts_of_a_failed_job_that_still_wait_are_dropped() -> None:
+def test_parts_of_a_failed_job_that_still_wait_are_dropped() -> None:
     with bench(batch_tokens=4) as b:
         bad = b.held(POISON * 4, "aaaa", "bbbb")
         b.runner.add([bad])
@@ -305,7 +358,7 @@ def test_jobs_past_their_deadline_and_unwanted_ones_never_reach_the_device() -> 
         assert b.model.batches == [[1], [4]]
 
 
-def test_a_lost_device_ends_the_thread_with_its_error() -> None:
+def test_lost_device_ends_the_thread_with_its_error() -> None:
     with bench() as b:
         b.lost = True
         b.runner.add([b.held(POISON)])
@@ -329,7 +382,9 @@ def test_no_forward_pass_overlaps_another() -> None:
 
         b.model.forward = watched  # type: ignore[method-assign, assignment]
         jobs = [b.held(f"text {number}") for number in range(200)]
-        adders = [threading.Thread(target=b.runner.add, args=(jobs[start::4],)) for start in range(4)]
+        adders = [
+            threading.Thread(target=b.runner.add, args=(jobs[start::4],)) for start in range(4)
+        ]
         for adder in adders:
             adder.start()
         for adder in adders:
@@ -349,7 +404,9 @@ def test_what_does_not_fit_fails_its_job_alone_and_names_its_item() -> None:
         assert isinstance(error, OutOfMemory)
         assert error.field == "items[1].text"
         assert not b.told.broken
-        assert [outputs(job) for job in good] == [[vector("a" * (number + 1))] for number in range(20)]
+        assert [outputs(job) for job in good] == [
+            [vector("a" * (number + 1))] for number in range(20)
+        ]
 
 
 def test_idle_models_go_before_a_batch_is_halved() -> None:
@@ -386,7 +443,10 @@ def test_batches_are_short_while_others_want_the_device() -> None:
     assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 150}
     other = b.held("a", tenant="other")
     b.runner.add([other])
-    assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {"org/fake": 100, "org/unknown": 1000}
+    assert b.runner.batch_tokens(["org/fake", "org/unknown"]) == {
+        "org/fake": 100,
+        "org/unknown": 1000,
+    }
     assert b.runner.waiting() == {("org/fake", ""): {NOBODY: 1, Flow(tenant="other"): 1}}
 
 
@@ -404,7 +464,7 @@ def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_
         assert b.resident.turn > 0
 
 
-def test_a_caller_that_has_had_less_overtakes_a_forward_pass_between_two_layers() -> None:
+def test_caller_that_has_had_less_overtakes_a_forward_pass_between_two_layers() -> None:
     with bench(batch_tokens=100) as b:
         heavy, rest = b.held(LAYERED, tenant="heavy"), b.held("y" * 50, tenant="heavy")
         charge(b, "heavy", 1.0)
@@ -432,7 +492,9 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
         heavy, light = b.held(LAYERED, tenant="heavy"), b.held(SLOW, tenant="light")
         run = b.model.forward
 
-        def slowly(head: str, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output]:
+        def slowly(
+            head: str, sequences: list[InputSequence], between: Between = nothing_between
+        ) -> list[Output]:
             if chr(sequences[0].ids[0]) == SLOW:
                 time.sleep(0.3)
                 b.model.gate.set()
@@ -449,12 +511,14 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
         assert light.forward_seconds >= 0.3
         # The rest of what passed, at most.
         assert heavy.forward_seconds <= time.monotonic() - began - 0.3 + 0.05
-        assert b.waste.device_seconds == pytest.approx(light.forward_seconds + heavy.forward_seconds)
+        assert b.waste.device_seconds == pytest.approx(
+            light.forward_seconds + heavy.forward_seconds
+        )
         assert b.runner.device_time.cpu_seconds > 0
 
 
 @pytest.mark.parametrize("text", [POISON, "a" * 30])
-def test_a_batch_that_overtakes_and_fails_harms_nobody_else(text: str) -> None:
+def test_batch_that_overtakes_and_fails_harms_nobody_else(text: str) -> None:
     with bench(batch_tokens=100) as b:
         b.capacity = 20
         heavy, light = b.held(LAYERED, tenant="heavy"), b.held(text, tenant="light")

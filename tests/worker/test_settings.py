@@ -44,8 +44,17 @@ def test_everything_set() -> None:
     )
     assert settings.routers == ("a:1", "b:2")
     assert settings.models == parse_shelves("org/a=/x:/y")
-    assert (settings.worker_id, settings.dtype, settings.batch_tokens, settings.max_age_seconds) == ("w", "bfloat16", 100, 0.25)
-    assert (settings.stores, settings.store_dir, settings.store_bytes) == (("hf", "file:///models"), Path("/var/shoal"), 1000)
+    assert (
+        settings.worker_id,
+        settings.dtype,
+        settings.batch_tokens,
+        settings.max_age_seconds,
+    ) == ("w", "bfloat16", 100, 0.25)
+    assert (settings.stores, settings.store_dir, settings.store_bytes) == (
+        ("hf", "file:///models"),
+        Path("/var/shoal"),
+        1000,
+    )
     assert settings.torch_checkpoints == "refuse"
     assert (settings.host_bytes, settings.eviction, settings.load_seconds) == (0, "gdsf", 20.0)
     assert settings.describe()["models"] == "org/a=/x:/y"

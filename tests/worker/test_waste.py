@@ -17,10 +17,17 @@ from tests.worker.running import MODEL, worker
 def held() -> HeldJob:
     resident = Resident("org/fake", FakeModel(), load_seconds=0.0, loaded_at=0.0, last_used=0.0)
     job = encode_job("job", "text")
-    return HeldJob(id(job), job, Lease(worker_pb2.Lane(), "1", 15.0), resident, received_at=0.0, queue_seconds=0.0)
+    return HeldJob(
+        id(job),
+        job,
+        Lease(worker_pb2.Lane(), "1", 15.0),
+        resident,
+        received_at=0.0,
+        queue_seconds=0.0,
+    )
 
 
-def test_a_job_that_is_cancelled_between_its_forward_passes_wastes_all_of_them() -> None:
+def test_job_that_is_cancelled_between_its_forward_passes_wastes_all_of_them() -> None:
     waste, gone, kept = Waste(), held(), held()
     waste.computed([gone, kept, gone], [10, 60, 30], 2.0)
     assert (waste.device_seconds, waste.wasted_seconds) == (2.0, 0.0)
@@ -32,7 +39,7 @@ def test_a_job_that_is_cancelled_between_its_forward_passes_wastes_all_of_them()
     assert kept.device_seconds == pytest.approx(1.2)
 
 
-def test_a_job_that_is_cancelled_during_its_forward_pass_wastes_its_share() -> None:
+def test_job_that_is_cancelled_during_its_forward_pass_wastes_its_share() -> None:
     waste, gone, kept = Waste(), held(), held()
     waste.computed([gone], [10], 1.0)
     gone.unwanted = True
@@ -47,7 +54,9 @@ def test_a_job_that_is_cancelled_during_its_forward_pass_wastes_its_share() -> N
 class RefusingRouter(FakeRouter):
     """Takes answers, and has a use for none of them."""
 
-    async def Complete(self, request: worker_pb2.CompleteRequest, context: object) -> worker_pb2.CompleteResponse:
+    async def Complete(
+        self, request: worker_pb2.CompleteRequest, context: object
+    ) -> worker_pb2.CompleteResponse:
         await super().Complete(request, context)
         return worker_pb2.CompleteResponse(accepted=0)
 
@@ -63,10 +72,14 @@ async def test_heartbeats_tell_of_cancelled_work_and_of_refused_answers(tmp_path
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: len(bay.model.batches) == 2)
         batch = next(name for name, jobs in lanes.leased.items() if "slow" in jobs)
-        told = lanes.to_tell = worker_pb2.HeartbeatResponse(cancelled=[worker_pb2.CancelledJobs(batch_id=batch, job_ids=["slow"])])
+        told = lanes.to_tell = worker_pb2.HeartbeatResponse(
+            cancelled=[worker_pb2.CancelledJobs(batch_id=batch, job_ids=["slow"])]
+        )
         await until(lambda: lanes.to_tell is not told)
         told_at = len(lanes.heartbeats)
-        await until(lambda: len(lanes.heartbeats) > told_at)  # the next one is sent when the worker has heard it
+        await until(
+            lambda: len(lanes.heartbeats) > told_at
+        )  # the next one is sent when the worker has heard it
         await until(lambda: any(one.batch_id == batch and one.release for one in lanes.completes))
         bay.model.gate.set()
         await until(lambda: lanes.heartbeats[-1].wasted_seconds > 0)

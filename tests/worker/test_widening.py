@@ -1,4 +1,6 @@
-"""Answers that are not finite: a second try in float32, on a thread of its own, and a real checkpoint that overflows in float16."""
+"""Answers that are not finite: a second try in float32, on a thread of its own, and a real
+checkpoint that overflows in float16.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from libs.catalog.overrides import Overrides
 from libs.models import EncodeResult, EncodeWork, InputSequence, Output, is_finite, load_model
 from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
-from tests.worker.fakes import ENDLESS, SLOW, FakeLanes, FakeModel, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    ENDLESS,
+    SLOW,
+    FakeLanes,
+    FakeModel,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.running import MODEL, Bay, worker
 
 
@@ -33,14 +45,20 @@ async def loaded(bay: Bay, lanes: FakeLanes) -> FakeModel:
     return bay.model
 
 
-async def test_the_sequences_that_are_not_finite_are_computed_by_the_twin(tmp_path: Path) -> None:
+async def test_sequences_that_are_not_finite_are_computed_by_the_twin(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         model = await loaded(bay, lanes)
         model.twin = FakeTwin()
-        lanes.put(MODEL, encode_job("odd", "fine", ENDLESS + "x", "good"), encode_job("even", "even"))
+        lanes.put(
+            MODEL, encode_job("odd", "fine", ENDLESS + "x", "good"), encode_job("even", "even")
+        )
         await until(lambda: {"odd", "even"} <= lanes.answers.keys())
-        assert vectors(lanes.answer("odd")) == [vector("fine"), vector(ENDLESS + "x"), vector("good")]
+        assert vectors(lanes.answer("odd")) == [
+            vector("fine"),
+            vector(ENDLESS + "x"),
+            vector("good"),
+        ]
         assert vectors(lanes.answer("even")) == [vector("even")]
         assert model.twin.batches == [[2]]
         # Neither the event loop's thread nor the device's.
@@ -48,7 +66,7 @@ async def test_the_sequences_that_are_not_finite_are_computed_by_the_twin(tmp_pa
         assert [names[ident].partition("_")[0] for ident in model.widenings] == ["widen"]
 
 
-async def test_a_twin_that_is_not_finite_either_fails_the_job(tmp_path: Path) -> None:
+async def test_twin_that_is_not_finite_either_fails_the_job(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         model = await loaded(bay, lanes)
@@ -59,7 +77,9 @@ async def test_a_twin_that_is_not_finite_either_fails_the_job(tmp_path: Path) ->
         assert vectors(lanes.answer("even")) == [vector("even")]
 
 
-async def test_answers_of_others_do_not_wait_for_the_twin_and_it_stays_while_jobs_wait_for_it(tmp_path: Path) -> None:
+async def test_answers_of_others_do_not_wait_for_the_twin_and_it_stays_while_jobs_wait_for_it(
+    tmp_path: Path,
+) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         model = await loaded(bay, lanes)
@@ -82,7 +102,7 @@ async def test_answers_of_others_do_not_wait_for_the_twin_and_it_stays_while_job
         assert len(model.widenings) == 2
 
 
-async def test_a_job_past_its_deadline_is_not_computed_again(tmp_path: Path) -> None:
+async def test_job_past_its_deadline_is_not_computed_again(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         model = await loaded(bay, lanes)
@@ -102,8 +122,12 @@ async def test_a_job_past_its_deadline_is_not_computed_again(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random BERT whose feed-forward overflows float16 (65,504) and not float32; LayerNorm makes it small again."""
-    directory = write_checkpoint("bert", tmp_path_factory.mktemp("loud") / "m", sentence=SentenceFiles())
+    """A random BERT whose feed-forward overflows float16 (65,504) and not float32; LayerNorm makes
+    it small again.
+    """
+    directory = write_checkpoint(
+        "bert", tmp_path_factory.mktemp("loud") / "m", sentence=SentenceFiles()
+    )
     state = load_file(directory / "model.safetensors")
     for name, tensor in state.items():
         if name.endswith(("intermediate.dense.weight", "layer.0.output.dense.weight")):
@@ -116,7 +140,7 @@ CPU = torch.device("cpu")
 WORK = EncodeWork(["a text that is embedded", "another"])
 
 
-def test_the_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
+def test_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
     overrides = Overrides(source="test.yaml:1", dtype="float16")
     half = load_model(loud, "test/loud", CPU, torch.float32, overrides)
     prepared = half.prepare(WORK)
@@ -134,7 +158,7 @@ def test_the_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(restore(answer.dense), axis=1), 1.0, rtol=1e-5)
 
 
-def test_a_model_in_float32_has_no_twin(loud: Path) -> None:
+def test_model_in_float32_has_no_twin(loud: Path) -> None:
     assert load_model(loud, "test/loud", CPU, torch.float32).widened() is None
     low = load_model(loud, "test/loud", CPU, torch.bfloat16).widened()
     assert low is not None

@@ -13,11 +13,23 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shoal.v1 import inference_pb2, models_pb2, worker_pb2
 
-from tests.worker.fakes import ENDLESS, MAX_TOKENS, POISON, SLOW, FakeLanes, FakeRouter, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    ENDLESS,
+    MAX_TOKENS,
+    POISON,
+    SLOW,
+    FakeLanes,
+    FakeRouter,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.running import MODEL, worker
 
 
-async def test_a_job_for_a_cold_model_loads_it_and_is_answered(tmp_path: Path) -> None:
+async def test_job_for_a_cold_model_loads_it_and_is_answered(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put(MODEL, encode_job("j1", "hello", "sea"))
@@ -37,7 +49,10 @@ async def test_many_jobs_are_each_answered_once(tmp_path: Path) -> None:
     names = [f"job {number}" for number in range(300)]
     async with routers(lanes, 2) as running, worker(tmp_path, running, "org/other"):
         for number, name in enumerate(names):
-            lanes.put(MODEL if number % 3 else "org/other", encode_job(name, name, "x" * (number % 50 + 1)))
+            lanes.put(
+                MODEL if number % 3 else "org/other",
+                encode_job(name, name, "x" * (number % 50 + 1)),
+            )
         await until(lambda: len(lanes.answers) == 300)
         for number, name in enumerate(names):
             assert vectors(lanes.answer(name)) == [vector(name), vector("x" * (number % 50 + 1))]
@@ -45,7 +60,7 @@ async def test_many_jobs_are_each_answered_once(tmp_path: Path) -> None:
         assert not lanes.handed_back
 
 
-async def test_a_failing_item_fails_its_job_with_the_requests_path(tmp_path: Path) -> None:
+async def test_failing_item_fails_its_job_with_the_requests_path(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put(
@@ -60,7 +75,10 @@ async def test_a_failing_item_fails_its_job_with_the_requests_path(tmp_path: Pat
         lanes.put(MODEL, other)
         await until(lambda: len(lanes.answers) == 5)
         failures = {job: lanes.answer(job).failure for job in lanes.answers}
-        assert (failures["long"].reason, failures["long"].field) == ("INPUT_TOO_LONG", "items[101].text")
+        assert (failures["long"].reason, failures["long"].field) == (
+            "INPUT_TOO_LONG",
+            "items[101].text",
+        )
         assert failures["poison"].reason == "INTERNAL"
         assert "not finite" in failures["endless"].message
         assert failures["other"].reason == "INVALID_INPUT"
@@ -83,7 +101,7 @@ async def test_jobs_past_their_deadline_are_not_computed(tmp_path: Path) -> None
         assert bay.model.batches == [[1]]
 
 
-async def test_a_cancelled_job_is_skipped(tmp_path: Path) -> None:
+async def test_cancelled_job_is_skipped(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW))
@@ -91,25 +109,33 @@ async def test_a_cancelled_job_is_skipped(tmp_path: Path) -> None:
         lanes.put(MODEL, encode_job("gone", "gone"), encode_job("kept", "kept"))
         await until(lambda: not lanes.queued[MODEL])
         batch_id = next(name for name, jobs in lanes.leased.items() if "gone" in jobs)
-        told = worker_pb2.HeartbeatResponse(cancelled=[worker_pb2.CancelledJobs(batch_id=batch_id, job_ids=["gone"])])
+        told = worker_pb2.HeartbeatResponse(
+            cancelled=[worker_pb2.CancelledJobs(batch_id=batch_id, job_ids=["gone"])]
+        )
         lanes.to_tell = told
         await until(lambda: lanes.to_tell is not told)
         told_at = len(lanes.heartbeats)
-        await until(lambda: len(lanes.heartbeats) > told_at)  # the next one is sent when the worker has heard it
+        await until(
+            lambda: len(lanes.heartbeats) > told_at
+        )  # the next one is sent when the worker has heard it
         bay.model.gate.set()
         await until(lambda: "kept" in lanes.answers)
         assert "gone" not in lanes.answers
         assert bay.model.batches == [[1], [4]]
 
 
-async def test_a_lost_lease_is_dropped_and_no_longer_renewed(tmp_path: Path) -> None:
+async def test_lost_lease_is_dropped_and_no_longer_renewed(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: bool(bay.models) and bay.model.started.is_set())
-        await until(lambda: [batch.batch_id for batch in lanes.heartbeats[-1].batches] == list(lanes.leased))
+        await until(
+            lambda: [batch.batch_id for batch in lanes.heartbeats[-1].batches] == list(lanes.leased)
+        )
         (lost,) = lanes.leased
-        lanes.to_tell = worker_pb2.HeartbeatResponse(cancelled=[worker_pb2.CancelledJobs(batch_id=lost, lost=True)])
+        lanes.to_tell = worker_pb2.HeartbeatResponse(
+            cancelled=[worker_pb2.CancelledJobs(batch_id=lost, lost=True)]
+        )
         await until(lambda: not lanes.heartbeats[-1].batches)
         bay.model.gate.set()
         lanes.put(MODEL, encode_job("next", "next"))
@@ -121,7 +147,10 @@ async def test_orders_are_obeyed_once(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, "org/b") as bay:
         orders = worker_pb2.HeartbeatResponse(
-            directives=[worker_pb2.Directive(seq=1, load_model="org/b"), worker_pb2.Directive(seq=2, load_model="org/unknown")]
+            directives=[
+                worker_pb2.Directive(seq=1, load_model="org/b"),
+                worker_pb2.Directive(seq=2, load_model="org/unknown"),
+            ]
         )
         lanes.to_tell = orders
         await until(lambda: lanes.states().get("org/b") == models_pb2.MODEL_STATE_RESIDENT)
@@ -129,17 +158,21 @@ async def test_orders_are_obeyed_once(tmp_path: Path) -> None:
         # The folder is looked through beside the heartbeats, and may take longer than a load.
         await until(lambda: lanes.states().get(MODEL) == models_pb2.MODEL_STATE_COLD)
         assert lanes.heartbeats[-1].directive_seq == 2
-        lanes.to_tell = worker_pb2.HeartbeatResponse(directives=[worker_pb2.Directive(seq=3, evict_model="org/b")])
+        lanes.to_tell = worker_pb2.HeartbeatResponse(
+            directives=[worker_pb2.Directive(seq=3, evict_model="org/b")]
+        )
         await until(lambda: lanes.states().get("org/b") == models_pb2.MODEL_STATE_COLD)
         lanes.to_tell = orders
         await until(lambda: lanes.to_tell is not orders)
         assert list(bay.models) == ["org/b"]
         assert lanes.states()["org/b"] == models_pb2.MODEL_STATE_COLD
-        lanes.to_tell = worker_pb2.HeartbeatResponse(directives=[worker_pb2.Directive(seq=4, drain=True)])
+        lanes.to_tell = worker_pb2.HeartbeatResponse(
+            directives=[worker_pb2.Directive(seq=4, drain=True)]
+        )
         await until(lambda: lanes.heartbeats[-1].leaving)
 
 
-async def test_the_other_router_takes_over(tmp_path: Path) -> None:
+async def test_other_router_takes_over(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes, 2) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW))
@@ -157,7 +190,9 @@ class DyingRouter(FakeRouter):
     is_well = False
 
     async def Pull(  # type: ignore[override]
-        self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse]
+        self,
+        request: worker_pb2.PullRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse],
     ) -> worker_pb2.PullResponse:
         response = await super().Pull(request, context)
         if response.batch_id and not self.is_well:
@@ -167,7 +202,9 @@ class DyingRouter(FakeRouter):
 
 
 @pytest.mark.parametrize("others", [0, 1])
-async def test_a_batch_that_was_lost_with_its_router_is_asked_for_again(tmp_path: Path, others: int) -> None:
+async def test_batch_that_was_lost_with_its_router_is_asked_for_again(
+    tmp_path: Path, others: int
+) -> None:
     """Of the other router, or of the same one when it is back."""
     lanes = FakeLanes()
     dying = DyingRouter(lanes)
@@ -181,12 +218,14 @@ async def test_a_batch_that_was_lost_with_its_router_is_asked_for_again(tmp_path
         await until(lambda: set(lanes.answers) == {"j0", "j1", "j2"})
         assert all(len(answers) == 1 for answers in lanes.answers.values())
         await until(lambda: not any(lanes.leased.values()))
-        assert {request.batch_id for request in lanes.pulls if request.asked_again} & set(lanes.leased)
+        assert {request.batch_id for request in lanes.pulls if request.asked_again} & set(
+            lanes.leased
+        )
     await dying.stop()
 
 
 @pytest.mark.parametrize("stopping", [0, 1])
-async def test_a_router_that_does_not_wait_for_work_is_left(tmp_path: Path, stopping: int) -> None:
+async def test_router_that_does_not_wait_for_work_is_left(tmp_path: Path, stopping: int) -> None:
     lanes = FakeLanes()
     async with routers(lanes, 2) as running, worker(tmp_path, running):
         running[stopping].is_stopping = True
@@ -208,7 +247,7 @@ async def test_results_wait_until_a_router_takes_them(tmp_path: Path) -> None:
         lanes.answer("j1")
 
 
-async def test_a_worker_outlives_all_routers(tmp_path: Path) -> None:
+async def test_worker_outlives_all_routers(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put(MODEL, encode_job("before", "a"))
@@ -224,7 +263,7 @@ async def test_a_worker_outlives_all_routers(tmp_path: Path) -> None:
             running.append(again)
 
 
-async def test_a_payload_that_is_no_job_keeps_its_lease_from_being_renewed(tmp_path: Path) -> None:
+async def test_payload_that_is_no_job_keeps_its_lease_from_being_renewed(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put_payload(MODEL, "broken", b"\xff\xff")
@@ -235,13 +274,15 @@ async def test_a_payload_that_is_no_job_keeps_its_lease_from_being_renewed(tmp_p
         await until(lambda: not lanes.heartbeats[-1].batches)
 
 
-async def test_a_stopping_worker_finishes_what_it_holds(tmp_path: Path) -> None:
+async def test_stopping_worker_finishes_what_it_holds(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: bool(bay.models) and bay.model.started.is_set())
         lanes.put(MODEL, encode_job("waiting", "a"))
-        await until(lambda: len(lanes.heartbeats[-1].batches) == 2)  # the worker has both, not only the router's answer to a pull
+        await until(
+            lambda: len(lanes.heartbeats[-1].batches) == 2
+        )  # the worker has both, not only the router's answer to a pull
         bay.stop.set()
         await until(lambda: lanes.heartbeats[-1].draining)
         lanes.put(MODEL, encode_job("too late", "a"))
@@ -254,7 +295,7 @@ async def test_a_stopping_worker_finishes_what_it_holds(tmp_path: Path) -> None:
         assert not lanes.heartbeats[-1].batches
 
 
-async def test_a_stopping_worker_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
+async def test_stopping_worker_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, grace_seconds=0.2) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW), encode_job("waiting", "a" * 500))
@@ -299,7 +340,9 @@ async def test_freed_memory_is_given_back_in_a_thread_while_the_worker_serves(
     assert threading.get_ident() not in threads
 
 
-async def test_a_lost_device_ends_the_worker_with_its_error_and_its_jobs_handed_back(tmp_path: Path) -> None:
+async def test_lost_device_ends_the_worker_with_its_error_and_its_jobs_handed_back(
+    tmp_path: Path,
+) -> None:
     lanes = FakeLanes()
 
     async def lose() -> None:

@@ -1,1 +1,3 @@
-"""What `k8s/` and `charts/` have of other files, the schemas they are checked by, and the programs that render them."""
+"""What `k8s/` and `charts/` have of other files, the schemas they are checked by, and the programs
+that render them.
+"""

@@ -43,12 +43,18 @@ def rows(text: str) -> Iterator[tuple[str, str, str]]:
     yield from _rows(node, yaml.safe_load(text), text.splitlines(), "")
 
 
-def _rows(node: yaml.MappingNode, values: dict[str, Any], lines: list[str], path: str) -> Iterator[tuple[str, str, str]]:
+def _rows(
+    node: yaml.MappingNode, values: dict[str, Any], lines: list[str], path: str
+) -> Iterator[tuple[str, str, str]]:
     for key, value in node.value:
         name, said = f"{path}{key.value}", comment(lines, key.start_mark.line)
         if said:
             yield name, default(values[key.value]), said
-        if isinstance(value, yaml.MappingNode) and not value.flow_style and _has_comments(value, lines):
+        if (
+            isinstance(value, yaml.MappingNode)
+            and not value.flow_style
+            and _has_comments(value, lines)
+        ):
             yield from _rows(value, values[key.value], lines, f"{name}.")
         elif not said:
             raise ValueError(f"values.yaml:{key.start_mark.line + 1}: {name} has no comment")
@@ -78,7 +84,10 @@ def readme() -> str:
     path = CHART / "README.md"
     head, _, rest = path.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
-    table = "".join(f"| `{name}` | {value} | {said} |\n" for name, value, said in rows((CHART / "values.yaml").read_text()))
+    table = "".join(
+        f"| `{name}` | {value} | {said} |\n"
+        for name, value, said in rows((CHART / "values.yaml").read_text())
+    )
     return f"{head}{BEGIN}\n| value | default | |\n| --- | --- | --- |\n{table}\n{END}{tail}"
 
 
@@ -88,7 +97,11 @@ def schema() -> str:
     pool = json.loads(pools_text())["properties"]["pools"]["additionalProperties"]
     properties = {key: value for key, value in pool["properties"].items() if key not in ELSEWHERE}
     # KEDA is told it, too.
-    document["definitions"]["scaling"] = {**pool, "properties": properties, "required": ["max_workers"]}
+    document["definitions"]["scaling"] = {
+        **pool,
+        "properties": properties,
+        "required": ["max_workers"],
+    }
     return json.dumps(document, indent=2) + "\n"
 
 
@@ -102,7 +115,11 @@ def users() -> str:
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
-    for name, text in {"README.md": readme(), "values.schema.json": schema(), "files/users.acl": users()}.items():
+    for name, text in {
+        "README.md": readme(),
+        "values.schema.json": schema(),
+        "files/users.acl": users(),
+    }.items():
         path = CHART / name
         if not check:
             path.write_text(text)

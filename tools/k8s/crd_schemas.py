@@ -1,8 +1,10 @@
-"""`python -m tools.k8s.crd_schemas`: writes tests/k8s/schemas/, by which our custom resources are checked.
+"""`python -m tools.k8s.crd_schemas`: writes tests/k8s/schemas/, by which our custom resources are
+checked.
 
-The operators' own CRDs are in no package index; the npm packages @kubernetes-models/* (MIT) are TypeScript made from the operators'
-Go types. Their declarations are turned into JSON schemas here: which keys there are, of what type, which are needed, which words
-are allowed. What only an operator's webhook checks is not in them. Needs `npm`; `make test` does not.
+The operators' own CRDs are in no package index; the npm packages @kubernetes-models/* (MIT) are
+TypeScript made from the operators' Go types. Their declarations are turned into JSON schemas here:
+which keys there are, of what type, which are needed, which words are allowed. What only an
+operator's webhook checks is not in them. Needs `npm`; `make test` does not.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ OUT = ROOT / "tests/k8s/schemas"
 LEFT_OUT = {"status", "acme", "vault", "venafi"}
 
 _EXPORTED = re.compile(r"^export type \{ (\w+) as (\w+),", re.MULTILINE)
-_INTERFACE = re.compile(r"^export interface (\w+)(?: extends ([\w, ]+))? \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+_INTERFACE = re.compile(
+    r"^export interface (\w+)(?: extends ([\w, ]+))? \{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+)
 _ALIAS = re.compile(r"^export type (I\w+) = (.*?);$", re.MULTILINE | re.DOTALL)
 _FIELD = re.compile(r'^    "([^"]+)"(\?)?: (.*?);$(?=\n    "|\n?\Z)', re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"/\*\*.*?\*/\s*", re.DOTALL)
@@ -61,7 +65,9 @@ _PRIMITIVES: Mapping[str, dict[str, object]] = {
 
 
 class Types:
-    """All declarations of the packages, by the names under which they are exported to each other."""
+    """All declarations of the packages, by the names under which they are exported to each
+    other.
+    """
 
     def __init__(self, texts: Iterator[str]) -> None:
         self._interfaces: dict[str, tuple[tuple[str, ...], str]] = {}
@@ -74,7 +80,10 @@ class Types:
         exported = dict(_EXPORTED.findall(text))
         for name, parents, body in _INTERFACE.findall(text):
             full = exported.get(name, name)
-            self._interfaces[full] = tuple(one for one in re.split(r",\s*", parents) if one and one != "TypeMeta"), body
+            self._interfaces[full] = (
+                tuple(one for one in re.split(r",\s*", parents) if one and one != "TypeMeta"),
+                body,
+            )
             says = dict(re.findall(r'^    "(apiVersion|kind)": "([^"]+)";$', body, re.MULTILINE))
             if len(says) == 2:
                 self.by_kind[says["apiVersion"], says["kind"]] = full
@@ -97,7 +106,11 @@ class Types:
             return _of(self._aliases[name])
         if name not in self._interfaces:
             raise SupplyError(f"no package declares {name}")
-        fields = {key: (_of(value), not optional) for key, optional, value in self._fields(name) if key not in LEFT_OUT}
+        fields = {
+            key: (_of(value), not optional)
+            for key, optional, value in self._fields(name)
+            if key not in LEFT_OUT
+        }
         return {
             "type": "object",
             "properties": {key: schema for key, (schema, _) in fields.items()},
@@ -172,7 +185,12 @@ def fetched(directory: Path) -> Iterator[Path]:
     for number, package in enumerate(PACKAGES):
         folder = directory / str(number)
         folder.mkdir()
-        subprocess.run(["npm", "pack", "--silent", package], cwd=folder, check=True, stdout=subprocess.DEVNULL)  # noqa: S607
+        subprocess.run(
+            ["npm", "pack", "--silent", package],  # noqa: S607
+            cwd=folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         (archive,) = folder.glob("*.tgz")
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
@@ -182,7 +200,9 @@ def fetched(directory: Path) -> Iterator[Path]:
 def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         folders = list(fetched(Path(directory)))
-        types = Types(path.read_text() for folder in folders for path in sorted(folder.rglob("*.d.ts")))
+        types = Types(
+            path.read_text() for folder in folders for path in sorted(folder.rglob("*.d.ts"))
+        )
         licence = (folders[0] / "LICENSE").read_text()
     try:
         names = {f"{version} {kind}": types.by_kind[version, kind] for version, kind in KINDS}

@@ -1,5 +1,6 @@
-"""`python -m tools.k8s.dashboards`: writes Grafana's dashboards (k8s/components/dashboards/*.json) from the few lines that say what
-is in them; `--check` fails if they are not current. `tests/telemetry/test_prometheus.py` asks a real Prometheus every query.
+"""`python -m tools.k8s.dashboards`: writes Grafana's dashboards (k8s/components/dashboards/*.json)
+from the few lines that say what is in them; `--check` fails if they are not current.
+`tests/telemetry/test_prometheus.py` asks a real Prometheus every query.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ SCHEMA_VERSION = 39  # of Grafana 10.4 and later, which migrates older ones
 
 @dataclass(frozen=True)
 class Panel:
-    """`queries`: PromQL by legend. `unit`: as Grafana calls it (s, bytes, percentunit, short, reqps)."""
+    """`queries`: PromQL by legend. `unit`: as Grafana calls it (s, bytes, percentunit, short,
+    reqps).
+    """
 
     title: str
     unit: str
@@ -149,7 +152,9 @@ HTTP = Dashboard(
     ],
 )  # fmt: skip
 
-FAILED = 'shoal_requests_total{reason=~"INTERNAL|WORKER_LOST|MODEL_BROKEN|DEADLINE_PASSED|NO_CAPACITY"}'
+FAILED = (
+    'shoal_requests_total{reason=~"INTERNAL|WORKER_LOST|MODEL_BROKEN|DEADLINE_PASSED|NO_CAPACITY"}'
+)
 SHORT = 'method=~"(.*/)?(Encode|Score)"'
 """Calls whose latency has an objective."""
 
@@ -181,7 +186,14 @@ OBJECTIVES = Dashboard(
     ],
 )  # fmt: skip
 
-DASHBOARDS = {"mesh-overview": MESH, "objectives": OBJECTIVES, "http": HTTP, "lanes": LANES, "workers": WORKERS, "scaling": SCALING}
+DASHBOARDS = {
+    "mesh-overview": MESH,
+    "objectives": OBJECTIVES,
+    "http": HTTP,
+    "lanes": LANES,
+    "workers": WORKERS,
+    "scaling": SCALING,
+}
 
 
 def render(dashboard: Dashboard) -> str:
@@ -196,7 +208,16 @@ def render(dashboard: Dashboard) -> str:
         "graphTooltip": 1,
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [{"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}]},
+        "templating": {
+            "list": [
+                {
+                    "name": "datasource",
+                    "type": "datasource",
+                    "query": "prometheus",
+                    "label": "Prometheus",
+                }
+            ]
+        },
         "panels": panels,
     }
     return json.dumps(whole, indent=1) + "\n"
@@ -205,7 +226,13 @@ def render(dashboard: Dashboard) -> str:
 def _panel(number: int, panel: Panel) -> dict[str, object]:
     source = {"type": "prometheus", "uid": "${datasource}"}
     targets = [
-        {"refId": chr(ord("A") + index), "expr": query, "legendFormat": legend, "exemplar": True, "datasource": source}
+        {
+            "refId": chr(ord("A") + index),
+            "expr": query,
+            "legendFormat": legend,
+            "exemplar": True,
+            "datasource": source,
+        }
         for index, (legend, query) in enumerate(panel.queries.items())
     ]
     row, column = divmod(number, COLUMNS)

@@ -1,8 +1,9 @@
 """`python -m tools.supply.licences [--all]`: may we ship what we ship?
 
-What the images and the client install must be under licences of ALLOWED, by its metadata; anything else, and anything that does
-not say, fails by name. What only development needs is listed with --all. Metadata speaks of a distribution's own code: libraries
-that a wheel carries along (libgomp in torch's, openblas in numpy's) are named in its licence files, which nobody reads here.
+What the images and the client install must be under licences of ALLOWED, by its metadata; anything
+else, and anything that does not say, fails by name. What only development needs is listed with
+--all. Metadata speaks of a distribution's own code: libraries that a wheel carries along (libgomp
+in torch's, openblas in numpy's) are named in its licence files, which nobody reads here.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ ALLOWED = frozenset(
         "PSF-2.0", "Python-2.0", "MPL-2.0", "Zlib", "BSL-1.0", "CC0-1.0", "Unlicense",
     }
 )  # fmt: skip
-# What metadata says before there were SPDX expressions in it, lower case and without "license". "BSD" is one of two, both allowed.
+# What metadata says before there were SPDX expressions in it, lower case and without "license".
+# "BSD" is one of two, both allowed.
 OTHER_WORDS: Mapping[str, str] = {
     "apache": "Apache-2.0",
     "apache 2": "Apache-2.0",
     "apache 2.0": "Apache-2.0",
     "apache software": "Apache-2.0",
     "apache version 2.0": "Apache-2.0",
-    # pypdfium2: its own two; those of what PDFium is made of (all permissive) are files of the wheel.
+    # pypdfium2: its own two; those of what PDFium is made of (all permissive) are files of the
+    # wheel.
     "bsd-3-clause apache-2.0 dependency s": "BSD-3-Clause AND Apache-2.0",
     "bsd": "BSD-3-Clause",
     "bsd 2-clause": "BSD-2-Clause",
@@ -47,9 +50,15 @@ _SPDX = get_spdx_licensing()
 
 
 def licence_of(distribution: Distribution) -> str:
-    """An SPDX expression, or "unknown": of License-Expression, else of all classifiers, else of the License field."""
+    """An SPDX expression, or "unknown": of License-Expression, else of all classifiers, else of the
+    License field.
+    """
     metadata = distribution.metadata
-    classifiers = [one.rpartition(" :: ")[2] for one in metadata.get_all("Classifier") or () if one.startswith("License ::")]
+    classifiers = [
+        one.rpartition(" :: ")[2]
+        for one in metadata.get_all("Classifier") or ()
+        if one.startswith("License ::")
+    ]
     words = [word for word in classifiers if word != "OSI Approved"]
     for said in (metadata.get_all("License-Expression"), words, metadata.get_all("License")):
         if said:
@@ -88,7 +97,10 @@ def forbidden(shipped: Mapping[str, Distribution]) -> dict[str, str]:
 def main() -> int:
     installed = installed_distributions()
     shipped = closure(ROLES.values(), installed)
-    wrong = [f"{name}, which {asker} needs, is not installed: its licence is unknown" for name, asker in shipped.missing.items()]
+    wrong = [
+        f"{name}, which {asker} needs, is not installed: its licence is unknown"
+        for name, asker in shipped.missing.items()
+    ]
     wrong += [
         f"{name} is shipped and its licence is {licence}: replace it, or add the licence to ALLOWED in tools/supply/licences.py"
         for name, licence in forbidden(shipped.installed).items()
@@ -97,7 +109,9 @@ def main() -> int:
         print(line, file=sys.stderr)
     if "--all" in sys.argv[1:]:
         for name, one in sorted(installed.items()):
-            print(f"{name:32} {one.version:20} {'shipped' if name in shipped.installed else 'only here':10} {licence_of(one)}")
+            print(
+                f"{name:32} {one.version:20} {'shipped' if name in shipped.installed else 'only here':10} {licence_of(one)}"
+            )
     if not wrong:
         print(f"{len(shipped.installed)} shipped distributions have licences that we allow")
     return 1 if wrong else 0

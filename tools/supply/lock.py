@@ -1,10 +1,12 @@
-"""`python -m tools.supply.lock [--check]`: what the images install, with hashes: locks/<role>.txt from the pins.
+"""`python -m tools.supply.lock [--check]`: what the images install, with hashes: locks/<role>.txt
+from the pins.
 
-pip itself resolves nothing: it is asked where the pinned wheels of a role's closure lie, for Python 3.11 on Linux of both
-architectures, and gives their sha256 as the index does. An image installs `pip install --no-deps --require-hashes -r
-locks/<role>.txt`. torch is left out: which build of it, and which CUDA libraries with it, an image chooses by its accelerator, from
-an index of its own; it installs torch at the version of constraints.txt first. --check asks no index: the locks name what the
-closures need, at the pinned versions.
+pip itself resolves nothing: it is asked where the pinned wheels of a role's closure lie, for Python
+3.11 on Linux of both architectures, and gives their sha256 as the index does. An image installs
+`pip install --no-deps --require-hashes -r locks/<role>.txt`. torch is left out: which build of it,
+and which CUDA libraries with it, an image chooses by its accelerator, from an index of its own; it
+installs torch at the version of constraints.txt first. --check asks no index: the locks name what
+the closures need, at the pinned versions.
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ from importlib.metadata import Distribution
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.distributions import OURS, ROLES, ROOT, SupplyError, closure, installed_distributions, read_pins, version_of
+from tools.distributions import (
+    OURS,
+    ROLES,
+    ROOT,
+    SupplyError,
+    closure,
+    installed_distributions,
+    read_pins,
+    version_of,
+)
 
 LOCKS = ROOT / "locks"
 SERVICES = ("edge", "router", "scheduler", "worker")
@@ -35,8 +46,12 @@ HEAD = """\
 TORCH = "\n# after torch=={version} in the build for the image's accelerator, whose hashes its own index gives"
 
 
-def wanted(role: str, installed: Mapping[str, Distribution], pins: Mapping[str, Requirement]) -> list[Requirement]:
-    """The pins that an image of `role` installs, in order. Raises SupplyError for one that is missing."""
+def wanted(
+    role: str, installed: Mapping[str, Distribution], pins: Mapping[str, Requirement]
+) -> list[Requirement]:
+    """The pins that an image of `role` installs, in order. Raises SupplyError for one that is
+    missing.
+    """
     needed = closure([ROLES[role]], installed)
     names = sorted({*needed.installed, *needed.missing} - OURS - CHOSEN_BY_THE_IMAGE)
     if lacking := [name for name in names if name not in pins]:
@@ -45,31 +60,68 @@ def wanted(role: str, installed: Mapping[str, Distribution], pins: Mapping[str, 
 
 
 def wheels(pins: Iterable[Requirement], architecture: str) -> dict[str, str]:
-    """sha256 of each pin's wheel on Linux of `architecture`, by canonical name. Raises SupplyError where pip finds none."""
+    """sha256 of each pin's wheel on Linux of `architecture`, by canonical name. Raises SupplyError
+    where pip finds none.
+    """
     platforms = [f"manylinux_2_{minor}_{architecture}" for minor in reversed(GLIBC_MINORS)]
     platforms += [f"manylinux2014_{architecture}", f"linux_{architecture}"]
     with tempfile.TemporaryDirectory() as directory:
         report, file = f"{directory}/report.json", f"{directory}/pins.txt"
         with open(file, "w") as written:
             written.writelines(f"{pin.name}{pin.specifier}\n" for pin in pins)
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--ignore-installed",
+            "--no-deps",
+        ]
         command += ["--only-binary", ":all:", "--target", directory, "--report", report, "-r", file]
-        command += ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "abi3", "--abi", "none"]
+        command += [
+            "--python-version",
+            "3.11",
+            "--implementation",
+            "cp",
+            "--abi",
+            "cp311",
+            "--abi",
+            "abi3",
+            "--abi",
+            "none",
+        ]
         command += [part for platform in platforms for part in ("--platform", platform)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SupplyError(f"pip, for {architecture}: {done.stderr.strip().splitlines()[-1]}")
         with open(report) as read:
             found = json.load(read)["install"]
-    return {canonicalize_name(one["metadata"]["name"]): one["download_info"]["archive_info"]["hashes"]["sha256"] for one in found}
+    return {
+        canonicalize_name(one["metadata"]["name"]): one["download_info"]["archive_info"]["hashes"][
+            "sha256"
+        ]
+        for one in found
+    }
 
 
-def lock_text(role: str, pins: Iterable[Requirement], hashes: Iterable[Mapping[str, str]], torch: str) -> str:
+def lock_text(
+    role: str, pins: Iterable[Requirement], hashes: Iterable[Mapping[str, str]], torch: str
+) -> str:
     """`torch`: its version, "" for roles without it."""
-    lines = [HEAD.format(architectures=" and ".join(ARCHITECTURES), role=role, torch=TORCH.format(version=torch) if torch else "")]
+    lines = [
+        HEAD.format(
+            architectures=" and ".join(ARCHITECTURES),
+            role=role,
+            torch=TORCH.format(version=torch) if torch else "",
+        )
+    ]
     for pin in pins:
         digests = dict.fromkeys(each[canonicalize_name(pin.name)] for each in hashes)
-        lines.append(" \\\n".join([str(pin), *(f"    --hash=sha256:{digest}" for digest in digests)]) + "\n")
+        lines.append(
+            " \\\n".join([str(pin), *(f"    --hash=sha256:{digest}" for digest in digests)]) + "\n"
+        )
     return "".join(lines)
 
 
@@ -78,7 +130,8 @@ def stale(role: str, text: str, pins: Iterable[Requirement]) -> list[str]:
     locked = set(re.findall(r"^(?!#)(\S+==[^\\\n]*?) \\$", text, re.MULTILINE))
     asked = {str(pin) for pin in pins}
     return [f"locks/{role}.txt lacks {one}: make lock" for one in sorted(asked - locked)] + [
-        f"locks/{role}.txt has {one}, which is not asked for: make lock" for one in sorted(locked - asked)
+        f"locks/{role}.txt has {one}, which is not asked for: make lock"
+        for one in sorted(locked - asked)
     ]
 
 
@@ -95,7 +148,11 @@ def main() -> int:
         return 1
     LOCKS.mkdir(exist_ok=True)
     for role, each in roles.items():
-        torch = version_of(pins["torch"]) if "torch" in closure([ROLES[role]], installed).installed else ""
+        torch = (
+            version_of(pins["torch"])
+            if "torch" in closure([ROLES[role]], installed).installed
+            else ""
+        )
         (LOCKS / f"{role}.txt").write_text(lock_text(role, each, hashes, torch))
         print(f"locks/{role}.txt: {len(each)} distributions")
     return 0
@@ -103,7 +160,11 @@ def main() -> int:
 
 def _check(roles: Mapping[str, Iterable[Requirement]]) -> int:
     files = {role: LOCKS / f"{role}.txt" for role in roles}
-    wrong = [line for role, file in files.items() for line in stale(role, file.read_text() if file.exists() else "", roles[role])]
+    wrong = [
+        line
+        for role, file in files.items()
+        for line in stale(role, file.read_text() if file.exists() else "", roles[role])
+    ]
     for line in wrong:
         print(line, file=sys.stderr)
     if not wrong:

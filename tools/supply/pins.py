@@ -1,7 +1,8 @@
 """`python -m tools.supply.pins`: constraints.txt is what we need, no more and no less.
 
-Everything that we need is installed and pinned at its version, every pin is needed by something, and every dependency that a
-pyproject.toml names has a pin. What else is installed, such as somebody's debugger, is theirs.
+Everything that we need is installed and pinned at its version, every pin is needed by something,
+and every dependency that a pyproject.toml names has a pin. What else is installed, such as
+somebody's debugger, is theirs.
 """
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.distributions import OURS, ROOT, SupplyError, closure, installed_distributions, read_pins, version_of
+from tools.distributions import (
+    OURS,
+    ROOT,
+    SupplyError,
+    closure,
+    installed_distributions,
+    read_pins,
+    version_of,
+)
 
-# Packages whose models are held against ours, with what they import; they ask for older versions of what they share with us, and
-# run with ours, without some that they never use here.
+# Packages whose models are held against ours, with what they import; they ask for older versions of
+# what they share with us, and run with ours, without some that they never use here.
 REFERENCES = ("gliner", "gliclass", "gliner2", "glirel", "loguru", "seqeval")
 NOT_NEEDED = frozenset({"datasets"})
 INSTALLERS = ("pip", "setuptools")
@@ -27,8 +36,12 @@ BROUGHT_BY_TORCH = ("nvidia-", "cuda-")
 PROJECTS = (ROOT / "pyproject.toml", ROOT / "libs/api/pyproject.toml")
 
 
-def check(pins: Mapping[str, Requirement], installed: Mapping[str, Distribution], named: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong, a line each. `named`: the file that names a dependency, by the dependency's canonical name."""
+def check(
+    pins: Mapping[str, Requirement], installed: Mapping[str, Distribution], named: Mapping[str, str]
+) -> Iterator[str]:
+    """What is wrong, a line each. `named`: the file that names a dependency, by the dependency's
+    canonical name.
+    """
     needed = closure(("shoal", "shoal-mesh[dev]", *REFERENCES, *INSTALLERS), installed)
     for name, one in sorted(needed.installed.items()):
         if name in OURS or name.startswith(BROUGHT_BY_TORCH):
@@ -57,9 +70,15 @@ def named_dependencies(projects: Iterable[Path] = PROJECTS) -> dict[str, str]:
         project = tomllib.loads(file.read_text())["project"]
         lines = [
             *project.get("dependencies", ()),
-            *(line for extra in project.get("optional-dependencies", {}).values() for line in extra),
+            *(
+                line
+                for extra in project.get("optional-dependencies", {}).values()
+                for line in extra
+            ),
         ]
-        named |= {canonicalize_name(Requirement(line).name): str(file.relative_to(ROOT)) for line in lines}
+        named |= {
+            canonicalize_name(Requirement(line).name): str(file.relative_to(ROOT)) for line in lines
+        }
     return {name: file for name, file in named.items() if name not in OURS}
 
 

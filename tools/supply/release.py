@@ -1,7 +1,8 @@
-"""`python -m tools.supply.release [TAG]`: everything in the repository that has our version says the same one, and so does TAG
-(v0.1.0).
+"""`python -m tools.supply.release [TAG]`: everything in the repository that has our version says
+the same one, and so does TAG (v0.1.0).
 
-A release is made of one commit under one name: wheels, images, the chart, and what k8s/ asks a registry for.
+A release is made of one commit under one name: wheels, images, the chart, and what k8s/ asks a
+registry for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _PLACES = (
     ("pyproject.toml", re.compile(r'"shoal==([^"]+)"')),
     ("libs/api/shoal/version.py", re.compile(r'^VERSION = "([^"]+)"$', re.MULTILINE)),
 )
-_INTEGRATION = (re.compile(r'^version = "([^"]+)"$', re.MULTILINE), re.compile(r'"shoal>=([^",]+),'))
+_INTEGRATION = (
+    re.compile(r'^version = "([^"]+)"$', re.MULTILINE),
+    re.compile(r'"shoal>=([^",]+),'),
+)
 _CHART = ("version", "appVersion")
 
 
@@ -47,7 +51,9 @@ def wrong(tag: str, root: Path = ROOT) -> list[str]:
     found = list(versions(root))
     wanted = tag.removeprefix("v") if tag else found[0][1]
     said = [] if not tag or tag.startswith("v") else [f"the tag {tag} is no v<version>"]
-    return said + [f"{where}: {version}, not {wanted}" for where, version in found if version != wanted]
+    return said + [
+        f"{where}: {version}, not {wanted}" for where, version in found if version != wanted
+    ]
 
 
 def main() -> int:

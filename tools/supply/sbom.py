@@ -1,7 +1,8 @@
-"""`python -m tools.supply.sbom [FOLDER]`: a CycloneDX 1.6 bill of materials of each role's runtime closure, as
-FOLDER/sbom-<role>.json.
+"""`python -m tools.supply.sbom [FOLDER]`: a CycloneDX 1.6 bill of materials of each role's runtime
+closure, as FOLDER/sbom-<role>.json.
 
-cyclonedx-py describes the whole environment; what a role does not need is taken out again, and the rest is validated.
+cyclonedx-py describes the whole environment; what a role does not need is taken out again, and the
+rest is validated.
 """
 
 from __future__ import annotations
@@ -21,19 +22,27 @@ from tools.distributions import OURS, ROLES, ROOT, SupplyError, closure, install
 
 
 def of_environment(python: str = sys.executable) -> dict[str, Any]:
-    """All that is installed for the interpreter `python`, as CycloneDX; takes a minute for all of ours."""
+    """All that is installed for the interpreter `python`, as CycloneDX; takes a minute for all of
+    ours.
+    """
     options = ["--spec-version", "1.6", "--output-reproducible", "--no-validate"]
     command = [sys.executable, "-m", "cyclonedx_py", "environment", python, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SupplyError(f"cyclonedx-py ended with status {done.returncode}: {done.stderr.strip()}")
+        raise SupplyError(
+            f"cyclonedx-py ended with status {done.returncode}: {done.stderr.strip()}"
+        )
     bill: dict[str, Any] = json.loads(done.stdout)
     return bill
 
 
 def of_role(bill: dict[str, Any], role: str, needed: Set[str]) -> dict[str, Any]:
-    """Only the distributions of `needed`, under a component that is the image. Raises SupplyError if one is missing."""
-    kept = [_anywhere(one) for one in bill["components"] if canonicalize_name(one["name"]) in needed]
+    """Only the distributions of `needed`, under a component that is the image. Raises SupplyError
+    if one is missing.
+    """
+    kept = [
+        _anywhere(one) for one in bill["components"] if canonicalize_name(one["name"]) in needed
+    ]
     if lacking := needed - {canonicalize_name(one["name"]) for one in kept}:
         raise SupplyError(f"the bill of {role} lacks {', '.join(sorted(lacking))}")
     refs = {one["bom-ref"] for one in kept}
@@ -44,7 +53,11 @@ def of_role(bill: dict[str, Any], role: str, needed: Set[str]) -> dict[str, Any]
         if one["ref"] in refs
     ]
     name = f"shoal-{role}" if role != "client" else "shoal"
-    image = {"type": "container" if role != "client" else "library", "bom-ref": f"image:{name}", "name": name}
+    image = {
+        "type": "container" if role != "client" else "library",
+        "bom-ref": f"image:{name}",
+        "name": name,
+    }
     return {
         **bill,
         "components": kept,
@@ -63,7 +76,9 @@ def _anywhere(component: dict[str, Any]) -> dict[str, Any]:
 def validate(bill: dict[str, Any]) -> None:
     """Raises SupplyError if it is no CycloneDX 1.6."""
     if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)):
-        raise SupplyError(f"the bill of {bill['metadata']['component']['name']} is not valid: {error}")
+        raise SupplyError(
+            f"the bill of {bill['metadata']['component']['name']} is not valid: {error}"
+        )
 
 
 def main() -> int:

@@ -1,4 +1,6 @@
-"""The steps, in the order of what they would teach: whether it is right, how fast, why, and then the rest of the mesh."""
+"""The steps, in the order of what they would teach: whether it is right, how fast, why, and then
+the rest of the mesh.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,17 @@ class Step:
 
     measures: str
     uses: tuple[str, ...]
-    """Files and folders, relative to the repository, on which its rows depend: a change there makes an earlier report void."""
+    """Files and folders, relative to the repository, on which its rows depend: a change there makes
+    an earlier report void.
+    """
 
     is_timed: bool = True
     """Whether it measures time. Steps that do not run beside each other."""
 
     is_expandable: bool = False
-    """Whether torch's allocator has expandable segments there, as in a worker: for steps that move models."""
+    """Whether torch's allocator has expandable segments there, as in a worker: for steps that move
+    models.
+    """
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -41,12 +47,40 @@ class Step:
 
 
 STEPS: Final = (
-    Step("smoke", 120, "one launch of each kind of thing that only a GPU can show", _MODELS, is_timed=False),
-    Step("kernels", 240, "every kernel against its definition, compiled for this GPU", ("libs", "tests/kernels"), is_timed=False),
-    Step("parity", 180, "every family in float32 and bfloat16 against transformers", _MODELS, is_timed=False),
+    Step(
+        "smoke",
+        120,
+        "one launch of each kind of thing that only a GPU can show",
+        _MODELS,
+        is_timed=False,
+    ),
+    Step(
+        "kernels",
+        240,
+        "every kernel against its definition, compiled for this GPU",
+        ("libs", "tests/kernels"),
+        is_timed=False,
+    ),
+    Step(
+        "parity",
+        180,
+        "every family in float32 and bfloat16 against transformers",
+        _MODELS,
+        is_timed=False,
+    ),
     Step("latency", 90, "one query of 12 tokens: p50 and p99", _MODELS),
-    Step("decode", 90, "ms a token of a generative model: eager, from graphs, transformers' generate", _MODELS),
-    Step("profile", 90, "where a batch's time goes: the longest kernels, and the gaps between them", _MODELS),
+    Step(
+        "decode",
+        90,
+        "ms a token of a generative model: eager, from graphs, transformers' generate",
+        _MODELS,
+    ),
+    Step(
+        "profile",
+        90,
+        "where a batch's time goes: the longest kernels, and the gaps between them",
+        _MODELS,
+    ),
     Step(
         "families",
         300,
@@ -54,7 +88,12 @@ STEPS: Final = (
         _MODELS,
         is_expandable=True,
     ),
-    Step("extractors", 60, "DeBERTa-v3-base against transformers and by runs of equal lengths; grouped experts", _MODELS),
+    Step(
+        "extractors",
+        60,
+        "DeBERTa-v3-base against transformers and by runs of equal lengths; grouped experts",
+        _MODELS,
+    ),
     Step(
         "swap",
         90,
@@ -63,6 +102,12 @@ STEPS: Final = (
         is_expandable=True,
     ),
     Step("mesh", 150, "the whole mesh on the GPU: bulk, single texts, mixed models", _MESH),
-    Step("memory", 120, "forty models on a budget, and real out-of-memory recovery", _MESH, is_expandable=True),
+    Step(
+        "memory",
+        120,
+        "forty models on a budget, and real out-of-memory recovery",
+        _MESH,
+        is_expandable=True,
+    ),
 )
 BY_NAME: Final = {step.name: step for step in STEPS}

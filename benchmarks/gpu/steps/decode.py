@@ -1,7 +1,9 @@
-"""Decode steps of Qwen3-0.6B with random weights: milliseconds of a step, a token of each sequence, at 1, 8 and 64 sequences.
+"""Decode steps of Qwen3-0.6B with random weights: milliseconds of a step, a token of each sequence,
+at 1, 8 and 64 sequences.
 
-Launched eagerly and replayed from CUDA graphs, beside transformers' `generate` with its cache. Then, in float32, whether the Triton
-kernel and graphs write the same tokens as steps that gather their keys and values.
+Launched eagerly and replayed from CUDA graphs, beside transformers' `generate` with its cache.
+Then, in float32, whether the Triton kernel and graphs write the same tokens as steps that gather
+their keys and values.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def run(context: Context) -> None:
     context.measure("tokens in float32", partial(equal, context, shape), seconds=15)
     context.measure(NAME, partial(measure, context, shape), seconds=40)
     context.target(
-        "a token of one sequence, Qwen3-0.6B", BOUND_MILLISECONDS, "ms", context.report.number(NAME, "graph_1_ms"), at_most=True
+        "a token of one sequence, Qwen3-0.6B",
+        BOUND_MILLISECONDS,
+        "ms",
+        context.report.number(NAME, "graph_1_ms"),
+        at_most=True,
     )
 
 
@@ -58,17 +64,25 @@ def measure(context: Context, shape: Shape) -> Row:
     loop = DecodeLoop(writer, max(sequences) * pages_for(prompt + steps + WARM + 1))
     row: Row = {"prompt": prompt, "steps": steps, "page_bytes": writer.page_bytes}
     for count in sequences:
-        row[f"eager_{count}_ms"] = milliseconds(context, loop, prompts(writer, [prompt] * count), steps)
+        row[f"eager_{count}_ms"] = milliseconds(
+            context, loop, prompts(writer, [prompt] * count), steps
+        )
     tally = Tally()
     if captured(context, loop, tally):
         for count in sequences:
-            row[f"graph_{count}_ms"] = milliseconds(context, loop, prompts(writer, [prompt] * count), steps)
+            row[f"graph_{count}_ms"] = milliseconds(
+                context, loop, prompts(writer, [prompt] * count), steps
+            )
     told: Row = {str(event): count for event, count in tally.told.items()}
     row |= {"graph_bytes": tally.bytes, "graph_events": told, "graph_details": list(tally.details)}
     for count in sequences:
-        ids = torch.from_numpy(np.stack(prompts(writer, [prompt] * count))).long().to(context.device)
+        ids = (
+            torch.from_numpy(np.stack(prompts(writer, [prompt] * count))).long().to(context.device)
+        )
         generated(context, reference, ids, 2)
-        first, whole = (generated(context, reference, ids, tokens) for tokens in (1, peer_steps + 1))
+        first, whole = (
+            generated(context, reference, ids, tokens) for tokens in (1, peer_steps + 1)
+        )
         row[f"transformers_{count}_ms"] = (whole - first) / peer_steps * 1e3
     return row
 
@@ -88,8 +102,17 @@ def equal(context: Context, shape: Shape) -> Row:
     with gathered():
         wanted = texts(DecodeLoop(writer, pages), asked, tokens)
     same = [by_kernel == wanted, by_graph == wanted]
-    row: Row = {"is_equal": same[0], "is_equal_from_graphs": same[1], "replayed": tally.told["replayed"], "tokens": tokens}
-    return row if all(same) else row | {"error": f"other tokens: {by_kernel}, {by_graph}, gathered {wanted}"[:2000]}
+    row: Row = {
+        "is_equal": same[0],
+        "is_equal_from_graphs": same[1],
+        "replayed": tally.told["replayed"],
+        "tokens": tokens,
+    }
+    return (
+        row
+        if all(same)
+        else row | {"error": f"other tokens: {by_kernel}, {by_graph}, gathered {wanted}"[:2000]}
+    )
 
 
 @contextmanager
@@ -105,8 +128,12 @@ def gathered() -> Iterator[None]:
         paged_triton.takes = takes
 
 
-def checkpoint(shape: Shape, directory: Path, dtype: torch.dtype, layers: int | None = None) -> transformers.PreTrainedModel:
-    """Writes the shape with a language head, which is the token table; returns transformers' model on the CPU."""
+def checkpoint(
+    shape: Shape, directory: Path, dtype: torch.dtype, layers: int | None = None
+) -> transformers.PreTrainedModel:
+    """Writes the shape with a language head, which is the token table; returns transformers' model
+    on the CPU.
+    """
     model = random_model(
         shape.kind, head="causal_lm", hidden=shape.hidden, layers=layers or shape.layers, heads=shape.heads, positions=POSITIONS,
         vocabulary=shape.vocabulary, config={**shape.config, "tie_word_embeddings": True},
@@ -130,7 +157,9 @@ def prompts(writer: Writer, lengths: Sequence[int]) -> list[Ids]:
 
 
 def captured(context: Context, loop: DecodeLoop, tally: Tally) -> bool:
-    """Captures a graph for each number of sequences; False: the loop's steps have none, as on a CPU."""
+    """Captures a graph for each number of sequences; False: the loop's steps have none, as on a
+    CPU.
+    """
     made = tally.graphs(context.device, check_every=NEVER)
     graphs = loop.keep_graphs(made.capture, made.owner)
     if graphs is None:
@@ -169,11 +198,18 @@ def milliseconds(context: Context, loop: DecodeLoop, asked: Sequence[Ids], steps
 
 
 @torch.inference_mode()
-def generated(context: Context, model: transformers.PreTrainedModel, ids: torch.Tensor, tokens: int) -> float:
+def generated(
+    context: Context, model: transformers.PreTrainedModel, ids: torch.Tensor, tokens: int
+) -> float:
     """Seconds of transformers' `generate`."""
     mask = torch.ones_like(ids)
     return context.timed(
         lambda: model.generate(
-            input_ids=ids, attention_mask=mask, do_sample=False, use_cache=True, max_new_tokens=tokens, pad_token_id=0
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=False,
+            use_cache=True,
+            max_new_tokens=tokens,
+            pad_token_id=0,
         )
     )

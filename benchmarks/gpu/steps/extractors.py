@@ -1,12 +1,14 @@
-"""The encoder of extractors and rerankers, DeBERTa-v3-base with random weights in bfloat16, and a mixture of experts.
+"""The encoder of extractors and rerankers, DeBERTa-v3-base with random weights in bfloat16, and a
+mixture of experts.
 
-DeBERTa: batches of 16,384 tokens in arrival order with the log-normal length mix of benchmarks/common/texts.py, from token ids on
-the host to vectors on the host; launches of one of them, and the longest kernels. Peer: transformers in padded batches of 32, in
-arrival order and sorted. "by runs" is the path that launches for each run of equal lengths, in the same rounds: what the kernel
-replaces, and a check of its vectors.
+DeBERTa: batches of 16,384 tokens in arrival order with the log-normal length mix of
+benchmarks/common/texts.py, from token ids on the host to vectors on the host; launches of one of
+them, and the longest kernels. Peer: transformers in padded batches of 32, in arrival order and
+sorted. "by runs" is the path that launches for each run of equal lengths, in the same rounds: what
+the kernel replaces, and a check of its vectors.
 
-Experts: the feed-forward of nomic-embed-text-v2-moe (8 experts of which 2 are used) for 16,384 tokens, in grouped products against
-all experts computing all tokens.
+Experts: the feed-forward of nomic-embed-text-v2-moe (8 experts of which 2 are used) for 16,384
+tokens, in grouped products against all experts computing all tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +39,14 @@ BATCH_TOKENS: Final = 16_384
 TEXTS: Final = 1024
 ROUNDS: Final = 3
 TOP: Final = 12
-DEBERTA: Final = Shape("DeBERTa-v3-base", "deberta-v2", 768, 12, 12, config={"intermediate_size": 3072, "position_buckets": 256})
+DEBERTA: Final = Shape(
+    "DeBERTa-v3-base",
+    "deberta-v2",
+    768,
+    12,
+    12,
+    config={"intermediate_size": 3072, "position_buckets": 256},
+)
 PEER_BOUND: Final = 3.0
 EXPERTS: Final = 8
 MOE: Final = EncoderSpec(
@@ -72,7 +81,9 @@ def measure(context: Context, shape: Shape) -> Row:
     tokens = sum(sequence.tokens for sequence in sequences)
 
     def times(peer: str) -> float:
-        return median(other / mine for mine, other in zip(seconds["packed"], seconds[peer], strict=True))
+        return median(
+            other / mine for mine, other in zip(seconds["packed"], seconds[peer], strict=True)
+        )
 
     batch = batches_of(sequences, batch_tokens)[0]
     exact = load_model(directory, f"random/{shape.name}-float32", context.device, torch.float32)
@@ -99,7 +110,10 @@ def _distance(model: PackedModel, batch: list[InputSequence]) -> float:
     """The largest distance of a vector from the same by runs, relative to its length."""
     got, wanted = (
         np.stack(cast("list[np.ndarray]", vectors)).astype(np.float64)
-        for vectors in (model.forward("dense", batch), _by_runs(lambda: model.forward("dense", batch)))
+        for vectors in (
+            model.forward("dense", batch),
+            _by_runs(lambda: model.forward("dense", batch)),
+        )
     )
     return float((np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)).max())
 
@@ -114,7 +128,10 @@ def launches(context: Context, model: PackedModel, batch: list[InputSequence]) -
     return {
         "launches": sum(count for _, _, count in events),
         "kernel_seconds": sum(seconds for _, seconds, _ in events),
-        "top": [{"kernel": name[:120], "seconds": seconds, "count": count} for name, seconds, count in events[:TOP]],
+        "top": [
+            {"kernel": name[:120], "seconds": seconds, "count": count}
+            for name, seconds, count in events[:TOP]
+        ],
     }
 
 
@@ -131,7 +148,12 @@ def experts(context: Context) -> Row:
     values, chosen = shares.topk(MOE.experts_used, dim=-1)
     spread = torch.zeros_like(shares).scatter(-1, chosen, values).to(x.dtype)
     seconds = take_turns(
-        {"grouped": lambda: layer.by_expert(x, values, chosen), "all": lambda: layer.of_all(x, spread)}, 9, context.device
+        {
+            "grouped": lambda: layer.by_expert(x, values, chosen),
+            "all": lambda: layer.of_all(x, spread),
+        },
+        9,
+        context.device,
     )
     got, wanted = layer.by_expert(x, values, chosen).double(), layer.of_all(x, spread).double()
     multiplied = 4 * BATCH_TOKENS * MOE.experts_used * MOE.hidden * MOE.ffn

@@ -1,9 +1,12 @@
-"""Published shapes with random weights in bfloat16: tokens/s, MFU, and ratios to transformers and to sentence-transformers.
+"""Published shapes with random weights in bfloat16: tokens/s, MFU, and ratios to transformers and
+to sentence-transformers.
 
-The texts have the log-normal length mix of benchmarks/common/texts.py. Packed: batches of 16,384 tokens in arrival order, from
-token ids on the host to vectors on the host; "with tokenising" adds `prepare` of all texts before. transformers: sdpa, padded
-batches of 32, in arrival order and sorted; with flash-attn where it is installed. sentence-transformers: batches of 32, its
-default, and of 256, its tokenising counted. Engines take turns within a round, and ratios are medians of the rounds' own.
+The texts have the log-normal length mix of benchmarks/common/texts.py. Packed: batches of 16,384
+tokens in arrival order, from token ids on the host to vectors on the host; "with tokenising" adds
+`prepare` of all texts before. transformers: sdpa, padded batches of 32, in arrival order and
+sorted; with flash-attn where it is installed. sentence-transformers: batches of 32, its default,
+and of 256, its tokenising counted. Engines take turns within a round, and ratios are medians of the
+rounds' own.
 """
 
 from __future__ import annotations
@@ -20,7 +23,14 @@ from benchmarks.common.texts import real_texts
 from benchmarks.gpu import published
 from benchmarks.gpu.context import Context, peak
 from benchmarks.gpu.report import Row
-from benchmarks.models.families import Shape, batches_of, packed_run, padded_run, sentence_transformers_run, take_turns
+from benchmarks.models.families import (
+    Shape,
+    batches_of,
+    packed_run,
+    padded_run,
+    sentence_transformers_run,
+    take_turns,
+)
 from libs.models import EncodeWork, PackedModel, load_model
 
 BATCH_TOKENS: Final = 16_384
@@ -31,7 +41,14 @@ MFU_BOUNDS: Final = {"BERT-large": 0.5, "ModernBERT-base": 0.38}
 
 ARRIVAL_BOUND: Final = 3.0
 SORTED_BOUND: Final = 1.3
-ORDER: Final = ("BERT-large", "ModernBERT-base", "MiniLM-L6", "BERT-base", "Qwen3-0.6B", "EmbeddingGemma-300M")
+ORDER: Final = (
+    "BERT-large",
+    "ModernBERT-base",
+    "MiniLM-L6",
+    "BERT-base",
+    "Qwen3-0.6B",
+    "EmbeddingGemma-300M",
+)
 LONG: Final = 512
 
 
@@ -46,7 +63,12 @@ def run(context: Context) -> None:
     for name in ORDER:
         for batch, bound in ((32, ARRIVAL_BOUND), (256, SORTED_BOUND)):
             ratio = context.report.number(name, f"times_sentence_transformers_{batch}")
-            context.target(f"{name} with tokenising / sentence-transformers, batches of {batch}", bound, "x", ratio)
+            context.target(
+                f"{name} with tokenising / sentence-transformers, batches of {batch}",
+                bound,
+                "x",
+                ratio,
+            )
 
 
 def _with_tokenising(model: PackedModel, texts: list[str], batch_tokens: int) -> object:
@@ -70,21 +92,31 @@ def measure(context: Context, shape: Shape) -> Row:
         "transformers sorted": padded_run(reference, by_length, device),
     }
     if importlib.util.find_spec("flash_attn") is not None:
-        flash = type(reference)._from_config(reference.config, attn_implementation="flash_attention_2", dtype=torch.bfloat16)
+        flash = type(reference)._from_config(
+            reference.config, attn_implementation="flash_attention_2", dtype=torch.bfloat16
+        )
         engines["transformers flash"] = padded_run(flash.eval().to(device), by_length, device)
     for size in (32, 256):
-        engines[f"sentence-transformers {size}"] = sentence_transformers_run(directory, mix.texts, device, torch.bfloat16, size)
+        engines[f"sentence-transformers {size}"] = sentence_transformers_run(
+            directory, mix.texts, device, torch.bfloat16, size
+        )
     seconds = take_turns(engines, rounds, device)
     # Whole batches of the longest sequences: the most arithmetic for each launch.
-    long = [sequence for sequence in by_length if sequence.tokens >= min(LONG, by_length[0].tokens) // 2]
+    long = [
+        sequence for sequence in by_length if sequence.tokens >= min(LONG, by_length[0].tokens) // 2
+    ]
     long_lengths = [sequence.tokens for sequence in long]
-    long_seconds = take_turns({"long": packed_run(model, long, batch_tokens)}, rounds, device)["long"]
+    long_seconds = take_turns({"long": packed_run(model, long, batch_tokens)}, rounds, device)[
+        "long"
+    ]
     counted = published.flops(reference, shape, lengths)
     limit = peak(device)
     own = median(seconds["packed"])
 
     def times(peer: str, engine: str) -> float:
-        return median(other / mine for mine, other in zip(seconds[engine], seconds[peer], strict=True))
+        return median(
+            other / mine for mine, other in zip(seconds[engine], seconds[peer], strict=True)
+        )
 
     return {
         "texts": len(mix.texts),
@@ -95,13 +127,21 @@ def measure(context: Context, shape: Shape) -> Row:
         "flops_per_second": counted / own,
         "mfu": None if limit is None else counted / own / limit,
         "mfu_of_the_longest": (
-            None if limit is None else published.flops(reference, shape, long_lengths) / median(long_seconds) / limit
+            None
+            if limit is None
+            else published.flops(reference, shape, long_lengths) / median(long_seconds) / limit
         ),
         "times_transformers": times("transformers", "packed"),
         "times_transformers_sorted": times("transformers sorted", "packed"),
-        "times_transformers_flash": times("transformers flash", "packed") if "transformers flash" in seconds else None,
-        "times_sentence_transformers_32": times("sentence-transformers 32", "packed with tokenising"),
-        "times_sentence_transformers_256": times("sentence-transformers 256", "packed with tokenising"),
+        "times_transformers_flash": times("transformers flash", "packed")
+        if "transformers flash" in seconds
+        else None,
+        "times_sentence_transformers_32": times(
+            "sentence-transformers 32", "packed with tokenising"
+        ),
+        "times_sentence_transformers_256": times(
+            "sentence-transformers 256", "packed with tokenising"
+        ),
         "attention_of_transformers": str(getattr(reference.config, "_attn_implementation", "")),
         "seconds": {name: list(each) for name, each in seconds.items()},
     }

@@ -1,7 +1,8 @@
-"""Every kernel against its definition: tests/kernels, which compile the Triton kernels where there is a GPU, and all other files
-that have tests marked gpu.
+"""Every kernel against its definition: tests/kernels, which compile the Triton kernels where there
+is a GPU, and all other files that have tests marked gpu.
 
-Run by pytest in several processes, since most of the time goes into compiling; a row for each test, also of a run that is killed.
+Run by pytest in several processes, since most of the time goes into compiling; a row for each test,
+also of a run that is killed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ CPU_ONLY: Final = ("--ignore-glob=*/test_native*.py", "--ignore-glob=*/test_comp
 """Tests of the CPU's kernels and of compiling for other GPUs, which a GPU's time is not for."""
 
 PLUGINS: Final = {"pytest_asyncio": "pytest_asyncio.plugin", "xdist": "xdist.plugin"}
-"""pytest's plugins that the tests need, by the module that must be there. Others, which a machine may have, could warn, and
-warnings are errors."""
+"""pytest's plugins that the tests need, by the module that must be there. Others, which a machine
+may have, could warn, and warnings are errors."""
 PROCESSES: Final = 8
 
 
@@ -50,9 +51,15 @@ def run(context: Context) -> None:
         status = _pytest(context, tests, told)
         rows = [_row(json.loads(line), context.has_cuda) for line in told.read_text().splitlines()]
     context.report.rows = rows
-    counts = Counter("failed" if "error" in row else "skipped" if "skipped" in row else "passed" for row in rows)
-    context.note(f"pytest: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}; {status}")
-    context.target("kernel tests that fail", 0, "tests", counts["failed"] if rows else None, at_most=True)
+    counts = Counter(
+        "failed" if "error" in row else "skipped" if "skipped" in row else "passed" for row in rows
+    )
+    context.note(
+        f"pytest: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}; {status}"
+    )
+    context.target(
+        "kernel tests that fail", 0, "tests", counts["failed"] if rows else None, at_most=True
+    )
     if status != "status 0":
         context.report.status = "partial" if status == "out of time" else "failed"
         context.report.reason = f"pytest: {status}"
@@ -60,7 +67,17 @@ def run(context: Context) -> None:
 
 
 def _pytest(context: Context, tests: tuple[str, ...], told: Path) -> str:
-    command = [sys.executable, "-m", "pytest", "-p", outcomes.__name__, "-p", "no:cacheprovider", *CPU_ONLY, *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        outcomes.__name__,
+        "-p",
+        "no:cacheprovider",
+        *CPU_ONLY,
+        *tests,
+    ]
     for module, plugin in PLUGINS.items():
         command += ["-p", plugin] if importlib.util.find_spec(module) is not None else []
     if importlib.util.find_spec("xdist") is not None and not context.is_tiny:
@@ -69,7 +86,13 @@ def _pytest(context: Context, tests: tuple[str, ...], told: Path) -> str:
     if not context.has_cuda:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=max(1.0, context.seconds_left - 3))
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            check=False,
+            timeout=max(1.0, context.seconds_left - 3),
+        )
     except subprocess.TimeoutExpired:
         return "out of time"
     return f"status {done.returncode}"

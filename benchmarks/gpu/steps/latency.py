@@ -1,10 +1,11 @@
-"""One query of 12 tokens, again and again with nothing else going on: p50 and p99 of its forward pass, and of all that a worker
-does.
+"""One query of 12 tokens, again and again with nothing else going on: p50 and p99 of its forward
+pass, and of all that a worker does.
 
-Then batches of 1, 8 and 32 such queries, forward alone, launched eagerly and replayed from CUDA graphs.
+Then batches of 1, 8 and 32 such queries, forward alone, launched eagerly and replayed from CUDA
+graphs.
 
-The forward ends when the vector is on the host. Peers: transformers' forward of the same ids and its mean on the host, and the
-whole `encode` of sentence-transformers.
+The forward ends when the vector is on the host. Peers: transformers' forward of the same ids and
+its mean on the host, and the whole `encode` of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ def run(context: Context) -> None:
     for name in NAMES:
         context.measure(name, partial(measure, context, found[name]), seconds=10)
     held = context.report.number("ModernBERT-base", "forward_p50_ms")
-    context.target("one query of 12 tokens, ModernBERT-base, forward p50", BOUND_SECONDS * 1e3, "ms", held, at_most=True)
+    context.target(
+        "one query of 12 tokens, ModernBERT-base, forward p50",
+        BOUND_SECONDS * 1e3,
+        "ms",
+        held,
+        at_most=True,
+    )
     held = context.report.number("ModernBERT-base", "graph_1_p50_ms")
     context.target("the same from a CUDA graph", BOUND_SECONDS * 1e3, "ms", held, at_most=True)
 
@@ -61,12 +68,16 @@ def measure(context: Context, shape: Shape) -> Row:
         "forward": lambda: model.forward(prepared.head, prepared.sequences),
         "whole": whole,
         "transformers": padded_run(reference, prepared.sequences, context.device),
-        "sentence_transformers": sentence_transformers_run(directory, [text], context.device, torch.bfloat16),
+        "sentence_transformers": sentence_transformers_run(
+            directory, [text], context.device, torch.bfloat16
+        ),
     }
     row: Row = {"tokens": prepared.tokens, "queries": queries}
     for what, once in runs.items():
         taken = _taken(once, min(queries, PEER_QUERIES) if "transformers" in what else queries)
-        row[f"{what}_p50_ms"], row[f"{what}_p99_ms"] = (percentile(taken, share) * 1e3 for share in (0.5, 0.99))
+        row[f"{what}_p50_ms"], row[f"{what}_p99_ms"] = (
+            percentile(taken, share) * 1e3 for share in (0.5, 0.99)
+        )
     row |= graphs(context, model, prepared, queries)
     return row
 
@@ -83,9 +94,15 @@ def graphs(context: Context, model: PackedModel, query: Prepared, queries: int) 
             if way == "graph":
                 capture(model, query, batch)
             taken = _taken(partial(model.forward, query.head, batch), queries)
-            row[f"{way}_{count}_p50_ms"], row[f"{way}_{count}_p99_ms"] = (percentile(taken, share) * 1e3 for share in (0.5, 0.99))
+            row[f"{way}_{count}_p50_ms"], row[f"{way}_{count}_p99_ms"] = (
+                percentile(taken, share) * 1e3 for share in (0.5, 0.99)
+            )
     told: Row = {str(event): count for event, count in tally.told.items()}
-    return row | {"graph_bytes": tally.bytes, "graph_events": told, "graph_details": list(tally.details)}
+    return row | {
+        "graph_bytes": tally.bytes,
+        "graph_events": told,
+        "graph_details": list(tally.details),
+    }
 
 
 def capture(model: PackedModel, query: Prepared, batch: list[InputSequence]) -> None:
@@ -98,7 +115,11 @@ def capture(model: PackedModel, query: Prepared, batch: list[InputSequence]) -> 
 def query(tokens: Callable[[str], int]) -> str:
     """A text of TOKENS tokens, special ones included, or the shortest beyond."""
     words = "a b c d e f g h i j k l m n o p".split()  # noqa: SIM905
-    return next(text for count in range(1, len(words) + 1) if tokens(text := " ".join(words[:count])) >= TOKENS)
+    return next(
+        text
+        for count in range(1, len(words) + 1)
+        if tokens(text := " ".join(words[:count])) >= TOKENS
+    )
 
 
 def _taken(once: Callable[[], object], queries: int) -> list[float]:

@@ -1,10 +1,11 @@
 """Many models on a budget, and real out-of-memory.
 
-Forty models of three sizes: random ones in a mesh whose worker has room for eight of the mean size on the device and for sixteen
-more in host memory, asked with Zipf's popularity; every model's vector of one text is compared with its own, computed alone before.
-The worker's allocator may take no more than the budget and its slack, as on a full device. Out of memory: a batch runs
-while all but a part of what it needs is taken from the device by a plain allocation, and the worker's ladder recovers from what
-CUDA raises.
+Forty models of three sizes: random ones in a mesh whose worker has room for eight of the mean size
+on the device and for sixteen more in host memory, asked with Zipf's popularity; every model's
+vector of one text is compared with its own, computed alone before. The worker's allocator may take
+no more than the budget and its slack, as on a full device. Out of memory: a batch runs while all
+but a part of what it needs is taken from the device by a plain allocation, and the worker's ladder
+recovers from what CUDA raises.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ from tests.parity.checkpoints import write_checkpoint
 
 MODELS: Final = 40
 SIZES: Final = ((384, 6, 6), (512, 8, 8), (384, 6, 6), (768, 12, 12))
-"""hidden, layers and heads of the models, in turn: a piece that a small model leaves is too small for a large one."""
+"""hidden, layers and heads of the models, in turn: a piece that a small model leaves is too small
+for a large one.
+"""
 
 RESIDENT: Final = 8
 WARM: Final = 16
 REQUESTS: Final = 1500
 CALLERS: Final = 16
 BATCH_TOKENS: Final = 16_384
-LEAST_COSINE: Final = 0.999
+MIN_COSINE: Final = 0.999
 ERRORS: Final = 3.0
 SHARES: Final = (1.5, 0.6, 0.3, 0.1, 0.02)
 """Of what the batch needs, how much of the device's memory is left for it."""
@@ -62,14 +65,27 @@ def run(context: Context) -> None:
     for share in SHARES:
         what = f"out of memory, room for {share:g} of a batch"
         context.measure(what, partial(ladder_row, context, share), needs_cuda=True, seconds=8)
-    context.measure("out of memory, an idle model lets go", lambda: relieved(context), needs_cuda=True, seconds=8)
+    context.measure(
+        "out of memory, an idle model lets go",
+        lambda: relieved(context),
+        needs_cuda=True,
+        seconds=8,
+    )
     context.measure(f"{MODELS} models", lambda: many(context), seconds=30)
     failed = context.report.number(f"{MODELS} models", "failures")
-    context.target(f"failures of {MODELS} models on a budget of {RESIDENT}", 0, "requests", failed, at_most=True)
+    context.target(
+        f"failures of {MODELS} models on a budget of {RESIDENT}",
+        0,
+        "requests",
+        failed,
+        at_most=True,
+    )
 
 
 def rehearsed(context: Context) -> Row:
-    """The ladder on this device, with a forward that raises torch's error for more than a quarter of the batch."""
+    """The ladder on this device, with a forward that raises torch's error for more than a quarter
+    of the batch.
+    """
     model, sequences, exact = _model(context, 512)
     wanted = _vectors(model.forward("dense", sequences))
     limit = sum(one.tokens for one in sequences) // 4
@@ -79,7 +95,7 @@ def rehearsed(context: Context) -> Row:
             raise torch.OutOfMemoryError("CUDA out of memory. (a rehearsal)")
         return model.forward("dense", some)
 
-    climber = ladder.Ladder(recover=lambda: None, trim=lambda: None, relieve=lambda _: False)
+    climber = ladder.OomRecovery(recover=lambda: None, trim=lambda: None, relieve=lambda _: False)
     return _climbed(climber, forward, sequences, wanted, exact)
 
 
@@ -87,7 +103,7 @@ def ladder_row(context: Context, share: float) -> Row:
     model, sequences, exact = _model(context, BATCH_TOKENS)
     wanted, need = _needed(model, sequences)
     device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
-    climber = ladder.Ladder(device.recover, device.trim, relieve=lambda _: False)
+    climber = ladder.OomRecovery(device.recover, device.trim, relieve=lambda _: False)
     with _filled(int(need * share)):
         row = _climbed(climber, lambda some: model.forward("dense", some), sequences, wanted, exact)
     again = _lowest_cosine(_vectors(model.forward("dense", sequences)), wanted)
@@ -109,7 +125,7 @@ def relieved(context: Context) -> Row:
 
     with _filled(need // 10):
         row = _climbed(
-            ladder.Ladder(device.recover, device.trim, relieve),
+            ladder.OomRecovery(device.recover, device.trim, relieve),
             lambda some: model.forward("dense", some),
             sequences,
             wanted,
@@ -128,12 +144,16 @@ def _model(context: Context, tokens: int) -> tuple[PackedModel, list[InputSequen
         if sum(each.tokens for each in sequences) + one.tokens > tokens:
             break
         sequences.append(one)
-    exact = load_model(published.checkpoint(shape)[0], "random/exact", context.device, torch.float32)
+    exact = load_model(
+        published.checkpoint(shape)[0], "random/exact", context.device, torch.float32
+    )
     return model, sequences, _vectors(exact.forward("dense", sequences))
 
 
 def _needed(model: PackedModel, sequences: list[InputSequence]) -> tuple[Vector, int]:
-    """The batch's vectors with all the memory there is, and the bytes that its forward took at most."""
+    """The batch's vectors with all the memory there is, and the bytes that its forward took at
+    most.
+    """
     model.forward("dense", sequences)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -143,7 +163,9 @@ def _needed(model: PackedModel, sequences: list[InputSequence]) -> tuple[Vector,
 
 @contextmanager
 def _filled(left: int) -> Iterator[None]:
-    """Within this context the device has about `left` free bytes: all others are taken by one allocation."""
+    """Within this context the device has about `left` free bytes: all others are taken by one
+    allocation.
+    """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     filler = _taken(torch.cuda.mem_get_info()[0] - left - SPARE)
@@ -174,19 +196,24 @@ class _Rungs(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         told = getattr(record, "shoal_fields", None)
-        self.rungs.append(str(told.get("step", record.getMessage())) if isinstance(told, dict) else record.getMessage())
+        self.rungs.append(
+            str(told.get("step", record.getMessage()))
+            if isinstance(told, dict)
+            else record.getMessage()
+        )
 
 
 def _climbed(
-    climber: ladder.Ladder,
+    climber: ladder.OomRecovery,
     forward: Callable[[list[InputSequence]], list[Output]],
     sequences: list[InputSequence],
     wanted: Vector,
     exact: Vector,
 ) -> Row:
-    """Which steps were taken, how many sequences failed, and whether the vectors of the others are right: no farther from float32
-    than ERRORS times as far as the undisturbed batch's. A smaller batch has products of other shapes, which round differently, and
-    random weights make much of that.
+    """Which steps were taken, how many sequences failed, and whether the vectors of the others are
+    right: no farther from float32 than ERRORS times as far as the undisturbed batch's. A smaller
+    batch has products of other shapes, which round differently, and random weights make much of
+    that.
     """
     rungs = _Rungs()
     ladder.log.addHandler(rungs)
@@ -198,7 +225,11 @@ def _climbed(
     took = time.perf_counter() - began
     errors = Counter(type(one).__name__ for one in climbed.outcomes if isinstance(one, Exception))
     fine = [number for number, one in enumerate(climbed.outcomes) if not isinstance(one, Exception)]
-    found = _vectors([one for one in climbed.outcomes if not isinstance(one, Exception | Unfinished)]) if fine else wanted[:0]
+    found = (
+        _vectors([one for one in climbed.outcomes if not isinstance(one, Exception | Unfinished)])
+        if fine
+        else wanted[:0]
+    )
     row: Row = {
         "sequences": len(sequences),
         "seconds": took,
@@ -227,7 +258,11 @@ def _error(found: Vector, exact: Vector) -> float:
 
 
 def _lowest_cosine(found: Vector, wanted: Vector) -> float:
-    return float(((found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)).min())
+    return float(
+        (
+            (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
+        ).min()
+    )
 
 
 def many(context: Context) -> Row:
@@ -245,10 +280,18 @@ def many(context: Context) -> Row:
             hidden, layers, heads = sizes[number % len(sizes)]
             model_id = f"many/{number:02}"
             write_checkpoint(
-                "bert", folder / model_id, seed=number, dtype=torch.bfloat16, hidden=hidden, layers=layers, heads=heads
+                "bert",
+                folder / model_id,
+                seed=number,
+                dtype=torch.bfloat16,
+                hidden=hidden,
+                layers=layers,
+                heads=heads,
             )
             model = load_model(folder / model_id, model_id, context.device, torch.bfloat16)
-            alone[model_id] = _vectors(model.forward("dense", model.prepare(EncodeWork([text])).sequences))
+            alone[model_id] = _vectors(
+                model.forward("dense", model.prepare(EncodeWork([text])).sequences)
+            )
             weights.append(model.bytes)
             if number < len(sizes):
                 activations = max(activations, int(model.probe() * batch_tokens))
@@ -256,12 +299,29 @@ def many(context: Context) -> Row:
         context.forget()
         mean = sum(weights) / models
         budget = int(resident * mean * 1.1) + int(activations * 1.2)
-        found = asyncio.run(_asked(context, folder, alone, text, requests, budget, int(warm * mean * 1.1), batch_tokens))
-    return {"models": models, "weights_bytes": sum(weights), "budget_bytes": budget, "batch_bytes": activations, **found}
+        found = asyncio.run(
+            _asked(
+                context, folder, alone, text, requests, budget, int(warm * mean * 1.1), batch_tokens
+            )
+        )
+    return {
+        "models": models,
+        "weights_bytes": sum(weights),
+        "budget_bytes": budget,
+        "batch_bytes": activations,
+        **found,
+    }
 
 
 async def _asked(
-    context: Context, folder: Path, alone: dict[str, Vector], text: str, requests: int, budget: int, host: int, batch_tokens: int
+    context: Context,
+    folder: Path,
+    alone: dict[str, Vector],
+    text: str,
+    requests: int,
+    budget: int,
+    host: int,
+    batch_tokens: int,
 ) -> Row:
     environment = (
         ("SHOAL_MEMORY_BYTES", str(budget)),
@@ -269,7 +329,11 @@ async def _asked(
         ("SHOAL_BATCH_TOKENS", str(batch_tokens)),
     )
     settings = MeshSettings(
-        port=0, models=str(folder), dtype="bfloat16", device="cuda" if context.has_cuda else "cpu", environment=environment
+        port=0,
+        models=str(folder),
+        dtype="bfloat16",
+        device="cuda" if context.has_cuda else "cpu",
+        environment=environment,
     )
     names = list(alone)
     chooser = random.Random(7)
@@ -305,4 +369,8 @@ async def _asked(
         "failed": dict(failures),
         "lowest_cosine": min(cosines),
     }
-    return row if min(cosines) >= LEAST_COSINE else row | {"error": f"a vector's cosine to the model's own is {min(cosines):.4f}"}
+    return (
+        row
+        if min(cosines) >= MIN_COSINE
+        else row | {"error": f"a vector's cosine to the model's own is {min(cosines):.4f}"}
+    )

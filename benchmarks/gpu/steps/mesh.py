@@ -1,8 +1,9 @@
-"""The whole mesh on the GPU, as `shoal up` lays it out: redis-server, router, one worker, and one client, which is this process.
+"""The whole mesh on the GPU, as `shoal up` lays it out: redis-server, router, one worker, and one
+client, which is this process.
 
-The same texts go through it in one request, in requests of 512, as single texts of 64 and of 512 callers, and as single texts for
-four models in turn; then single queries at idle. Beside each: the CPU time of each process, since one of them may be what is
-full.
+The same texts go through it in one request, in requests of 512, as single texts of 64 and of 512
+callers, and as single texts for four models in turn; then single queries at idle. Beside each: the
+CPU time of each process, since one of them may be what is full.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ QUERIES_AT_IDLE: Final = 200
 PART: Final = 512
 BATCH_TOKENS: Final = 16_384
 OTHERS: Final = ("BERT-base", "ModernBERT-base", "Qwen3-0.6B")
-LEAST_COSINE: Final = 0.999
+MIN_COSINE: Final = 0.999
 BULK_BOUND: Final = 0.9
 
 
@@ -51,7 +52,10 @@ def run(context: Context) -> None:
             (folder / "random").mkdir(exist_ok=True)
             (folder / "random" / shape.name).symlink_to(published.checkpoint(shape)[0])
         asyncio.run(_mesh(context, mix, folder))
-    forward, bulk = (context.report.number(what, "tokens_per_second") for what in ("forward alone", "one request"))
+    forward, bulk = (
+        context.report.number(what, "tokens_per_second")
+        for what in ("forward alone", "one request")
+    )
     ratio = None if forward is None or bulk is None else bulk / forward
     context.target("mesh, one request / forward alone, all-MiniLM-L6-v2", BULK_BOUND, "x", ratio)
 
@@ -61,14 +65,19 @@ def alone(context: Context, mix: Mix) -> Row:
     model = load_model(minilm_directory(), MINILM_ID, context.device, _dtype(context))
     once = packed_run(model, model.prepare(EncodeWork(mix.texts)).sequences, BATCH_TOKENS)
     context.timed(once)
-    return {"tokens": mix.tokens, "tokens_per_second": mix.tokens / median(context.timed(once) for _ in range(ROUNDS))}
+    return {
+        "tokens": mix.tokens,
+        "tokens_per_second": mix.tokens / median(context.timed(once) for _ in range(ROUNDS)),
+    }
 
 
 async def _mesh(context: Context, mix: Mix, folder: Path) -> None:
     models = f"{MINILM_ID}={minilm_directory()}:{folder}"
     device = "cuda" if context.has_cuda else "cpu"
     threads = 1 if not context.has_cuda else 4
-    settings = Settings(port=0, workers=1, threads=threads, models=models, dtype=_name(context), device=device)
+    settings = Settings(
+        port=0, workers=1, threads=threads, models=models, dtype=_name(context), device=device
+    )
     names = [MINILM_ID, *(f"random/{name}" for name in OTHERS)]
     began = time.perf_counter()
     async with running(settings) as mesh, AsyncClient(mesh.address) as client:
@@ -100,7 +109,9 @@ async def _mesh(context: Context, mix: Mix, folder: Path) -> None:
         context.add(await _right(encode, mix))
 
 
-async def _measured(context: Context, what: str, way: Callable[[], Awaitable[object]], tokens: int) -> None:
+async def _measured(
+    context: Context, what: str, way: Callable[[], Awaitable[object]], tokens: int
+) -> None:
     if what in context.kept:
         return
     rounds = 1 if context.is_tiny else ROUNDS
@@ -116,12 +127,23 @@ async def _measured(context: Context, what: str, way: Callable[[], Awaitable[obj
         context.add({"what": what, "error": f"{type(error).__name__}: {error}"[:2000]})
         return
     after = _cpu()
-    cores: Row = {role: (seconds - before.get(role, 0.0)) / sum(taken) for role, seconds in after.items()}
-    context.add({"what": what, "tokens_per_second": tokens / median(taken), "seconds": [*taken], "cores_busy": {**cores}})
+    cores: Row = {
+        role: (seconds - before.get(role, 0.0)) / sum(taken) for role, seconds in after.items()
+    }
+    context.add(
+        {
+            "what": what,
+            "tokens_per_second": tokens / median(taken),
+            "seconds": [*taken],
+            "cores_busy": {**cores},
+        }
+    )
 
 
 async def _mixed(client: AsyncClient, names: list[str], texts: list[str], at_once: int) -> None:
-    """Text by text, the models in turn; four times as many tokens of several models as one model would have."""
+    """Text by text, the models in turn; four times as many tokens of several models as one model
+    would have.
+    """
     waiting = iter(enumerate(texts))
 
     async def caller() -> None:
@@ -140,10 +162,28 @@ async def _idle(context: Context, client: AsyncClient) -> None:
         if number >= len(QUERIES):
             totals.append(time.perf_counter() - began)
             stages.append(answer.timings)
-    parts = ("queue_seconds", "prepare_seconds", "wait_seconds", "forward_seconds", "finish_seconds", "total_seconds")
-    middle: Row = {name.removesuffix("_seconds"): median(float(getattr(one, name)) for one in stages) * 1e3 for name in parts}
+    parts = (
+        "queue_seconds",
+        "prepare_seconds",
+        "wait_seconds",
+        "forward_seconds",
+        "finish_seconds",
+        "total_seconds",
+    )
+    middle: Row = {
+        name.removesuffix("_seconds"): median(float(getattr(one, name)) for one in stages) * 1e3
+        for name in parts
+    }
     p50, p99 = (percentile(totals, share) * 1e3 for share in (0.5, 0.99))
-    context.add({"what": "one query at idle", "queries": count, "p50_ms": p50, "p99_ms": p99, "stages_ms": {**middle}})
+    context.add(
+        {
+            "what": "one query at idle",
+            "queries": count,
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "stages_ms": {**middle},
+        }
+    )
 
 
 async def _right(encode: Callable[[list[str]], Awaitable[Vectors]], mix: Mix) -> Row:
@@ -151,10 +191,19 @@ async def _right(encode: Callable[[list[str]], Awaitable[Vectors]], mix: Mix) ->
     texts = mix.texts[:64]
     found = await encode(texts)
     model = load_model(minilm_directory(), MINILM_ID, torch.device("cpu"), torch.float32)
-    exact = np.stack([np.asarray(one, np.float32) for one in model.forward("dense", model.prepare(EncodeWork(texts)).sequences)])
+    exact = np.stack(
+        [
+            np.asarray(one, np.float32)
+            for one in model.forward("dense", model.prepare(EncodeWork(texts)).sequences)
+        ]
+    )
     cosines = (found * exact).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(exact, axis=1)
     row: Row = {"what": "vectors against float32 on the CPU", "lowest_cosine": float(cosines.min())}
-    return row if cosines.min() >= LEAST_COSINE else row | {"error": f"cosine {cosines.min():.5f} < {LEAST_COSINE}"}
+    return (
+        row
+        if cosines.min() >= MIN_COSINE
+        else row | {"error": f"cosine {cosines.min():.5f} < {MIN_COSINE}"}
+    )
 
 
 def _cpu() -> dict[str, float]:
@@ -165,7 +214,10 @@ def _cpu() -> dict[str, float]:
             command, times = child.cmdline(), child.cpu_times()
         except psutil.Error:
             continue
-        role = next((part.removeprefix("services.") for part in command if part.startswith("services.")), "redis")
+        role = next(
+            (part.removeprefix("services.") for part in command if part.startswith("services.")),
+            "redis",
+        )
         found[role] = found.get(role, 0.0) + times.user + times.system
     return found
 

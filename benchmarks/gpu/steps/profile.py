@@ -1,9 +1,10 @@
-"""Where a batch's time goes: torch's profiler over one batch of 16,384 tokens, its longest kernels, and the gaps between them.
+"""Where a batch's time goes: torch's profiler over one batch of 16,384 tokens, its longest kernels,
+and the gaps between them.
 
 Then batches in turn, one at a time and two in flight, and the gaps between them.
 
-Busy: the kernels' time over the median time of a pass without the profiler; what is missing is the host's. Arithmetic rate: the
-pass's FLOPs over the kernels' time.
+Busy: the kernels' time over the median time of a pass without the profiler; what is missing is the
+host's. Arithmetic rate: the pass's FLOPs over the kernels' time.
 """
 
 from __future__ import annotations
@@ -36,16 +37,27 @@ NAMES: Final = ("BERT-large", "ModernBERT-base", "Qwen3-0.6B")
 def run(context: Context) -> None:
     for shape in published.shapes(context, NAMES):
         context.measure(shape.name, partial(measure, context, shape), seconds=15)
-        context.measure(f"{shape.name}, two in flight", partial(in_flight, context, shape), needs_cuda=True, seconds=8)
-    context.measure("copy bandwidth and matrix rate", lambda: ceilings(context), needs_cuda=True, seconds=5)
+        context.measure(
+            f"{shape.name}, two in flight",
+            partial(in_flight, context, shape),
+            needs_cuda=True,
+            seconds=8,
+        )
+    context.measure(
+        "copy bandwidth and matrix rate", lambda: ceilings(context), needs_cuda=True, seconds=5
+    )
 
 
 def in_flight(context: Context, shape: Shape) -> Row:
-    """Seconds of a batch among IN_TURN, collected before the next one is launched and after, as the worker does."""
+    """Seconds of a batch among IN_TURN, collected before the next one is launched and after, as the
+    worker does.
+    """
     directory, _ = published.checkpoint(shape)
     model = load_model(directory, f"random/{shape.name}", context.device, torch.bfloat16)
     mix = real_texts(16 if context.is_tiny else 512, directory=directory)
-    batch = batches_of(model.prepare(EncodeWork(mix.texts)).sequences, 128 if context.is_tiny else BATCH_TOKENS)[0]
+    batch = batches_of(
+        model.prepare(EncodeWork(mix.texts)).sequences, 128 if context.is_tiny else BATCH_TOKENS
+    )[0]
     gaps: list[float] = []
 
     def collect(launched: PendingBatch) -> None:
@@ -82,7 +94,9 @@ def measure(context: Context, shape: Shape) -> Row:
     chosen = mix.texts[: len(batch)]
     work = EncodeWork(chosen)
     whole = Batch(chosen, work, model.prepare(work).tokens)
-    parts = profile_forward(model, whole, runs=runs, device=context.device.type, threads=torch.get_num_threads())
+    parts = profile_forward(
+        model, whole, runs=runs, device=context.device.type, threads=torch.get_num_threads()
+    )
 
     def forward() -> object:
         return model.forward("dense", batch)
@@ -104,17 +118,26 @@ def measure(context: Context, shape: Shape) -> Row:
         "busy": kernel_seconds / plain,
         "flops": counted,
         "mfu": None if limit is None else counted / plain / limit,
-        "mfu_while_busy": None if limit is None or not kernel_seconds else counted / kernel_seconds / limit,
+        "mfu_while_busy": None
+        if limit is None or not kernel_seconds
+        else counted / kernel_seconds / limit,
         "parts": {str(part): seconds for part, seconds in parts.parts.items()},
         "top": [
-            {"kernel": name[:160], "seconds": seconds, "count": count, "share": seconds / max(kernel_seconds, 1e-12)}
+            {
+                "kernel": name[:160],
+                "seconds": seconds,
+                "count": count,
+                "share": seconds / max(kernel_seconds, 1e-12),
+            }
             for name, seconds, count in events[:TOP]
         ],
     }
 
 
 def kernels(averages: Any, *, on_device: bool) -> list[tuple[str, float, int]]:
-    """Name, seconds and count of each kernel, the longest first; on a CPU, of each operator without those that it calls."""
+    """Name, seconds and count of each kernel, the longest first; on a CPU, of each operator without
+    those that it calls.
+    """
     found = []
     for one in averages:
         if on_device and str(one.device_type).endswith("CPU"):
@@ -126,11 +149,15 @@ def kernels(averages: Any, *, on_device: bool) -> list[tuple[str, float, int]]:
 
 
 def ceilings(context: Context) -> Row:
-    """What this GPU reaches with plain torch: a copy within its memory, bytes read and written counted, and a matrix product."""
+    """What this GPU reaches with plain torch: a copy within its memory, bytes read and written
+    counted, and a matrix product.
+    """
     size = 8192
     source = torch.empty(4 << 30, dtype=torch.uint8, device=context.device)
     target = torch.empty_like(source)
-    left, right = (torch.randn(size, size, device=context.device, dtype=torch.bfloat16) for _ in range(2))
+    left, right = (
+        torch.randn(size, size, device=context.device, dtype=torch.bfloat16) for _ in range(2)
+    )
 
     def once(work: Any) -> float:
         work()
@@ -138,4 +165,7 @@ def ceilings(context: Context) -> Row:
 
     copied = once(lambda: target.copy_(source))
     multiplied = once(lambda: left @ right)
-    return {"copy_bytes_per_second": 2 * source.numel() / copied, "matrix_flops_per_second": 2 * size**3 / multiplied}
+    return {
+        "copy_bytes_per_second": 2 * source.numel() / copied,
+        "matrix_flops_per_second": 2 * size**3 / multiplied,
+    }

@@ -1,7 +1,8 @@
-"""One launch of each kind of thing that only a GPU can show, in seconds: whether the other steps are worth their time.
+"""One launch of each kind of thing that only a GPU can show, in seconds: whether the other steps
+are worth their time.
 
-A forward of each kernel path that does not wait for the device, a warm model's way back, a capture, a capture that fails and one
-after it, and running out of memory.
+A forward of each kernel path that does not wait for the device, a warm model's way back, a capture,
+a capture that fails and one after it, and running out of memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ import torch
 
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.report import Row
-from benchmarks.gpu.steps.parity import BFLOAT16_TIMES, FLOAT32_BOUNDS, encoder_of, own_states, states_of, worst
+from benchmarks.gpu.steps.parity import (
+    BFLOAT16_TIMES,
+    FLOAT32_BOUNDS,
+    encoder_of,
+    own_states,
+    states_of,
+    worst,
+)
 from libs.models import EncodeWork, PackedModel, load_model
 from libs.models.graphs.buckets import Bucket
 from libs.models.graphs.buffers import fill, filled, whole_batch
@@ -46,7 +54,9 @@ def run(context: Context) -> None:
 
 
 def forward(context: Context, kind: str, dtype: torch.dtype) -> Row:
-    """The distance to transformers on the CPU; a second forward of the encoder must not wait for the device."""
+    """The distance to transformers on the CPU; a second forward of the encoder must not wait for
+    the device.
+    """
     rng = np.random.default_rng(0)
     ids = [rng.integers(5, 300, length, dtype=np.int32) for length in LENGTHS]
     with tempfile.TemporaryDirectory() as name:
@@ -71,7 +81,11 @@ def forward(context: Context, kind: str, dtype: torch.dtype) -> Row:
                 except RuntimeError as error:
                     row["waits"] = str(error)[:500]
     assert isinstance(row["distance"], float)
-    return row if row["distance"] <= bound else row | {"error": f"distance {row['distance']:.3g} > {bound:.3g}"}
+    return (
+        row
+        if row["distance"] <= bound
+        else row | {"error": f"distance {row['distance']:.3g} > {bound:.3g}"}
+    )
 
 
 def _model(context: Context, folder: Path) -> PackedModel:
@@ -100,9 +114,15 @@ def resumed(context: Context) -> Row:
 
 @torch.inference_mode()
 def captures(context: Context) -> Row:
-    """A graph equals the eager forward; after a capture that fails, memory can be freed and a graph can be captured."""
+    """A graph equals the eager forward; after a capture that fails, memory can be freed and a graph
+    can be captured.
+    """
     with tempfile.TemporaryDirectory() as name:
-        encoder = encoder_of(write_checkpoint("modernbert", Path(name), hidden=HIDDEN, heads=4), torch.bfloat16, context.device)
+        encoder = encoder_of(
+            write_checkpoint("modernbert", Path(name), hidden=HIDDEN, heads=4),
+            torch.bfloat16,
+            context.device,
+        )
     rng = np.random.default_rng(0)
 
     def batch(lengths: Sequence[int]) -> list[InputSequence]:
@@ -121,7 +141,9 @@ def captures(context: Context) -> Row:
         assert graph is not None
         sequences = batch((9, 3, 17))
         wanted = encoder.forward(Packed.of([one.ids for one in sequences], device=context.device))
-        return distance(graph.replay(partial(fill, bucket=BUCKET, sequences=sequences))[:29], wanted)
+        return distance(
+            graph.replay(partial(fill, bucket=BUCKET, sequences=sequences))[:29], wanted
+        )
 
     row: Row = {"distance": apart()}
     try:
@@ -133,7 +155,11 @@ def captures(context: Context) -> Row:
     torch.cuda.empty_cache()
     torch.randn(8, device=context.device)
     row["distance_after_a_failure"] = again = apart()
-    return row if again <= tolerance(torch.bfloat16) else row | {"error": "a graph differs after a failed capture"}
+    return (
+        row
+        if again <= tolerance(torch.bfloat16)
+        else row | {"error": "a graph differs after a failed capture"}
+    )
 
 
 def out_of_memory(context: Context) -> Row:

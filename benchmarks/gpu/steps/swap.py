@@ -1,5 +1,6 @@
-"""A model's way to the GPU: warm models of several sizes from host memory, against a plain copy of as many bytes from pinned
-memory; and all-MiniLM-L6-v2 through the worker's residency, from the order to load it until its first vector.
+"""A model's way to the GPU: warm models of several sizes from host memory, against a plain copy of
+as many bytes from pinned memory; and all-MiniLM-L6-v2 through the worker's residency, from the
+order to load it until its first vector.
 """
 
 from __future__ import annotations
@@ -29,15 +30,26 @@ FACTOR_BOUND: Final = 1.2
 def run(context: Context) -> None:
     context.measure("residency of all-MiniLM-L6-v2", lambda: minilm(context), seconds=10)
     for shape in published.shapes(context, NAMES):
-        context.measure(f"warm {shape.name}", partial(swap, context, shape), needs_cuda=True, seconds=10)
+        context.measure(
+            f"warm {shape.name}", partial(swap, context, shape), needs_cuda=True, seconds=10
+        )
     factor = context.report.number(f"warm {HELD}", "factor")
-    context.target(f"warm swap of {HELD} / its bytes at the copy bandwidth", FACTOR_BOUND, "x", factor, at_most=True)
+    context.target(
+        f"warm swap of {HELD} / its bytes at the copy bandwidth",
+        FACTOR_BOUND,
+        "x",
+        factor,
+        at_most=True,
+    )
 
 
 def minilm(context: Context) -> Row:
     rounds = 1 if context.is_tiny else ROUNDS
     settings = Settings(
-        "bench", device="cuda" if context.has_cuda else "cpu", dtype="bfloat16" if context.has_cuda else "float32", threads=1
+        "bench",
+        device="cuda" if context.has_cuda else "cpu",
+        dtype="bfloat16" if context.has_cuda else "float32",
+        threads=1,
     )
     rows = asyncio.run(residency(settings, rounds))
     return {
@@ -52,7 +64,9 @@ def minilm(context: Context) -> Row:
 
 
 def swap(context: Context, shape: Shape) -> Row:
-    """Seconds of a resume until its bytes are there, of the first vector after it, of a park, and of plain copies."""
+    """Seconds of a resume until its bytes are there, of the first vector after it, of a park, and
+    of plain copies.
+    """
     model = published.loaded(shape, context)
     prepared = model.prepare(EncodeWork(["a b c"]))
     size = model.bytes
@@ -64,7 +78,9 @@ def swap(context: Context, shape: Shape) -> Row:
         parked = model.park()
         taken["park"].append(time.perf_counter() - began)
         taken["swap"].append(context.timed(parked.resume))
-        taken["first_vector"].append(context.timed(lambda: model.forward(prepared.head, prepared.sequences)))
+        taken["first_vector"].append(
+            context.timed(lambda: model.forward(prepared.head, prepared.sequences))
+        )
         taken["copy"].append(context.timed(lambda: target.copy_(pinned, non_blocking=True)))
     middle = {name: median(seconds[1:]) for name, seconds in taken.items()}
     return {

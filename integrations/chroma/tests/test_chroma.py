@@ -1,4 +1,6 @@
-"""shoal-chroma in collections, by Chroma's own validation of functions, and against the numbers of `shoal.Client`."""
+"""shoal-chroma in collections, by Chroma's own validation of functions, and against the numbers of
+`shoal.Client`.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,19 @@ from chromadb.api.types import (
     validate_embedding_function,
     validate_sparse_embedding_function,
 )
-from chromadb.utils.embedding_functions import known_embedding_functions, sparse_known_embedding_functions
+from chromadb.utils.embedding_functions import (
+    known_embedding_functions,
+    sparse_known_embedding_functions,
+)
 from shoal_chroma import ShoalEmbeddingFunction, ShoalSparseEmbeddingFunction
 
 ALL = (ShoalEmbeddingFunction, ShoalSparseEmbeddingFunction)
 
 
 @pytest.mark.parametrize("kind", ["dense", "prompted"])
-def test_roles_are_those_of_the_client(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+def test_roles_are_those_of_the_client(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     function = ShoalEmbeddingFunction(models[kind])
     documents = client.encode(models[kind], texts, role="document").dense
     queries = client.encode(models[kind], texts, role="query").dense
@@ -36,9 +43,13 @@ def test_roles_are_those_of_the_client(kind: str, models: dict[str, str], client
 
 def test_sparse_vectors(models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
     function = ShoalSparseEmbeddingFunction(models["hybrid"])
-    wanted = client.encode(models["hybrid"], texts, role="document", representations="sparse").sparse
+    wanted = client.encode(
+        models["hybrid"], texts, role="document", representations="sparse"
+    ).sparse
     found = function(texts)
-    assert [(one.indices, one.values) for one in found] == [(columns.tolist(), weights.tolist()) for columns, weights in wanted]
+    assert [(one.indices, one.values) for one in found] == [
+        (columns.tolist(), weights.tolist()) for columns, weights in wanted
+    ]
     assert function.embed_query(texts) != found
 
 
@@ -51,9 +62,13 @@ def test_chroma_takes_them_as_functions() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_written_and_read_again_without_the_token(kind: Any, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_and_read_again_without_the_token(
+    kind: Any, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_TOKEN", token)
-    function = kind("org/model", tenant="search", token_env_var="MY_TOKEN", options={"dimensions": 64})
+    function = kind(
+        "org/model", tenant="search", token_env_var="MY_TOKEN", options={"dimensions": 64}
+    )
     text = json.dumps(function.get_config())
     assert token not in text
     again = kind.build_from_config(json.loads(text))
@@ -65,20 +80,30 @@ def test_written_and_read_again_without_the_token(kind: Any, token: str, monkeyp
         kind.validate_config(function.get_config() | {"colour": "red"})
     with pytest.raises(ValueError, match="no model"):
         kind.validate_config({})
-    function.validate_config_update(function.get_config(), function.get_config() | {"address": "other:50051"})
+    function.validate_config_update(
+        function.get_config(), function.get_config() | {"address": "other:50051"}
+    )
     for name, value in (("model", "org/other"), ("options", {})):
         with pytest.raises(ValueError, match=f"{name} cannot change"):
-            function.validate_config_update(function.get_config(), function.get_config() | {name: value})
+            function.validate_config_update(
+                function.get_config(), function.get_config() | {name: value}
+            )
 
 
-def test_a_collection_is_opened_again(tmp_path: Path, models: dict[str, str], texts: list[str]) -> None:
+def test_collection_is_opened_again(
+    tmp_path: Path, models: dict[str, str], texts: list[str]
+) -> None:
     settings = chromadb.config.Settings(anonymized_telemetry=False)
     function = ShoalEmbeddingFunction(models["prompted"])
-    made = chromadb.PersistentClient(str(tmp_path), settings).create_collection("texts", embedding_function=function)
+    made = chromadb.PersistentClient(str(tmp_path), settings).create_collection(
+        "texts", embedding_function=function
+    )
     made.add(ids=[str(number) for number in range(len(texts))], documents=texts)
     wanted = made.query(query_texts=["fish"], n_results=3)
     chromadb.api.client.SharedSystemClient.clear_system_cache()
-    opened = chromadb.PersistentClient(str(tmp_path), settings).get_collection("texts")  # says nothing of a function
+    opened = chromadb.PersistentClient(str(tmp_path), settings).get_collection(
+        "texts"
+    )  # says nothing of a function
     assert opened.query(query_texts=["fish"], n_results=3) == wanted
     assert opened.configuration["hnsw"]["space"] == "cosine"
     (query,) = function.embed_query(["fish"])
@@ -86,9 +111,11 @@ def test_a_collection_is_opened_again(tmp_path: Path, models: dict[str, str], te
     assert by_vector["ids"] == wanted["ids"]
 
 
-def test_a_schema_for_the_cloud_is_written_and_read_again(models: dict[str, str]) -> None:
+def test_schema_for_the_cloud_is_written_and_read_again(models: dict[str, str]) -> None:
     function = ShoalSparseEmbeddingFunction(models["hybrid"], tenant="search")
-    schema = Schema().create_index(SparseVectorIndexConfig(source_key="#document", embedding_function=function), key="weights")
+    schema = Schema().create_index(
+        SparseVectorIndexConfig(source_key="#document", embedding_function=function), key="weights"
+    )
     again = Schema.deserialize_from_json(json.loads(json.dumps(schema.serialize_to_json())))
     found = again.keys["weights"].sparse_vector.sparse_vector_index.config.embedding_function
     assert isinstance(found, ShoalSparseEmbeddingFunction)

@@ -1,4 +1,6 @@
-"""shoal-haystack in Haystack's pipelines, their serialisation, and against the numbers of `shoal.Client`."""
+"""shoal-haystack in Haystack's pipelines, their serialisation, and against the numbers of
+`shoal.Client`.
+"""
 
 from __future__ import annotations
 
@@ -26,30 +28,48 @@ from haystack_integrations.components.extractors.shoal import ShoalExtractor
 from haystack_integrations.components.rankers.shoal import ShoalRanker
 
 TEXT_EMBEDDERS = (ShoalTextEmbedder, ShoalSparseTextEmbedder, ShoalMultiVectorTextEmbedder)
-DOCUMENT_EMBEDDERS = (ShoalDocumentEmbedder, ShoalSparseDocumentEmbedder, ShoalMultiVectorDocumentEmbedder)
+DOCUMENT_EMBEDDERS = (
+    ShoalDocumentEmbedder,
+    ShoalSparseDocumentEmbedder,
+    ShoalMultiVectorDocumentEmbedder,
+)
 ALL = (*TEXT_EMBEDDERS, *DOCUMENT_EMBEDDERS, ShoalRanker, ShoalExtractor)
 
 
 def documents(texts: list[str]) -> list[Document]:
-    return [Document(id=str(number), content=text, meta={"title": f"title {number}"}) for number, text in enumerate(texts)]
+    return [
+        Document(id=str(number), content=text, meta={"title": f"title {number}"})
+        for number, text in enumerate(texts)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["dense", "prompted"])
-async def test_dense_vectors(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_dense_vectors(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     text, document = ShoalTextEmbedder(models[kind]), ShoalDocumentEmbedder(models[kind])
     rows = client.encode(models[kind], texts, role="document").dense.tolist()
     query = client.encode(models[kind], texts[0], role="query").dense[0].tolist()
     given = documents(texts)
     assert [one.embedding for one in document.run(given)["documents"]] == rows
     assert [one.embedding for one in (await document.run_async(given))["documents"]] == rows
-    assert text.run(texts[0]) == await text.run_async(texts[0]) == {"embedding": query, "meta": {"model": models[kind]}}
+    assert (
+        text.run(texts[0])
+        == await text.run_async(texts[0])
+        == {"embedding": query, "meta": {"model": models[kind]}}
+    )
     assert (query != rows[0]) is (kind == "prompted")
     assert all(one.embedding is None for one in given)
     assert document.run([])["documents"] == []
 
 
-async def test_sparse_vectors(models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
-    text, document = ShoalSparseTextEmbedder(models["hybrid"]), ShoalSparseDocumentEmbedder(models["hybrid"])
+async def test_sparse_vectors(
+    models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
+    text, document = (
+        ShoalSparseTextEmbedder(models["hybrid"]),
+        ShoalSparseDocumentEmbedder(models["hybrid"]),
+    )
     rows = client.encode(models["hybrid"], texts, role="document", representations="sparse").sparse
     found = document.run(documents(texts))["documents"]
     assert [(one.sparse_embedding.indices, one.sparse_embedding.values) for one in found] == [
@@ -61,9 +81,16 @@ async def test_sparse_vectors(models: dict[str, str], client: shoal.Client, text
     assert query["sparse_embedding"] != found[0].sparse_embedding
 
 
-async def test_multi_vectors(models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
-    text, document = ShoalMultiVectorTextEmbedder(models["hybrid"]), ShoalMultiVectorDocumentEmbedder(models["hybrid"])
-    rows = client.encode(models["hybrid"], texts, role="document", representations="multi_vector").multi_vector
+async def test_multi_vectors(
+    models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
+    text, document = (
+        ShoalMultiVectorTextEmbedder(models["hybrid"]),
+        ShoalMultiVectorDocumentEmbedder(models["hybrid"]),
+    )
+    rows = client.encode(
+        models["hybrid"], texts, role="document", representations="multi_vector"
+    ).multi_vector
     found = document.run(documents(texts))["documents"]
     assert [one.meta["multi_vector"] for one in found] == [row.tolist() for row in rows]
     assert found[0].meta["title"] == "title 0"
@@ -74,18 +101,27 @@ async def test_multi_vectors(models: dict[str, str], client: shoal.Client, texts
 
 
 def test_meta_fields_are_read(models: dict[str, str], client: shoal.Client) -> None:
-    embedder = ShoalDocumentEmbedder(models["dense"], meta_fields_to_embed=["title", "none"], embedding_separator=" | ")
+    embedder = ShoalDocumentEmbedder(
+        models["dense"], meta_fields_to_embed=["title", "none"], embedding_separator=" | "
+    )
     (found,) = embedder.run([Document(content="content", meta={"title": "title"})])["documents"]
-    assert found.embedding == client.encode(models["dense"], "title | content", role="document").dense[0].tolist()
+    assert (
+        found.embedding
+        == client.encode(models["dense"], "title | content", role="document").dense[0].tolist()
+    )
 
 
 @pytest.mark.parametrize("kind", ["dense", "reranker"])
-async def test_ranked_documents(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_ranked_documents(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     ranker = ShoalRanker(models[kind], top_k=3)
     given = documents(texts)
     found = ranker.run("fish", given)["documents"]
     wanted = client.score(models[kind], "fish", texts, top_n=3)
-    assert [(one.id, one.score) for one in found] == [(str(i), float(wanted.scores[i])) for i in wanted.ranking.tolist()]
+    assert [(one.id, one.score) for one in found] == [
+        (str(i), float(wanted.scores[i])) for i in wanted.ranking.tolist()
+    ]
     assert (await ranker.run_async("fish", given))["documents"] == found
     assert ranker.run("fish", given, top_k=1)["documents"] == found[:1]
     assert ranker.run("fish", [])["documents"] == []
@@ -103,9 +139,13 @@ async def test_extraction(models: dict[str, str], client: shoal.Client, texts: l
         [one.start for one in each.entities] for each in wanted
     ]
     assert (await extractor.run_async(documents(texts)))["documents"] == found
-    labels = ShoalExtractor(models["dense"], find="labels", labels=["animals", "finance"]).run(documents(texts))["documents"]
+    labels = ShoalExtractor(models["dense"], find="labels", labels=["animals", "finance"]).run(
+        documents(texts)
+    )["documents"]
     best = client.classify(models["dense"], texts, ["animals", "finance"])
-    assert [document.meta["labels"][0]["label"] for document in labels] == [one.labels[0].label for one in best]
+    assert [document.meta["labels"][0]["label"] for document in labels] == [
+        one.labels[0].label for one in best
+    ]
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -113,13 +153,24 @@ def test_written_and_read_again_without_the_token(
     kind: Any, token: str, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", token)
-    one = kind(models["hybrid"], tenant="search", token=Secret.from_env_var("MY_TOKEN"), options={"truncation": "none"})
+    one = kind(
+        models["hybrid"],
+        tenant="search",
+        token=Secret.from_env_var("MY_TOKEN"),
+        options={"truncation": "none"},
+    )
     data = component_to_dict(one, "one")
     assert token not in str(data)
-    assert data["init_parameters"]["token"] == {"type": "env_var", "env_vars": ["MY_TOKEN"], "strict": True}
+    assert data["init_parameters"]["token"] == {
+        "type": "env_var",
+        "env_vars": ["MY_TOKEN"],
+        "strict": True,
+    }
     again = component_from_dict(kind, data, "one")
     assert again.to_dict() == data
-    assert set(data["init_parameters"]) == set(inspect.signature(kind.__init__).parameters) - {"self"}
+    assert set(data["init_parameters"]) == set(inspect.signature(kind.__init__).parameters) - {
+        "self"
+    }
     with pytest.raises(ValueError, match="Cannot serialize token-based secret"):
         kind(models["hybrid"], token=Secret.from_token(token)).to_dict()
 
@@ -134,7 +185,7 @@ def search(models: dict[str, str], store: InMemoryDocumentStore) -> Pipeline:
     return pipeline
 
 
-def test_a_pipeline_is_written_read_and_run(models: dict[str, str], texts: list[str]) -> None:
+def test_pipeline_is_written_read_and_run(models: dict[str, str], texts: list[str]) -> None:
     store = InMemoryDocumentStore(embedding_similarity_function="cosine")
     store.write_documents(ShoalDocumentEmbedder(models["dense"]).run(documents(texts))["documents"])
     pipeline = search(models, store)

@@ -16,7 +16,13 @@ from langchain_qdrant import QdrantVectorStore, RetrievalMode
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests, ToolsIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests, ToolsUnitTests
 from pydantic import SecretStr
-from shoal_langchain import ShoalEmbeddings, ShoalExtractor, ShoalReranker, ShoalSparseEmbeddings, ShoalTagger
+from shoal_langchain import (
+    ShoalEmbeddings,
+    ShoalExtractor,
+    ShoalReranker,
+    ShoalSparseEmbeddings,
+    ShoalTagger,
+)
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 ALL = (ShoalEmbeddings, ShoalExtractor, ShoalReranker, ShoalSparseEmbeddings, ShoalTagger)
@@ -82,23 +88,33 @@ class TestTool(ToolsIntegrationTests):
 
 
 @pytest.mark.parametrize("kind", ["dense", "prompted"])
-async def test_roles_are_those_of_the_client(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_roles_are_those_of_the_client(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     embeddings = ShoalEmbeddings(model=models[kind])
     documents = client.encode(models[kind], texts, role="document").dense.tolist()
     query = client.encode(models[kind], texts[0], role="query").dense[0].tolist()
-    assert embeddings.embed_documents(texts) == await embeddings.aembed_documents(texts) == documents
+    assert (
+        embeddings.embed_documents(texts) == await embeddings.aembed_documents(texts) == documents
+    )
     assert embeddings.embed_query(texts[0]) == await embeddings.aembed_query(texts[0]) == query
     assert (query != documents[0]) is (kind == "prompted")
     assert embeddings.embed_documents([]) == await embeddings.aembed_documents([]) == []
     assert all(type(number) is float for number in query)
 
 
-async def test_sparse_vectors(models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_sparse_vectors(
+    models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     sparse = ShoalSparseEmbeddings(model=models["hybrid"])
-    wanted = client.encode(models["hybrid"], texts, role="document", representations="sparse").sparse
+    wanted = client.encode(
+        models["hybrid"], texts, role="document", representations="sparse"
+    ).sparse
     found = sparse.embed_documents(texts)
     assert found == await sparse.aembed_documents(texts)
-    assert [(one.indices, one.values) for one in found] == [(columns.tolist(), weights.tolist()) for columns, weights in wanted]
+    assert [(one.indices, one.values) for one in found] == [
+        (columns.tolist(), weights.tolist()) for columns, weights in wanted
+    ]
     assert sparse.embed_query(texts[0]) == await sparse.aembed_query(texts[0]) != found[0]
 
 
@@ -111,17 +127,23 @@ def test_hybrid_search_in_qdrant(models: dict[str, str], texts: list[str]) -> No
         location=":memory:",
         collection_name="texts",
     )
-    assert {found.page_content for found in store.similarity_search(texts[0], k=len(texts))} == set(texts)
+    assert {found.page_content for found in store.similarity_search(texts[0], k=len(texts))} == set(
+        texts
+    )
 
 
 @pytest.mark.parametrize("kind", ["dense", "reranker"])
-async def test_reranked_documents(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_reranked_documents(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     documents = [Document(text, metadata={"number": number}) for number, text in enumerate(texts)]
     reranker = ShoalReranker(model=models[kind], top_n=3)
     found = reranker.compress_documents(documents, "fish")
     wanted = client.score(models[kind], "fish", texts, top_n=3)
     assert [one.metadata["number"] for one in found] == wanted.ranking.tolist()
-    assert [one.metadata["relevance_score"] for one in found] == wanted.scores[wanted.ranking].tolist()
+    assert [one.metadata["relevance_score"] for one in found] == wanted.scores[
+        wanted.ranking
+    ].tolist()
     assert list(await reranker.acompress_documents(documents, "fish")) == list(found)
     assert all("relevance_score" not in document.metadata for document in documents)
     assert list(reranker.compress_documents([], "fish")) == []
@@ -132,30 +154,55 @@ async def test_extraction(models: dict[str, str], client: shoal.Client, texts: l
     wanted = client.entities(models["entities"], texts, aggregation="none")
     assert any(one.entities for one in wanted)
     found = [tool.invoke({"text": text}) for text in texts]
-    assert [[one["start"] for one in each] for each in found] == [[one.start for one in each.entities] for each in wanted]
+    assert [[one["start"] for one in each] for each in found] == [
+        [one.start for one in each.entities] for each in wanted
+    ]
     assert found[0] == await tool.ainvoke({"text": texts[0]})
     tagger = ShoalTagger(model=models["dense"], find="labels", labels=["animals", "finance"])
     tagged = tagger.transform_documents([Document(text) for text in texts])
-    assert list(tagged) == list(await tagger.atransform_documents([Document(text) for text in texts]))
+    assert list(tagged) == list(
+        await tagger.atransform_documents([Document(text) for text in texts])
+    )
     labels = client.classify(models["dense"], texts, ["animals", "finance"])
-    assert [one.metadata["labels"][0]["label"] for one in tagged] == [one.labels[0].label for one in labels]
+    assert [one.metadata["labels"][0]["label"] for one in tagged] == [
+        one.labels[0].label for one in labels
+    ]
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_written_and_read_again_without_the_token(kind: Any, token: str, models: dict[str, str]) -> None:
-    one = kind(model=models["hybrid"], tenant="search", token=SecretStr(token), options={"truncation": "none"})
+def test_written_and_read_again_without_the_token(
+    kind: Any, token: str, models: dict[str, str]
+) -> None:
+    one = kind(
+        model=models["hybrid"],
+        tenant="search",
+        token=SecretStr(token),
+        options={"truncation": "none"},
+    )
     text = dumps(one)
     assert token not in text
     assert token not in repr(one)
-    again = loads(text, allowed_objects=[kind], valid_namespaces=["shoal_langchain"], secrets_map={"SHOAL_TOKEN": token})
+    again = loads(
+        text,
+        allowed_objects=[kind],
+        valid_namespaces=["shoal_langchain"],
+        secrets_map={"SHOAL_TOKEN": token},
+    )
     assert type(again) is kind
-    assert (again.model, again.tenant, again.options) == (models["hybrid"], "search", {"truncation": "none"})
+    assert (again.model, again.tenant, again.options) == (
+        models["hybrid"],
+        "search",
+        {"truncation": "none"},
+    )
     assert again.token.get_secret_value() == token
 
 
 def test_each_event_loop_has_its_client(models: dict[str, str]) -> None:
     embeddings = ShoalEmbeddings(model=models["dense"])
-    first, second = asyncio.run(embeddings.aembed_query("fish")), asyncio.run(embeddings.aembed_query("fish"))
+    first, second = (
+        asyncio.run(embeddings.aembed_query("fish")),
+        asyncio.run(embeddings.aembed_query("fish")),
+    )
     assert first == second == embeddings.embed_query("fish")
 
 
@@ -167,5 +214,8 @@ def test_in_a_vector_store(models: dict[str, str], texts: list[str]) -> None:
 
 
 def test_options_reach_the_mesh(models: dict[str, str]) -> None:
-    assert len(ShoalEmbeddings(model=models["dense"], options={"dimensions": 64}).embed_query("fish")) == 64
+    assert (
+        len(ShoalEmbeddings(model=models["dense"], options={"dimensions": 64}).embed_query("fish"))
+        == 64
+    )
     assert "SHOAL_TOKEN" not in os.environ

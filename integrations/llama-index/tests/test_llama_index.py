@@ -31,7 +31,13 @@ def nodes(texts: list[str]) -> list[TextNode]:
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    list(zip(ALL, (BaseEmbedding, BaseExtractor, BaseNodePostprocessor, BaseSparseEmbedding), strict=True)),
+    list(
+        zip(
+            ALL,
+            (BaseEmbedding, BaseExtractor, BaseNodePostprocessor, BaseSparseEmbedding),
+            strict=True,
+        )
+    ),
 )
 def test_base_classes(ours: type, theirs: type) -> None:
     """What the tests of LlamaIndex's own packages look at."""
@@ -40,26 +46,53 @@ def test_base_classes(ours: type, theirs: type) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "prompted"])
-async def test_roles_are_those_of_the_client(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_roles_are_those_of_the_client(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     embedding = ShoalEmbedding(model_name=models[kind])
     documents = client.encode(models[kind], texts, role="document").dense.tolist()
     query = client.encode(models[kind], texts[0], role="query").dense[0].tolist()
-    assert embedding.get_text_embedding_batch(texts) == await embedding.aget_text_embedding_batch(texts) == documents
-    assert embedding.get_text_embedding(texts[0]) == await embedding.aget_text_embedding(texts[0]) == documents[0]
-    assert embedding.get_query_embedding(texts[0]) == await embedding.aget_query_embedding(texts[0]) == query
+    assert (
+        embedding.get_text_embedding_batch(texts)
+        == await embedding.aget_text_embedding_batch(texts)
+        == documents
+    )
+    assert (
+        embedding.get_text_embedding(texts[0])
+        == await embedding.aget_text_embedding(texts[0])
+        == documents[0]
+    )
+    assert (
+        embedding.get_query_embedding(texts[0])
+        == await embedding.aget_query_embedding(texts[0])
+        == query
+    )
     assert (query != documents[0]) is (kind == "prompted")
     assert embedding.get_text_embedding_batch([]) == []
     assert all(type(number) is float for number in query)
 
 
-async def test_sparse_vectors(models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_sparse_vectors(
+    models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     sparse = ShoalSparseEmbedding(model_name=models["hybrid"])
-    wanted = client.encode(models["hybrid"], texts, role="document", representations="sparse").sparse
-    rows = [dict(zip(columns.tolist(), weights.tolist(), strict=True)) for columns, weights in wanted]
-    assert sparse.get_text_embedding_batch(texts) == await sparse.aget_text_embedding_batch(texts) == rows
+    wanted = client.encode(
+        models["hybrid"], texts, role="document", representations="sparse"
+    ).sparse
+    rows = [
+        dict(zip(columns.tolist(), weights.tolist(), strict=True)) for columns, weights in wanted
+    ]
+    assert (
+        sparse.get_text_embedding_batch(texts)
+        == await sparse.aget_text_embedding_batch(texts)
+        == rows
+    )
     query = sparse.get_query_embedding(texts[0])
     assert query == await sparse.aget_query_embedding(texts[0]) != rows[0]
-    assert sparse.documents(texts) == ([list(row) for row in rows], [list(row.values()) for row in rows])
+    assert sparse.documents(texts) == (
+        [list(row) for row in rows],
+        [list(row.values()) for row in rows],
+    )
     assert sparse.queries(texts[:1]) == ([list(query)], [list(query.values())])
 
 
@@ -76,9 +109,9 @@ def test_hybrid_search_in_qdrant(models: dict[str, str], texts: list[str]) -> No
         [TextNode(text=text) for text in texts], storage_context=StorageContext.from_defaults(vector_store=store),
         embed_model=ShoalEmbedding(model_name=models["hybrid"]),
     )  # fmt: skip
-    found = index.as_retriever(vector_store_query_mode="hybrid", similarity_top_k=len(texts), sparse_top_k=len(texts)).retrieve(
-        "fish"
-    )
+    found = index.as_retriever(
+        vector_store_query_mode="hybrid", similarity_top_k=len(texts), sparse_top_k=len(texts)
+    ).retrieve("fish")
     assert {one.text for one in found} == set(texts)
 
 
@@ -94,14 +127,18 @@ class Heard(BaseEventHandler):
 
 
 @pytest.mark.parametrize("kind", ["dense", "reranker"])
-async def test_reranked_nodes(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_reranked_nodes(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     heard = Heard()
     get_dispatcher().add_event_handler(heard)
     reranker = ShoalReranker(model_name=models[kind], top_n=3)
     given = [NodeWithScore(node=node, score=0.0) for node in nodes(texts)]
     found = reranker.postprocess_nodes(given, query_str="fish")
     wanted = client.score(models[kind], "fish", texts, top_n=3)
-    assert [(one.node_id, one.score) for one in found] == [(str(i), float(wanted.scores[i])) for i in wanted.ranking.tolist()]
+    assert [(one.node_id, one.score) for one in found] == [
+        (str(i), float(wanted.scores[i])) for i in wanted.ranking.tolist()
+    ]
     again = await reranker.apostprocess_nodes(given, query_str="fish")
     assert [one.model_dump() for one in again] == [one.model_dump() for one in found]
     assert [one.score for one in given] == [0.0] * len(texts)
@@ -111,14 +148,18 @@ async def test_reranked_nodes(kind: str, models: dict[str, str], client: shoal.C
         reranker.postprocess_nodes(given)
 
 
-async def test_extraction_in_a_pipeline(models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_extraction_in_a_pipeline(
+    models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     extractor = ShoalExtractor(model_name=models["entities"], options={"aggregation": "none"})
     wanted = client.entities(models["entities"], texts, aggregation="none")
     assert any(one.entities for one in wanted)
     pipeline = IngestionPipeline(
         transformations=[
             extractor,
-            ShoalExtractor(model_name=models["dense"], find="labels", labels=["animals", "finance"]),
+            ShoalExtractor(
+                model_name=models["dense"], find="labels", labels=["animals", "finance"]
+            ),
             ShoalEmbedding(model_name=models["dense"]),
         ],
         disable_cache=True,
@@ -128,14 +169,23 @@ async def test_extraction_in_a_pipeline(models: dict[str, str], client: shoal.Cl
         [one.start for one in each.entities] for each in wanted
     ]
     labels = client.classify(models["dense"], texts, ["animals", "finance"])
-    assert [node.metadata["labels"][0]["label"] for node in made] == [one.labels[0].label for one in labels]
+    assert [node.metadata["labels"][0]["label"] for node in made] == [
+        one.labels[0].label for one in labels
+    ]
     assert all(len(node.embedding) == 384 for node in made)
     assert extractor.extract(nodes(texts)) == await extractor.aextract(nodes(texts))
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_written_and_read_again_without_the_token(kind: Any, token: str, models: dict[str, str]) -> None:
-    one = kind(model_name=models["hybrid"], tenant="search", token=SecretStr(token), options={"truncation": "none"})
+def test_written_and_read_again_without_the_token(
+    kind: Any, token: str, models: dict[str, str]
+) -> None:
+    one = kind(
+        model_name=models["hybrid"],
+        tenant="search",
+        token=SecretStr(token),
+        options={"truncation": "none"},
+    )
     _ = one.handle
     if kind is ShoalSparseEmbedding:  # BaseSparseEmbedding is a plain pydantic model
         text = one.model_dump_json()
@@ -145,13 +195,17 @@ def test_written_and_read_again_without_the_token(kind: Any, token: str, models:
         again = kind.from_json(text)
     assert token not in text
     assert token not in repr(one)
-    assert (again.model_name, again.tenant, again.options) == (models["hybrid"], "search", {"truncation": "none"})
+    assert (again.model_name, again.tenant, again.options) == (
+        models["hybrid"],
+        "search",
+        {"truncation": "none"},
+    )
     assert again.token is None
     if kind is ShoalEmbedding:
         assert token not in str(one.to_payload())
 
 
-def test_a_pickled_embedding_works(models: dict[str, str]) -> None:
+def test_pickled_embedding_works(models: dict[str, str]) -> None:
     embedding = ShoalEmbedding(model_name=models["dense"])
     vector = embedding.get_query_embedding("fish")
     assert pickle.loads(pickle.dumps(embedding)).get_query_embedding("fish") == vector
@@ -160,4 +214,8 @@ def test_a_pickled_embedding_works(models: dict[str, str]) -> None:
 def test_each_event_loop_has_its_client(models: dict[str, str]) -> None:
     embedding = ShoalEmbedding(model_name=models["dense"])
     first = asyncio.run(embedding.aget_query_embedding("fish"))
-    assert first == asyncio.run(embedding.aget_query_embedding("fish")) == embedding.get_query_embedding("fish")
+    assert (
+        first
+        == asyncio.run(embedding.aget_query_embedding("fish"))
+        == embedding.get_query_embedding("fish")
+    )

@@ -1,6 +1,8 @@
-"""shoal-weaviate against the numbers of `shoal.Client`, and what Weaviate's client sends of them to a server.
+"""shoal-weaviate against the numbers of `shoal.Client`, and what Weaviate's client sends of them to
+a server.
 
-No server can be had from a package index: `FakeWeaviate` takes what it would be sent, and finds nothing.
+No server can be had from a package index: `FakeWeaviate` takes what it would be sent, and finds
+nothing.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ def ports(fake: FakeWeaviate) -> Iterator[tuple[int, int]]:
 
 
 def sent(objects: Any, name: str) -> list[np.ndarray]:
-    """The vectors of that name as they came over the wire: float32, of a multi-vector [tokens, dimensions]."""
+    """The vectors of that name as they came over the wire: float32, of a multi-vector [tokens,
+    dimensions].
+    """
     found = []
     for one in objects:
         (vector,) = [vector for vector in one.vectors if vector.name == name]
@@ -99,23 +103,35 @@ def sent(objects: Any, name: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["dense", "prompted"])
-async def test_dense_vectors(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_dense_vectors(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     vectorizer = ShoalVectorizer(models[kind], names={"dense": "text"})
     documents = client.encode(models[kind], texts, role="document").dense.tolist()
     query = client.encode(models[kind], texts[0], role="query").dense[0].tolist()
     assert [one["text"] for one in vectorizer.vectors(texts)] == documents
     assert await vectorizer.avectors(texts) == vectorizer.vectors(texts)
-    assert vectorizer.near(texts[0]) == await vectorizer.anear(texts[0]) == {"near_vector": query, "target_vector": "text"}
+    assert (
+        vectorizer.near(texts[0])
+        == await vectorizer.anear(texts[0])
+        == {"near_vector": query, "target_vector": "text"}
+    )
     assert (query != documents[0]) is (kind == "prompted")
     assert vectorizer.objects([]) == []
 
 
 async def test_what_the_client_sends(
-    fake: FakeWeaviate, ports: tuple[int, int], models: dict[str, str], client: shoal.Client, texts: list[str]
+    fake: FakeWeaviate,
+    ports: tuple[int, int],
+    models: dict[str, str],
+    client: shoal.Client,
+    texts: list[str],
 ) -> None:
     vectorizer = ShoalVectorizer(models["hybrid"], forms=FORMS)
     rows = [{"text": text, "number": number} for number, text in enumerate(texts)]
-    with weaviate.connect_to_local("127.0.0.1", ports[0], ports[1], skip_init_checks=True) as connected:
+    with weaviate.connect_to_local(
+        "127.0.0.1", ports[0], ports[1], skip_init_checks=True
+    ) as connected:
         collection = connected.collections.create("Texts", vector_config=vectorizer.vector_config())
         collection.data.insert_many(vectorizer.objects(rows))
         for form in FORMS:
@@ -129,7 +145,10 @@ async def test_what_the_client_sends(
     for ours, theirs in zip(sent(fake.objects, "multi_vector"), wanted.multi_vector, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     query = client.encode(models["hybrid"], "fish", role="query", representations=FORMS)
-    assert [list(search.near_vector.targets.target_vectors) for search in fake.searches] == [["dense"], ["multi_vector"]]
+    assert [list(search.near_vector.targets.target_vectors) for search in fake.searches] == [
+        ["dense"],
+        ["multi_vector"],
+    ]
     assert query.dense[0].tobytes() in fake.searches[0].near_vector.SerializeToString()
     assert query.multi_vector[0].tobytes() in fake.searches[1].near_vector.SerializeToString()
     assert await vectorizer.aobjects(rows) == vectorizer.objects(rows)
@@ -146,7 +165,9 @@ def objects(texts: list[str]) -> list[Object[Any, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["dense", "reranker"])
-async def test_reranked_objects(kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]) -> None:
+async def test_reranked_objects(
+    kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
+) -> None:
     reranker, given = ShoalReranker(models[kind]), objects(texts)
     found = reranker.rerank("fish", given, top_n=3)
     wanted = client.score(models[kind], "fish", texts, top_n=3)
@@ -163,12 +184,14 @@ async def test_extraction(models: dict[str, str], client: shoal.Client, texts: l
     wanted = client.entities(models["entities"], texts, aggregation="none")
     rows = [{"text": text} for text in texts]
     found = extractor.properties(rows)
-    assert [[one["start"] for one in row["entities"]] for row in found] == [[e.start for e in one.entities] for one in wanted]
+    assert [[one["start"] for one in row["entities"]] for row in found] == [
+        [e.start for e in one.entities] for one in wanted
+    ]
     assert await extractor.aproperties(rows) == found
     assert rows == [{"text": text} for text in texts]
 
 
-def test_a_pickle_has_no_token(token: str, models: dict[str, str]) -> None:
+def test_pickle_has_no_token(token: str, models: dict[str, str]) -> None:
     vectorizer = ShoalVectorizer(models["dense"], token=token)
     assert token.encode() not in pickle.dumps(vectorizer)
     assert pickle.loads(pickle.dumps(vectorizer)).vectors(["fish"]) == vectorizer.vectors(["fish"])

@@ -3,12 +3,14 @@
     import shoal
 
     with shoal.Client("127.0.0.1:50051") as client:
-        vectors = client.encode("sentence-transformers/all-MiniLM-L6-v2", ["first text", "second text"]).dense
+        vectors = client.encode("sentence-transformers/all-MiniLM-L6-v2", ["first text", "second
+        text"]).dense
 
-The modules in this folder are public: clients, handles on models, errors, results, tasks and the status of the mesh. `verbs` ->
-`calls` -> `requests` -> `transport` is the path of a call and not public, `cli` is the command line, `v1` the generated stubs.
-Importing the package loads nothing else: grpc and numpy are imported when a name is first used, so that `shoal.v1` and the command
-line start fast.
+The modules in this folder are public: clients, handles on models, errors, results, tasks and the
+status of the mesh. `verbs` -> `calls` -> `requests` -> `transport` is the path of a call and not
+public, `cli` is the command line, `v1` the generated stubs. Importing the package loads nothing
+else: grpc and numpy are imported when a name is first used, so that `shoal.v1` and the command line
+start fast.
 """
 
 from __future__ import annotations
@@ -42,7 +44,17 @@ if TYPE_CHECKING:
     )
     from shoal.schema import Schema
     from shoal.status import Mesh, Model, Placement
-    from shoal.tasks import Chunking, Classify, Document, Entities, Parts, ReadText, Regions, Relations, Span
+    from shoal.tasks import (
+        Chunking,
+        Classify,
+        Document,
+        Entities,
+        Parts,
+        ReadText,
+        Regions,
+        Relations,
+        Span,
+    )
     from shoal.tokens import DetokenizeResult, TokenizeResult, Tokens
     from shoal.transport.trust import Tls, TokenFile
 

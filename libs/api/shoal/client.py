@@ -31,7 +31,9 @@ class AsyncModels(ModelsBase):
 
 
 class AsyncClient(ClientBase):
-    """A client for asyncio; belongs to the event loop of its first call. Close it, or use `async with`."""
+    """A client for asyncio; belongs to the event loop of its first call. Close it, or use `async
+    with`.
+    """
 
     encode = inference.encode
     score = inference.score
@@ -60,22 +62,28 @@ class AsyncClient(ClientBase):
         priority: Priority | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Delta | ExtractResult]:
-        """Has a model write, and yields what is written as it is written: `Delta`s, and at last the whole `ExtractResult`, which
-        comes alone of models that write nothing, search beams or write regions. One request, not retried. Raises ShoalError."""
+        """Has a model write, and yields what is written as it is written: `Delta`s, and at last the
+        whole `ExtractResult`, which comes alone of models that write nothing, search beams or write
+        regions. One request, not retried. Raises ShoalError."""
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
         with self._caller.streaming() as (address, metadata):
-            replies = self._transport.stream(address, EXTRACT_STREAM, plan.whole(), timeout=timeout, metadata=metadata)
+            replies = self._transport.stream(
+                address, EXTRACT_STREAM, plan.whole(), timeout=timeout, metadata=metadata
+            )
             async with aclosing(replies):
                 async for reply in replies:
                     for part in plan.written(reply):
                         yield part
 
     async def watch(self, interval_seconds: float = 1.0) -> AsyncIterator[Mesh]:
-        """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that
-        router is lost; calling `watch` again then asks the next router, if there is one."""
+        """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees
+        it. Raises ShoalError when that router is lost; calling `watch` again then asks the next
+        router, if there is one."""
         request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
         with self._caller.streaming() as (address, metadata):
-            async for reply in self._transport.stream(address, WATCH_MESH, request, metadata=metadata):
+            async for reply in self._transport.stream(
+                address, WATCH_MESH, request, metadata=metadata
+            ):
                 yield codec.mesh(reply.mesh)
 
     def _open_transport(self, tls: Tls | None) -> AsyncTransport:
@@ -89,7 +97,12 @@ class AsyncClient(ClientBase):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
 
@@ -102,7 +115,9 @@ class Models(ModelsBase):
 
 
 class Client(ClientBase):
-    """A blocking client, which threads may share. Close it, or use `with`. Create it after forking, not before."""
+    """A blocking client, which threads may share. Close it, or use `with`. Create it after forking,
+    not before.
+    """
 
     encode = blocking(inference.encode)
     score = blocking(inference.score)
@@ -131,18 +146,22 @@ class Client(ClientBase):
         priority: Priority | None = None,
         timeout: float | None = None,
     ) -> Generator[Delta | ExtractResult]:
-        """Has a model write, and yields what is written as it is written: `Delta`s, and at last the whole `ExtractResult`, which
-        comes alone of models that write nothing, search beams or write regions. One request, not retried. Raises ShoalError."""
+        """Has a model write, and yields what is written as it is written: `Delta`s, and at last the
+        whole `ExtractResult`, which comes alone of models that write nothing, search beams or write
+        regions. One request, not retried. Raises ShoalError."""
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
         with self._caller.streaming() as (address, metadata):
-            replies = self._transport.stream(address, EXTRACT_STREAM, plan.whole(), timeout=timeout, metadata=metadata)
+            replies = self._transport.stream(
+                address, EXTRACT_STREAM, plan.whole(), timeout=timeout, metadata=metadata
+            )
             with closing(replies):
                 for reply in replies:
                     yield from plan.written(reply)
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[Mesh]:
-        """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees it. Raises ShoalError when that
-        router is lost; calling `watch` again then asks the next router, if there is one."""
+        """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees
+        it. Raises ShoalError when that router is lost; calling `watch` again then asks the next
+        router, if there is one."""
         request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
         with self._caller.streaming() as (address, metadata):
             for reply in self._transport.stream(address, WATCH_MESH, request, metadata=metadata):
@@ -159,5 +178,10 @@ class Client(ClientBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

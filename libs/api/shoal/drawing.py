@@ -16,11 +16,13 @@ _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#
 
 
 def drawn(image: bytes | Image, regions: Sequence[Region]) -> bytes:
-    """A PNG of the picture with a box for each region, its label and its score; the best lie on top.
+    """A PNG of the picture with a box for each region, its label and its score; the best lie on
+    top.
 
-    `image`: the file that was sent, or what Pillow opened of it. Like the mesh, it is turned upright by its EXIF orientation first.
-    Labels have a colour each, in their order among `regions`. Raises ImportError without Pillow, and what Pillow raises for a file
-    that it cannot read.
+    `image`: the file that was sent, or what Pillow opened of it. Like the mesh, it is turned
+    upright by its EXIF orientation first. Labels have a colour each, in their order among
+    `regions`. Raises ImportError without Pillow, and what Pillow raises for a file that it cannot
+    read.
     """
     from PIL import Image, ImageDraw, ImageFont, ImageOps
 
@@ -32,7 +34,9 @@ def drawn(image: bytes | Image, regions: Sequence[Region]) -> bytes:
     names = list(dict.fromkeys(region.label for region in regions))
     for region in sorted(regions, key=lambda one: one.score):
         colour = _COLOURS[names.index(region.label) % len(_COLOURS)]
-        draw.rectangle((region.left, region.top, region.right, region.bottom), outline=colour, width=line)
+        draw.rectangle(
+            (region.left, region.top, region.right, region.bottom), outline=colour, width=line
+        )
         text = f"{region.label} {region.score:.2f}"
         left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         width, height = right - left + 2 * line, bottom - top + 2 * line

@@ -1,7 +1,7 @@
 """The exceptions of a failed call, as in the table of errors in docs/api.md.
 
-Every one is a `ShoalError`: its class is the kind of failure, its attributes say where it happened. `shoal.transport.failures`
-makes them from the status of a call.
+Every one is a `ShoalError`: its class is the kind of failure, its attributes say where it happened.
+`shoal.transport.failures` makes them from the status of a call.
 """
 
 from __future__ import annotations
@@ -13,15 +13,23 @@ from collections.abc import Sequence
 class ShoalError(Exception):
     """A call failed.
 
-    `code` is the gRPC status name and `reason` the finer upper snake case name. `field` is the path of the argument at fault, such
-    as `items[3].text`, or empty. `retry_after` is the number of seconds after which a retry may help (the client has then already
-    tried, within the deadline), or None where a retry does not help. `request_id` finds the call in the mesh's logs.
+    `code` is the gRPC status name and `reason` the finer upper snake case name. `field` is the path
+    of the argument at fault, such as `items[3].text`, or empty. `retry_after` is the number of
+    seconds after which a retry may help (the client has then already tried, within the deadline),
+    or None where a retry does not help. `request_id` finds the call in the mesh's logs.
     """
 
     code = "INTERNAL"
     reason = "INTERNAL"
 
-    def __init__(self, message: str, *, field: str = "", retry_after: float | None = None, request_id: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        retry_after: float | None = None,
+        request_id: str = "",
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
@@ -34,7 +42,9 @@ class ShoalError(Exception):
         return f"{self.message} [{self.reason}{where}{request}]"
 
     def move(self, name: str, places: Sequence[int]) -> None:
-        """Replaces `name[i]` in field and message by `name[places[i]]`: from a request's index to that in the caller's list."""
+        """Replaces `name[i]` in field and message by `name[places[i]]`: from a request's index to
+        that in the caller's list.
+        """
         index = self.index(name)
         if index is None or index >= len(places) or places[index] == index:
             return
@@ -44,7 +54,9 @@ class ShoalError(Exception):
         self.field = after + self.field.removeprefix(before)
 
     def index(self, name: str) -> int | None:
-        """The index of the invalid entry of the list called `name`; None if the error is about something else."""
+        """The index of the invalid entry of the list called `name`; None if the error is about
+        something else.
+        """
         match = re.match(rf"{re.escape(name)}\[(0|[1-9]\d{{0,8}})\]", self.field)
         return int(match[1]) if match else None
 
@@ -90,8 +102,9 @@ class ModelNotFound(ShoalError):
 
 
 class ModelUnreachable(ShoalError):
-    """No worker has the model on disk, and a store that may have it, such as the Hugging Face hub, cannot be reached. The message
-    names the folders and stores that were searched. It is not retried: workers ask the stores again after a minute."""
+    """No worker has the model on disk, and a store that may have it, such as the Hugging Face hub,
+    cannot be reached. The message names the folders and stores that were searched. It is not
+    retried: workers ask the stores again after a minute."""
 
     code = "FAILED_PRECONDITION"
     reason = "MODEL_UNREACHABLE"
@@ -105,7 +118,9 @@ class ModelBroken(ShoalError):
 
 
 class ModelChanged(ShoalError):
-    """The requests of one call were answered by two revisions of the model, so its rows would not be comparable. Repeat it."""
+    """The requests of one call were answered by two revisions of the model, so its rows would not
+    be comparable. Repeat it.
+    """
 
     code = "ABORTED"
     reason = "MODEL_CHANGED"
@@ -131,7 +146,9 @@ class RateLimited(Overloaded):
 
 
 class OutOfMemory(ShoalError):
-    """An item needs more memory than its worker has, even alone: shorten it, let it be truncated, or ask a larger pool."""
+    """An item needs more memory than its worker has, even alone: shorten it, let it be truncated,
+    or ask a larger pool.
+    """
 
     code = "RESOURCE_EXHAUSTED"
     reason = "OUT_OF_MEMORY"
@@ -145,10 +162,11 @@ class Unavailable(ShoalError):
 
 
 class CannotConnect(Unavailable):
-    """No router answered: the connection was refused or lost, or the name was not found. Retried, at the next address if there is
-    one.
+    """No router answered: the connection was refused or lost, or the name was not found. Retried,
+    at the next address if there is one.
 
-    `was_sent` is False where there was no connection at all, so that no router has received the request.
+    `was_sent` is False where there was no connection at all, so that no router has received the
+    request.
     """
 
     reason = "CANNOT_CONNECT"
@@ -156,8 +174,8 @@ class CannotConnect(Unavailable):
 
 
 class TlsFailed(CannotConnect):
-    """The router's certificate is not trusted, or it does not use TLS. A router that refuses our certificate does not say so but
-    closes the connection, which is CannotConnect."""
+    """The router's certificate is not trusted, or it does not use TLS. A router that refuses our
+    certificate does not say so but closes the connection, which is CannotConnect."""
 
     reason = "TLS_FAILED"
     was_sent = False
@@ -176,7 +194,9 @@ class Draining(Unavailable):
 
 
 class WorkerLost(Unavailable):
-    """As many workers as are allowed died with the request. It is not retried: it may be what crashes them."""
+    """As many workers as are allowed died with the request. It is not retried: it may be what
+    crashes them.
+    """
 
     reason = "WORKER_LOST"
 

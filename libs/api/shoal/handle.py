@@ -1,4 +1,6 @@
-"""`ModelHandle`: one model with its settings, answering in Python's own types, for frameworks and whoever else wants no arrays."""
+"""`ModelHandle`: one model with its settings, answering in Python's own types, for frameworks and
+whoever else wants no arrays.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,27 @@ from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult
 from shoal.tasks import Role
 
 Findings = Literal["entities", "labels", "relations"]
-_VERBS: Final[Mapping[Findings, str]] = {"entities": "entities", "labels": "classify", "relations": "relations"}
+_VERBS: Final[Mapping[Findings, str]] = {
+    "entities": "entities",
+    "labels": "classify",
+    "relations": "relations",
+}
 
 
 class ModelHandle:
     """A model of a mesh, with what every call about it says.
 
-    `address`, `tenant`, `token` and `timeout` are those of `Client`; TLS comes from the environment, as do the others if they are
-    not given. `query_instruction` replaces the prompt of queries, never that of documents. `options`: further arguments of the
-    client's methods that the handle calls, such as {"dimensions": 256, "truncation": "none"} for `encode`.
+    `address`, `tenant`, `token` and `timeout` are those of `Client`; TLS comes from the
+    environment, as do the others if they are not given. `query_instruction` replaces the prompt of
+    queries, never that of documents. `options`: further arguments of the client's methods that the
+    handle calls, such as {"dimensions": 256, "truncation": "none"} for `encode`.
 
-    Clients are made at the first call, anew after a fork, and one for each event loop, so that a handle may be made anywhere and
-    shared by threads. A copy is the same handle. A pickle holds no token: what is made of it takes the environment's.
+    Clients are made at the first call, anew after a fork, and one for each event loop, so that a
+    handle may be made anywhere and shared by threads. A copy is the same handle. A pickle holds no
+    token: what is made of it takes the environment's.
 
-    Methods with `a` in front are coroutines. All answer an empty list without a call, and raise ShoalError.
+    Methods with `a` in front are coroutines. All answer an empty list without a call, and raise
+    ShoalError.
     """
 
     def __init__(
@@ -66,7 +75,11 @@ class ModelHandle:
         loop = asyncio.get_running_loop()
         with self._lock:
             self._forget_after_fork()
-            self._async_clients = {other: client for other, client in self._async_clients.items() if not other.is_closed()}
+            self._async_clients = {
+                other: client
+                for other, client in self._async_clients.items()
+                if not other.is_closed()
+            }
             if loop not in self._async_clients:
                 self._async_clients[loop] = AsyncClient(**self._settings, token=self._token)
             return self._async_clients[loop]
@@ -76,42 +89,83 @@ class ModelHandle:
         return _dense(self.client.encode(self.model, texts, **self._encoding("dense", role)))
 
     async def adense(self, texts: Sequence[str], role: Role | None = None) -> list[list[float]]:
-        return _dense(await self.async_client.encode(self.model, texts, **self._encoding("dense", role)))
+        return _dense(
+            await self.async_client.encode(self.model, texts, **self._encoding("dense", role))
+        )
 
-    def sparse(self, texts: Sequence[str], role: Role | None = None) -> list[tuple[list[int], list[float]]]:
+    def sparse(
+        self, texts: Sequence[str], role: Role | None = None
+    ) -> list[tuple[list[int], list[float]]]:
         """Columns, rising, and their weights for each text."""
         return _sparse(self.client.encode(self.model, texts, **self._encoding("sparse", role)))
 
-    async def asparse(self, texts: Sequence[str], role: Role | None = None) -> list[tuple[list[int], list[float]]]:
-        return _sparse(await self.async_client.encode(self.model, texts, **self._encoding("sparse", role)))
+    async def asparse(
+        self, texts: Sequence[str], role: Role | None = None
+    ) -> list[tuple[list[int], list[float]]]:
+        return _sparse(
+            await self.async_client.encode(self.model, texts, **self._encoding("sparse", role))
+        )
 
-    def multi_vector(self, texts: Sequence[str], role: Role | None = None) -> list[list[list[float]]]:
+    def multi_vector(
+        self, texts: Sequence[str], role: Role | None = None
+    ) -> list[list[list[float]]]:
         """A vector for each token of each text."""
-        return _multi_vector(self.client.encode(self.model, texts, **self._encoding("multi_vector", role)))
+        return _multi_vector(
+            self.client.encode(self.model, texts, **self._encoding("multi_vector", role))
+        )
 
-    async def amulti_vector(self, texts: Sequence[str], role: Role | None = None) -> list[list[list[float]]]:
-        return _multi_vector(await self.async_client.encode(self.model, texts, **self._encoding("multi_vector", role)))
+    async def amulti_vector(
+        self, texts: Sequence[str], role: Role | None = None
+    ) -> list[list[list[float]]]:
+        return _multi_vector(
+            await self.async_client.encode(
+                self.model, texts, **self._encoding("multi_vector", role)
+            )
+        )
 
-    def forms(self, texts: Sequence[str], forms: Sequence[Form], role: Role | None = None) -> dict[Form, list[Any]]:
+    def forms(
+        self, texts: Sequence[str], forms: Sequence[Form], role: Role | None = None
+    ) -> dict[Form, list[Any]]:
         """Several representations of one forward pass, each as its own method gives it."""
         return _forms(self.client.encode(self.model, texts, **self._encoding(forms, role)), forms)
 
-    async def aforms(self, texts: Sequence[str], forms: Sequence[Form], role: Role | None = None) -> dict[Form, list[Any]]:
-        return _forms(await self.async_client.encode(self.model, texts, **self._encoding(forms, role)), forms)
+    async def aforms(
+        self, texts: Sequence[str], forms: Sequence[Form], role: Role | None = None
+    ) -> dict[Form, list[Any]]:
+        return _forms(
+            await self.async_client.encode(self.model, texts, **self._encoding(forms, role)), forms
+        )
 
     def rank(self, query: str, texts: Sequence[str], top_n: int = 0) -> list[tuple[int, float]]:
         """Index and score of the `top_n` best texts (0: of all), best first."""
         return _ranked(self.client.score(self.model, query, texts, top_n=top_n, **self._scoring()))
 
-    async def arank(self, query: str, texts: Sequence[str], top_n: int = 0) -> list[tuple[int, float]]:
-        return _ranked(await self.async_client.score(self.model, query, texts, top_n=top_n, **self._scoring()))
+    async def arank(
+        self, query: str, texts: Sequence[str], top_n: int = 0
+    ) -> list[tuple[int, float]]:
+        return _ranked(
+            await self.async_client.score(self.model, query, texts, top_n=top_n, **self._scoring())
+        )
 
-    def extract(self, texts: Sequence[str], find: Findings, labels: Sequence[str] = ()) -> list[list[dict[str, Any]]]:
-        """What is found in each text, as maps with the fields of `Entity`, `LabelScore` (best first) or `Relation`."""
-        return _found(getattr(self.client, _verb(find))(self.model, texts, labels, **self.options), find)
+    def extract(
+        self, texts: Sequence[str], find: Findings, labels: Sequence[str] = ()
+    ) -> list[list[dict[str, Any]]]:
+        """What is found in each text, as maps with the fields of `Entity`, `LabelScore` (best
+        first) or `Relation`.
+        """
+        return _found(
+            getattr(self.client, _verb(find))(self.model, texts, labels, **self.options), find
+        )
 
-    async def aextract(self, texts: Sequence[str], find: Findings, labels: Sequence[str] = ()) -> list[list[dict[str, Any]]]:
-        return _found(await getattr(self.async_client, _verb(find))(self.model, texts, labels, **self.options), find)
+    async def aextract(
+        self, texts: Sequence[str], find: Findings, labels: Sequence[str] = ()
+    ) -> list[list[dict[str, Any]]]:
+        return _found(
+            await getattr(self.async_client, _verb(find))(
+                self.model, texts, labels, **self.options
+            ),
+            find,
+        )
 
     def __repr__(self) -> str:
         """Without the token."""
@@ -141,7 +195,10 @@ class ModelHandle:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., ModelHandle], tuple[str, dict[str, Any]]]:
-        settings = self._settings | {"query_instruction": self.query_instruction, "options": self.options}
+        settings = self._settings | {
+            "query_instruction": self.query_instruction,
+            "options": self.options,
+        }
         return _unpickled, (self.model, settings)
 
     def _forget_after_fork(self) -> None:
@@ -149,11 +206,17 @@ class ModelHandle:
             self._process, self._client, self._async_clients = os.getpid(), None, {}
 
     def _encoding(self, forms: Form | Sequence[Form], role: Role | None) -> dict[str, Any]:
-        instruction = {"instruction": self.query_instruction} if role == "query" and self.query_instruction else {}
+        instruction = (
+            {"instruction": self.query_instruction}
+            if role == "query" and self.query_instruction
+            else {}
+        )
         return {"role": role, "representations": forms} | instruction | self.options
 
     def _scoring(self) -> dict[str, Any]:
-        return ({"instruction": self.query_instruction} if self.query_instruction else {}) | self.options
+        return (
+            {"instruction": self.query_instruction} if self.query_instruction else {}
+        ) | self.options
 
 
 def _unpickled(model: str, settings: dict[str, Any]) -> ModelHandle:
@@ -174,7 +237,11 @@ def _multi_vector(result: EncodeResult) -> list[list[list[float]]]:
 
 
 def _forms(result: EncodeResult, forms: Sequence[Form]) -> dict[Form, list[Any]]:
-    readers: dict[Form, Callable[[EncodeResult], list[Any]]] = {"dense": _dense, "sparse": _sparse, "multi_vector": _multi_vector}
+    readers: dict[Form, Callable[[EncodeResult], list[Any]]] = {
+        "dense": _dense,
+        "sparse": _sparse,
+        "multi_vector": _multi_vector,
+    }
     return {form: readers[form](result) for form in forms}
 
 

@@ -1,7 +1,7 @@
 """The results of calls: frozen dataclasses over numpy arrays.
 
-Arrays are views of the received buffers wherever the wire format allows it, and therefore read-only; ask for `writable=True` to
-change them.
+Arrays are views of the received buffers wherever the wire format allows it, and therefore
+read-only; ask for `writable=True` to change them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`input_tokens`: tokens that went through the model, special tokens, prompts and labels included; counted, not estimated.
-    `image_tokens`: those of them that were made of images. `output_tokens`: those that a model wrote."""
+    """`input_tokens`: tokens that went through the model, special tokens, prompts and labels
+    included; counted, not estimated. `image_tokens`: those of them that were made of images.
+    `output_tokens`: those that a model wrote."""
 
     input_tokens: int
     image_tokens: int = 0
@@ -39,7 +40,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The seconds spent in each stage; for a call that was split, the longest among its requests."""
+    """The seconds spent in each stage; for a call that was split, the longest among its
+    requests.
+    """
 
     queue_seconds: float
     prepare_seconds: float
@@ -51,7 +54,9 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An item that was skipped (`on_invalid="skip"`): its index in the caller's list, and reason and message of the error."""
+    """An item that was skipped (`on_invalid="skip"`): its index in the caller's list, and reason
+    and message of the error.
+    """
 
     index: int
     reason: str
@@ -62,8 +67,9 @@ class Skipped:
 class Vectors:
     """One row an item, in the requested data type.
 
-    `array` is [items, dimensions] of float32 (also for "bfloat16", which numpy does not have), float16, int8 or uint8; for "binary"
-    it is uint8 [items, ceil(dimensions / 8)], eight numbers a byte, most significant bit first. `scale` and `offset` are [items].
+    `array` is [items, dimensions] of float32 (also for "bfloat16", which numpy does not have),
+    float16, int8 or uint8; for "binary" it is uint8 [items, ceil(dimensions / 8)], eight numbers a
+    byte, most significant bit first. `scale` and `offset` are [items].
     """
 
     array: Numbers
@@ -76,7 +82,9 @@ class Vectors:
         return f"Vectors({len(self.array)} x {self.dimensions} {self.data_type})"
 
     def dequantize(self) -> Floats:
-        """float32 [items, dimensions]: int8 and uint8 are scaled back, a set bit of "binary" becomes 1 and a clear one -1."""
+        """float32 [items, dimensions]: int8 and uint8 are scaled back, a set bit of "binary"
+        becomes 1 and a clear one -1.
+        """
         if self.data_type == "binary":
             return self.bits().astype(np.float32) * 2 - 1
         floats = self.array.astype(np.float32, copy=False)
@@ -86,15 +94,20 @@ class Vectors:
             return floats if self.offset is None else floats + self.offset[:, None]
 
     def bits(self) -> npt.NDArray[np.uint8]:
-        """uint8 [items, dimensions] of 0 and 1: whether each number is > 0. For data type "binary" only."""
+        """uint8 [items, dimensions] of 0 and 1: whether each number is > 0. For data type "binary"
+        only.
+        """
         if self.data_type != "binary":
             raise ValueError(f'bits are for data type "binary"; these vectors are {self.data_type}')
-        return np.unpackbits(self.array.astype(np.uint8, copy=False), axis=-1, count=self.dimensions)
+        return np.unpackbits(
+            self.array.astype(np.uint8, copy=False), axis=-1, count=self.dimensions
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Concatenated rows of different length: row i is `values[offsets[i]:offsets[i + 1]]`, of which `ragged[i]` is a view.
+    """Concatenated rows of different length: row i is `values[offsets[i]:offsets[i + 1]]`, of which
+    `ragged[i]` is a view.
 
     Of int8 vectors the numbers are float32, scaled back: int8 is how they travelled.
     """
@@ -118,14 +131,18 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """Compressed sparse rows, with scipy's names: row i has the columns `indices[indptr[i]:indptr[i + 1]]`; `data` likewise."""
+    """Compressed sparse rows, with scipy's names: row i has the columns `indices[indptr[i]:indptr[i
+    + 1]]`; `data` likewise.
+    """
 
     data: Numbers
     indices: npt.NDArray[np.int32]
     indptr: Integers
     shape: tuple[int, int]
     truncated: bool = False
-    """Whether a row had more weights than its share of the answer holds, and only the largest are here."""
+    """Whether a row had more weights than its share of the answer holds, and only the largest are
+    here.
+    """
 
     def __repr__(self) -> str:
         return f"Sparse({self.shape[0]} x {self.shape[1]}, {len(self.data)} weights)"
@@ -143,7 +160,9 @@ class Sparse:
         return (self[row] for row in range(len(self)))
 
     def to_scipy(self) -> csr_array:
-        """A `scipy.sparse.csr_array` of the same arrays. Requires scipy (`pip install shoal[sparse]`)."""
+        """A `scipy.sparse.csr_array` of the same arrays. Requires scipy (`pip install
+        shoal[sparse]`).
+        """
         from scipy.sparse import csr_array  # Imported here, because nothing else needs scipy.
 
         return csr_array((self.data, self.indices, self.indptr), shape=self.shape)
@@ -151,9 +170,11 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of an item's text. `start` and `end` (exclusive) count Unicode code points, as Python's strings do.
+    """A part of an item's text. `start` and `end` (exclusive) count Unicode code points, as
+    Python's strings do.
 
-    `row`: its row in each representation. `tokens`: that its vectors are made of. `text`: the text from `start` to `end`.
+    `row`: its row in each representation. `tokens`: that its vectors are made of. `text`: the text
+    from `start` to `end`.
     """
 
     row: int
@@ -165,9 +186,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
-    """The chunks of a call's items: `chunks[i]` are those of item i, in order. Chunk `row` has row `row` of each representation.
+    """The chunks of a call's items: `chunks[i]` are those of item i, in order. Chunk `row` has row
+    `row` of each representation.
 
-    The chunks of item i are rows `offsets[i]` to `offsets[i + 1]`; a `skipped` item has none. `texts`: of the items.
+    The chunks of item i are rows `offsets[i]` to `offsets[i + 1]`; a `skipped` item has none.
+    `texts`: of the items.
     """
 
     offsets: Integers  # [items + 1]
@@ -187,7 +210,10 @@ class Chunks:
         text = self.texts[item] if self.texts else ""
         rows = range(int(self.offsets[item]), int(self.offsets[item + 1]))
         places = ((row, int(self.starts[row]), int(self.ends[row])) for row in rows)
-        return [Chunk(row, start, end, int(self.tokens[row]), text[start:end]) for row, start, end in places]
+        return [
+            Chunk(row, start, end, int(self.tokens[row]), text[start:end])
+            for row, start, end in places
+        ]
 
     def __iter__(self) -> Iterator[list[Chunk]]:
         return (self[item] for item in range(len(self)))
@@ -195,10 +221,11 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodeResult:
-    """Row i of each representation is for item i, or for chunk i of a call with `chunking`. A representation that was not requested
-    raises ValueError.
+    """Row i of each representation is for item i, or for chunk i of a call with `chunking`. A
+    representation that was not requested raises ValueError.
 
-    The row of a `skipped` item is NaN in dense vectors (0 in "binary", which has no NaN), and has no entries in the other forms.
+    The row of a `skipped` item is NaN in dense vectors (0 in "binary", which has no NaN), and has
+    no entries in the other forms.
     """
 
     _vectors: Vectors | None
@@ -212,12 +239,18 @@ class EncodeResult:
 
     def __repr__(self) -> str:
         parts = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}
-        return _short(self, *(f"{form}={part!r}" for form, part in parts.items() if part is not None))
+        return _short(
+            self, *(f"{form}={part!r}" for form, part in parts.items() if part is not None)
+        )
 
     @property
     def representations(self) -> tuple[Form, ...]:
         """The representations that this result has."""
-        parts: dict[Form, object] = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}
+        parts: dict[Form, object] = {
+            "dense": self._vectors,
+            "sparse": self._sparse,
+            "multi_vector": self._multi_vector,
+        }
         return tuple(form for form, part in parts.items() if part is not None)
 
     @property
@@ -238,7 +271,9 @@ class EncodeResult:
     @property
     def multi_vector(self) -> Ragged:
         """One matrix of token vectors an item."""
-        return self._multi_vector if self._multi_vector is not None else self._missing("multi_vector")
+        return (
+            self._multi_vector if self._multi_vector is not None else self._missing("multi_vector")
+        )
 
     @property
     def chunks(self) -> Chunks:
@@ -258,12 +293,15 @@ class EncodeResult:
 
     def _missing(self, form: Form) -> Never:
         has = ", ".join(self.representations) or "nothing"
-        raise ValueError(f'this result has no {form} representation, only: {has}; request it with representations=["{form}"]')
+        raise ValueError(
+            f'this result has no {form} representation, only: {has}; request it with representations=["{form}"]'
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreResult:
-    """`scores` [documents] in document order, higher is better; `ranking` the indices of the best, best first.
+    """`scores` [documents] in document order, higher is better; `ranking` the indices of the best,
+    best first.
 
     The score of a `skipped` document is NaN, and it is not in the ranking.
     """
@@ -276,14 +314,18 @@ class ScoreResult:
     skipped: tuple[Skipped, ...] = ()
 
     def __repr__(self) -> str:
-        best = ", ".join(f"{index}: {self.scores[index]:.4g}" for index in self.ranking[:_MAX_SHOWN].tolist())
+        best = ", ".join(
+            f"{index}: {self.scores[index]:.4g}" for index in self.ranking[:_MAX_SHOWN].tolist()
+        )
         more = ", …" if len(self.ranking) > _MAX_SHOWN else ""
         return _short(self, f"documents={len(self.scores)}", f"best={{{best}{more}}}")
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A labelled span of text. `start` and `end` (exclusive) count Unicode code points, as Python's strings do."""
+    """A labelled span of text. `start` and `end` (exclusive) count Unicode code points, as Python's
+    strings do.
+    """
 
     start: int
     end: int
@@ -312,7 +354,9 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A labelled box in an image, in pixels from its upper left corner. `polygon`: x and y of each corner of an outline, if any."""
+    """A labelled box in an image, in pixels from its upper left corner. `polygon`: x and y of each
+    corner of an outline, if any.
+    """
 
     left: float
     top: float
@@ -325,8 +369,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PageText:
-    """The text of a document's page, which counts from 1. `is_text_layer`: it stood in the file, with CR LF between lines; else a
-    model wrote it, or there is none."""
+    """The text of a document's page, which counts from 1. `is_text_layer`: it stood in the file,
+    with CR LF between lines; else a model wrote it, or there is none."""
 
     page: int
     text: str
@@ -343,7 +387,9 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of a structure's field. `start` and `end` (exclusive) count code points of the text; None for a choice."""
+    """A value of a structure's field. `start` and `end` (exclusive) count code points of the text;
+    None for a choice.
+    """
 
     text: str
     score: float
@@ -353,7 +399,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """One thing of the schema's structure `name`. `fields`: for a list its values, else the best value or None."""
+    """One thing of the schema's structure `name`. `fields`: for a list its values, else the best
+    value or None.
+    """
 
     name: str
     fields: Mapping[str, tuple[Value, ...] | Value | None]
@@ -369,7 +417,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text, with U+FFFD for a part of a character, and its log probability. `top`: the likeliest tokens in its place."""
+    """A token's text, with U+FFFD for a part of a character, and its log probability. `top`: the
+    likeliest tokens in its place.
+    """
 
     text: str
     logprob: float
@@ -378,11 +428,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was found in one item. Only the fields of the requested task are filled, for a schema what it asks for.
+    """What was found in one item. Only the fields of the requested task are filled, for a schema
+    what it asks for.
 
-    `text`: what a model wrote, which ended it (`finish_reason` "stop") or was cut off ("length"); `form`: what it says as JSON, of
-    models that write a form. `pages`: of an item of pages, instead of `text`; `document_pages`: how many its documents have, read
-    or not. `tool_calls`: the functions that a model called. `tokens`: those of `text`, where `top_logprobs` asked for them.
+    `text`: what a model wrote, which ended it (`finish_reason` "stop") or was cut off ("length");
+    `form`: what it says as JSON, of models that write a form. `pages`: of an item of pages, instead
+    of `text`; `document_pages`: how many its documents have, read or not. `tool_calls`: the
+    functions that a model called. `tokens`: those of `text`, where `top_logprobs` asked for them.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -397,7 +449,9 @@ class Extraction:
     finish_reason: Literal["", "stop", "length"] = ""
     form: Mapping[str, object] | None = None
     truncated: bool = False
-    """Whether results were left out, those with the lowest scores: more was found than the item's share of the answer holds."""
+    """Whether results were left out, those with the lowest scores: more was found than the item's
+    share of the answer holds.
+    """
     tool_calls: tuple[ToolCall, ...] = ()
     tokens: tuple[TokenLogprob, ...] = ()
 
@@ -407,18 +461,24 @@ class Extraction:
 
     @property
     def json(self) -> dict[str, list[dict[str, str | list[str] | None]]]:
-        """The structures as plain texts: by name a list of maps from field to text, to a list of texts, or to None."""
+        """The structures as plain texts: by name a list of maps from field to text, to a list of
+        texts, or to None.
+        """
         found: dict[str, list[dict[str, str | list[str] | None]]] = {}
         for one in self.structures:
-            found.setdefault(one.name, []).append({name: _plain(value) for name, value in one.fields.items()})
+            found.setdefault(one.name, []).append(
+                {name: _plain(value) for name, value in one.fields.items()}
+            )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What was written of an item's text since the delta before. `page`: of the item's document, 0 where it is none.
+    """What was written of an item's text since the delta before. `page`: of the item's document, 0
+    where it is none.
 
-    `restarted`: the text is written again from its beginning, since its worker was lost: what came before is void.
+    `restarted`: the text is written again from its beginning, since its worker was lost: what came
+    before is void.
     """
 
     item: int
@@ -439,7 +499,11 @@ class ExtractResult:
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.results[:_MAX_SHOWN]))
-        return _short(self, f"results=[{shown}{', …' if len(self.results) > _MAX_SHOWN else ''}]", f"items={len(self.results)}")
+        return _short(
+            self,
+            f"results=[{shown}{', …' if len(self.results) > _MAX_SHOWN else ''}]",
+            f"items={len(self.results)}",
+        )
 
     def __len__(self) -> int:
         return len(self.results)
@@ -454,7 +518,12 @@ class ExtractResult:
 def _short(result: EncodeResult | ScoreResult | ExtractResult, *parts: str) -> str:
     """The repr of a result: its parts, and what is asked of every result; no arrays."""
     skipped = (f"skipped={len(result.skipped)}",) if result.skipped else ()
-    shown = (*parts, f"input_tokens={result.usage.input_tokens}", f"revision={result.revision!r}", *skipped)
+    shown = (
+        *parts,
+        f"input_tokens={result.usage.input_tokens}",
+        f"revision={result.revision!r}",
+        *skipped,
+    )
     return f"{type(result).__name__}({', '.join(shown)})"
 
 
@@ -465,7 +534,9 @@ def _plain(value: tuple[Value, ...] | Value | None) -> str | list[str] | None:
 
 
 def writable(result: R) -> R:
-    """The same result with arrays that may be modified: those that are views of a received message are copied."""
+    """The same result with arrays that may be modified: those that are views of a received message
+    are copied.
+    """
     changed: dict[str, object] = {}
     for field in fields(result):  # type: ignore[arg-type]
         value = getattr(result, field.name)

@@ -1,4 +1,6 @@
-"""`Schema`: what to find in texts, for models that answer to schemas (GLiNER2): entities, classes, relations and structures."""
+"""`Schema`: what to find in texts, for models that answer to schemas (GLiNER2): entities, classes,
+relations and structures.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class SchemaLabel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaClassification:
-    """A question about the whole text. `multi_label`: each label on its own. `threshold` None: all labels are returned."""
+    """A question about the whole text. `multi_label`: each label on its own. `threshold` None: all
+    labels are returned.
+    """
 
     name: str
     labels: tuple[SchemaLabel, ...]
@@ -36,7 +40,9 @@ class SchemaClassification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaField:
-    """A field of a structure: a list of values or ("str") the best one, of words of the text or of `choices`."""
+    """A field of a structure: a list of values or ("str") the best one, of words of the text or of
+    `choices`.
+    """
 
     name: str
     dtype: Literal["str", "list"] = "list"
@@ -55,17 +61,18 @@ class SchemaStructure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """What to find in each text, all of it in one forward pass. A task of `extract`; each method returns a schema with more in it:
+    """What to find in each text, all of it in one forward pass. A task of `extract`; each method
+    returns a schema with more in it:
 
         schema = (
-            shoal.Schema()
-            .with_entities({"person": "", "company": "an organisation that trades"})
-            .with_classification("tone", ["calm", "angry"])
-            .with_relations(["works for"])
-            .with_structure("product", [("name", "str"), {"name": "colour", "choices": ["red", "blue"]}, "features"])
+            shoal.Schema() .with_entities({"person": "", "company": "an organisation that trades"})
+            .with_classification("tone", ["calm", "angry"]) .with_relations(["works for"])
+            .with_structure("product", [("name", "str"), {"name": "colour", "choices": ["red",
+            "blue"]}, "features"])
         )
 
-    `threshold` 0..1: keep what scores at least this, where nothing else is said; default the model's own.
+    `threshold` 0..1: keep what scores at least this, where nothing else is said; default the
+    model's own.
     """
 
     entities: tuple[SchemaLabel, ...] = ()
@@ -87,7 +94,9 @@ class Schema:
         threshold: float | None = None,
         description: str = "",
     ) -> Self:
-        """A question about the whole text. `threshold`: return labels that score at least this, and the best one in any case."""
+        """A question about the whole text. `threshold`: return labels that score at least this, and
+        the best one in any case.
+        """
         made = SchemaClassification(
             name=name,
             labels=_labels(labels, "classifications", None),
@@ -101,16 +110,28 @@ class Schema:
         """Relations to find; the model finds their heads and tails."""
         return replace(self, relations=(*self.relations, *_labels(labels, "relations", threshold)))
 
-    def with_structure(self, name: str, fields: Iterable[str | tuple[str, str] | Mapping[str, Any] | SchemaField]) -> Self:
-        """A thing with fields: names (lists), pairs of name and "str" or "list", maps with the keys of `SchemaField`, or these."""
-        return replace(self, structures=(*self.structures, SchemaStructure(name=name, fields=tuple(map(_field, fields)))))
+    def with_structure(
+        self, name: str, fields: Iterable[str | tuple[str, str] | Mapping[str, Any] | SchemaField]
+    ) -> Self:
+        """A thing with fields: names (lists), pairs of name and "str" or "list", maps with the keys
+        of `SchemaField`, or these.
+        """
+        return replace(
+            self,
+            structures=(
+                *self.structures,
+                SchemaStructure(name=name, fields=tuple(map(_field, fields))),
+            ),
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A schema from the form that the gliner2 package's `Schema.to_dict()` has. Raises InvalidInput for unknown keys.
+        """A schema from the form that the gliner2 package's `Schema.to_dict()` has. Raises
+        InvalidInput for unknown keys.
 
-        `entities` and `relations`: lists, or maps as for `with_entities`; `classifications`: [{"task", "labels", "multi_label",
-        "cls_threshold", "prompt"}]; `structures`: {name: {"fields": [...]}} with fields as for `with_structure`; `threshold`.
+        `entities` and `relations`: lists, or maps as for `with_entities`; `classifications`:
+        [{"task", "labels", "multi_label", "cls_threshold", "prompt"}]; `structures`: {name:
+        {"fields": [...]}} with fields as for `with_structure`; `threshold`.
         """
         try:
             return cls._from_dict(values)
@@ -128,17 +149,27 @@ class Schema:
                     made = made.with_relations(value)
                 case "classifications":
                     for number, one in enumerate(_list(value, key)):
-                        made = _with_question(made, _map(one, f"{key}[{number}]"), f"{key}[{number}]")
+                        made = _with_question(
+                            made, _map(one, f"{key}[{number}]"), f"{key}[{number}]"
+                        )
                 case "structures":
                     for name, one in _map(value, key).items():
                         path = f"{key}.{name}"
-                        own = _known(one, {"fields"}, path) if isinstance(one, Mapping) else {"fields": one}
-                        made = made.with_structure(name, _list(own.get("fields", ()), f"{path}.fields"))
+                        own = (
+                            _known(one, {"fields"}, path)
+                            if isinstance(one, Mapping)
+                            else {"fields": one}
+                        )
+                        made = made.with_structure(
+                            name, _list(own.get("fields", ()), f"{path}.fields")
+                        )
                 case "threshold":
                     made = replace(made, threshold=value)
                 case _:
                     known = "entities, relations, classifications, structures, threshold"
-                    raise InvalidInput(f"the schema has the key {key!r}; known are {known}", field=str(key))
+                    raise InvalidInput(
+                        f"the schema has the key {key!r}; known are {known}", field=str(key)
+                    )
         return made
 
     @classmethod
@@ -151,7 +182,20 @@ class Schema:
 
 
 def _with_question(made: Schema, one: Mapping[str, Any], path: str) -> Any:
-    _known(one, {"task", "name", "labels", "multi_label", "cls_threshold", "threshold", "prompt", "description"}, path)
+    _known(
+        one,
+        {
+            "task",
+            "name",
+            "labels",
+            "multi_label",
+            "cls_threshold",
+            "threshold",
+            "prompt",
+            "description",
+        },
+        path,
+    )
     return made.with_classification(
         one.get("task", one.get("name", "")),
         one.get("labels", ()),
@@ -168,7 +212,11 @@ def _labels(labels: Any, path: str, threshold: float | None) -> tuple[SchemaLabe
         return tuple(SchemaLabel(label=label, threshold=threshold) for label in _list(labels, path))
     found = []
     for name, value in labels.items():
-        own = {"description": value or ""} if value is None or isinstance(value, str) else _map(value, f"{path}.{name}")
+        own = (
+            {"description": value or ""}
+            if value is None or isinstance(value, str)
+            else _map(value, f"{path}.{name}")
+        )
         _known(own, {"description", "threshold"}, f"{path}.{name}")
         found.append(SchemaLabel(**{"label": name, "threshold": threshold, **own}))
     return tuple(found)
@@ -188,14 +236,20 @@ def _field(value: Any) -> SchemaField:
     try:
         name, dtype = value
     except (TypeError, ValueError):
-        raise InvalidInput(f"a field is {value!r}; it must be a name, a pair of name and dtype, or a map", field="fields") from None
+        raise InvalidInput(
+            f"a field is {value!r}; it must be a name, a pair of name and dtype, or a map",
+            field="fields",
+        ) from None
     return SchemaField(name=name, dtype=dtype)
 
 
 def _known(values: Mapping[str, Any], keys: Iterable[str], path: str) -> Mapping[str, Any]:
     for key in values:
         if key not in keys:
-            raise InvalidInput(f"{path} has the key {key!r}; known are {', '.join(sorted(keys))}", field=f"{path}.{key}")
+            raise InvalidInput(
+                f"{path} has the key {key!r}; known are {', '.join(sorted(keys))}",
+                field=f"{path}.{key}",
+            )
     return values
 
 

@@ -1,7 +1,8 @@
-"""The state of the mesh: models, workers and lanes, as frozen dataclasses (protos models.proto and mesh.proto).
+"""The state of the mesh: models, workers and lanes, as frozen dataclasses (protos models.proto and
+mesh.proto).
 
-`state` of a model is one of "absent", "downloading" (from a store to a worker's disk), "cold" (on disk), "loading", "warm" (in host
-memory), "resident" (on the device), "failed".
+`state` of a model is one of "absent", "downloading" (from a store to a worker's disk), "cold" (on
+disk), "loading", "warm" (in host memory), "resident" (on the device), "failed".
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """The properties of a model, read from its files. `bytes`, `data_type` and `tokens_per_byte` are empty until it has been
-    loaded."""
+    """The properties of a model, read from its files. `bytes`, `data_type` and `tokens_per_byte`
+    are empty until it has been loaded."""
 
     model: str
     revision: str
@@ -54,7 +55,9 @@ class ModelPlace:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model in the mesh; `state` is the most ready one on any worker. `card` is None until a worker has read its files."""
+    """A model in the mesh; `state` is the most ready one on any worker. `card` is None until a
+    worker has read its files.
+    """
 
     model: str
     state: str
@@ -65,8 +68,14 @@ class Model:
 
     @property
     def downloaded(self) -> float | None:
-        """The progress of the most advanced download, 0..1; None if there is none, or its size is not known yet."""
-        shares = [place.downloaded_bytes / place.download_bytes for place in self.places if place.download_bytes]
+        """The progress of the most advanced download, 0..1; None if there is none, or its size is
+        not known yet.
+        """
+        shares = [
+            place.downloaded_bytes / place.download_bytes
+            for place in self.places
+            if place.download_bytes
+        ]
         return max(shares, default=None)
 
 
@@ -86,12 +95,18 @@ class WorkerStatus:
     """Host memory that warm models may take; `host_used_bytes` of it is in use."""
     host_used_bytes: int = 0
     preempted_in_seconds: float | None = None
-    """Seconds until its machine is preempted (a spot notice), as last reported; None: there is no notice."""
+    """Seconds until its machine is preempted (a spot notice), as last reported; None: there is no
+    notice.
+    """
     device_seconds: float = 0.0
-    """Device time used since the worker started; `wasted_seconds` of it for requests that had ended before their answer."""
+    """Device time used since the worker started; `wasted_seconds` of it for requests that had ended
+    before their answer.
+    """
     wasted_seconds: float = 0.0
     kernels: str = ""
-    """Native kernels that a CPU worker uses ("avx2", "avx512", "avx512_bf16"), or "none: " and why. Empty on another device."""
+    """Native kernels that a CPU worker uses ("avx2", "avx512", "avx512_bf16"), or "none: " and why.
+    Empty on another device.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +139,9 @@ class PoolStatus:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """The scheduler that leads, by its last plan. `scheduler_id` is empty while none does: workers then claim models themselves."""
+    """The scheduler that leads, by its last plan. `scheduler_id` is empty while none does: workers
+    then claim models themselves.
+    """
 
     scheduler_id: str = ""
     plan: int = 0
@@ -133,7 +150,8 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A process that `shoal up` supervises. `state`: "running", "restarting", or "given up" after it ended too often.
+    """A process that `shoal up` supervises. `state`: "running", "restarting", or "given up" after
+    it ended too often.
 
     `detail`: how it last ended, and the last line of its log; empty if it has never ended.
     """
@@ -161,8 +179,8 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class PlacementReason:
-    """Why a worker is or is not chosen. `score`: from 1 (resident) to 0 (absent), less the share of time that the worker is
-    busy."""
+    """Why a worker is or is not chosen. `score`: from 1 (resident) to 0 (absent), less the share of
+    time that the worker is busy."""
 
     worker_id: str
     pool: str
@@ -173,7 +191,9 @@ class PlacementReason:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The placement of a model and its reasons. `plan`: what the scheduler's last plan says about the model; may be empty."""
+    """The placement of a model and its reasons. `plan`: what the scheduler's last plan says about
+    the model; may be empty.
+    """
 
     model: str
     summary: str

@@ -19,17 +19,18 @@ class Tokens:
     """The tokens of one text.
 
     Attributes:
-        count: Tokens of the whole text, special tokens included if they were added.
-        kept_tokens: Tokens that `encode` would keep of it: `count`, unless the text is too long for the model.
+        count: Tokens of the whole text, special tokens included if they were added. kept_tokens:
+        Tokens that `encode` would keep of it: `count`, unless the text is too long for the model.
         ids: uint32 [tokens]. Empty, as are all arrays here, where counts alone were asked for.
-        starts: The first character of each token, uint32 [tokens]. Places count Unicode code points, as Python's strings do, and
-            are 0 for special tokens. Tokens that are parts of one character each have the whole character.
-        ends: One past the last character of each token, uint32 [tokens].
-        names: The tokens as the vocabulary writes them, if they were asked for.
-        special_before: How many of the tokens are special ones before the text.
-        special_after: How many of them are special ones after the text.
-        kept_start: The first character that `encode` would keep.
-        kept_end: One past the last character that `encode` would keep.
+        starts: The first character of each token, uint32 [tokens]. Places count Unicode code
+        points, as Python's strings do, and
+            are 0 for special tokens. Tokens that are parts of one character each have the whole
+            character.
+        ends: One past the last character of each token, uint32 [tokens]. names: The tokens as the
+        vocabulary writes them, if they were asked for. special_before: How many of the tokens are
+        special ones before the text. special_after: How many of them are special ones after the
+        text. kept_start: The first character that `encode` would keep. kept_end: One past the last
+        character that `encode` would keep.
     """
 
     count: int
@@ -53,7 +54,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenizeResult:
-    """The tokens of texts: `result[i]` is for text i. `max_tokens`: how many tokens the model takes."""
+    """The tokens of texts: `result[i]` is for text i. `max_tokens`: how many tokens the model
+    takes.
+    """
 
     texts: tuple[Tokens, ...]
     max_tokens: int

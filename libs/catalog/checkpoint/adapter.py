@@ -1,6 +1,8 @@
-"""Parses adapter_config.json of a LoRA adapter, as PEFT writes it, and refuses adapters that are not served, with the reason.
+"""Parses adapter_config.json of a LoRA adapter, as PEFT writes it, and refuses adapters that are
+not served, with the reason.
 
-Workers read it before the adapter's tensors (`libs/models/loaded/peft.py`). Needs only the standard library.
+Workers read it before the adapter's tensors (`libs/models/loaded/peft.py`). Needs only the standard
+library.
 """
 
 from __future__ import annotations
@@ -74,12 +76,16 @@ READ: Final = frozenset(
 )  # fmt: skip
 
 _INITIAL: Final = ("gaussian", "eva", "orthogonal")
-"""Initialisations that do not change the model's own weights. Others (PiSSA, OLoRA, CorDA, LoftQ) do."""
+"""Initialisations that do not change the model's own weights. Others (PiSSA, OLoRA, CorDA, LoftQ)
+do.
+"""
 
-_MOST_NAME: Final = 300  # characters: more than a model id has
-_MOST_TARGETS: Final = 10_000
-_MOST_PATTERNS: Final = 32_768
-"""Characters of all patterns of a key together: some adapters have a pattern for each of their modules."""
+_MAX_NAME: Final = 300  # characters: more than a model id has
+_MAX_TARGETS: Final = 10_000
+_MAX_PATTERNS: Final = 32_768
+"""Characters of all patterns of a key together: some adapters have a pattern for each of their
+modules.
+"""
 
 Numbers: TypeAlias = Sequence[tuple[Pattern, float]]
 """Values for modules by patterns of their names; the first pattern that matches counts."""
@@ -87,7 +93,8 @@ Numbers: TypeAlias = Sequence[tuple[Pattern, float]]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter's configuration. `targets`: the last components of the adapted modules' names; None: those that have tensors.
+    """An adapter's configuration. `targets`: the last components of the adapted modules' names;
+    None: those that have tensors.
 
     `dora`: each module has a magnitude for each of its outputs as well (DoRA).
     """
@@ -113,13 +120,19 @@ class Adapter:
         return int(_matching(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """The factor of the product B A: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv 2312.03732)."""
+        """The factor of the product B A: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv
+        2312.03732).
+        """
         rank = self.rank_of(module)
-        return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
+        return _matching(self.alphas, module, self.alpha) / (
+            math.sqrt(rank) if self.rslora else rank
+        )
 
 
 def base_of(directory: Path) -> str:
-    """The name of the model that a directory is an adapter of; empty for a model. Raises ModelBroken if the adapter names none."""
+    """The name of the model that a directory is an adapter of; empty for a model. Raises
+    ModelBroken if the adapter names none.
+    """
     if any((directory / name).is_file() for name in MODEL_WEIGHTS):
         return ""
     config = read_config(directory, FILE)
@@ -127,16 +140,23 @@ def base_of(directory: Path) -> str:
         return ""
     name = config.text("base_model_name_or_path")
     if not name:
-        raise config.broken("base_model_name_or_path", "is missing: it names the model that this is an adapter of")
-    return shortened(name, _MOST_NAME)
+        raise config.broken(
+            "base_model_name_or_path", "is missing: it names the model that this is an adapter of"
+        )
+    return shortened(name, _MAX_NAME)
 
 
 def read_adapter(directory: Path) -> Adapter:
-    """The configuration of the adapter in `directory`. Raises ModelBroken naming the key that is not served."""
+    """The configuration of the adapter in `directory`. Raises ModelBroken naming the key that is
+    not served.
+    """
     config = need_config(directory, FILE)
     kind = config.text("peft_type")
     if kind != "LORA":
-        raise config.broken("peft_type", f"is {kind!r}; only LORA is served" if kind else "is missing; it must be LORA")
+        raise config.broken(
+            "peft_type",
+            f"is {kind!r}; only LORA is served" if kind else "is missing; it must be LORA",
+        )
     _refuse(config)
     return Adapter(
         base=config.text("base_model_name_or_path"),
@@ -157,7 +177,9 @@ def _refuse(config: Config) -> None:
             raise config.broken(key, f"is {_short(value)}: {reason}")
     for key, value in config.values.items():
         if value and key not in REFUSED and key not in IGNORED and key not in READ:
-            raise config.broken(key, f"is {_short(value)}, which is unknown and could change what is computed")
+            raise config.broken(
+                key, f"is {_short(value)}, which is unknown and could change what is computed"
+            )
     bias = config.text("bias", "none")
     if bias != "none":
         raise config.broken("bias", f"is {bias!r}: trained biases are not served, only `none` is")
@@ -171,23 +193,33 @@ def _refuse(config: Config) -> None:
 
 
 def _targets(config: Config) -> frozenset[str] | None:
-    """The list of `target_modules`; None for a single string (`all-linear` or a pattern), as the tensors show what it matched."""
+    """The list of `target_modules`; None for a single string (`all-linear` or a pattern), as the
+    tensors show what it matched.
+    """
     value = config.values.get("target_modules")
     if value is None or isinstance(value, str):
         return None
     found = config.texts("target_modules")
-    if len(found) > _MOST_TARGETS:
-        raise config.broken("target_modules", f"names {len(found):,} modules; at most {_MOST_TARGETS:,} are served")
+    if len(found) > _MAX_TARGETS:
+        raise config.broken(
+            "target_modules", f"names {len(found):,} modules; at most {_MAX_TARGETS:,} are served"
+        )
     return frozenset(found)
 
 
 def _numbers(config: Config, key: str, read: Callable[[Config, str, object], float]) -> Numbers:
-    """Values by patterns of module names. The patterns are untrusted, so they are matched in linear time (`patterns.py`)."""
+    """Values by patterns of module names. The patterns are untrusted, so they are matched in linear
+    time (`patterns.py`).
+    """
     values = config.part(key).values
     total = sum(map(len, values))
-    if total > _MOST_PATTERNS:
-        raise config.broken(key, f"has patterns of {total:,} characters; at most {_MOST_PATTERNS:,} are served")
-    return tuple((_pattern(config, key, text), read(config, key, value)) for text, value in values.items())
+    if total > _MAX_PATTERNS:
+        raise config.broken(
+            key, f"has patterns of {total:,} characters; at most {_MAX_PATTERNS:,} are served"
+        )
+    return tuple(
+        (_pattern(config, key, text), read(config, key, value)) for text, value in values.items()
+    )
 
 
 def _pattern(config: Config, key: str, text: str) -> Pattern:
@@ -195,11 +227,15 @@ def _pattern(config: Config, key: str, text: str) -> Pattern:
         return compiled(text)
     except Unsupported as problem:
         advice = "which is not supported: name the modules, with `.*` or `[0-9]+` where they differ"
-        raise config.broken(key, f"has the pattern {_short(text)}, {advice}. It {problem}") from None
+        raise config.broken(
+            key, f"has the pattern {_short(text)}, {advice}. It {problem}"
+        ) from None
 
 
 def _matching(values: Numbers, module: str, default: float) -> float:
-    """The value of the first pattern that matches the end of the module's name (PEFT: get_pattern_key), else the default."""
+    """The value of the first pattern that matches the end of the module's name (PEFT:
+    get_pattern_key), else the default.
+    """
     return next((value for pattern, value in values if pattern.matches_end(module)), default)
 
 

@@ -1,8 +1,9 @@
 """Finds a checkpoint's chat template, its variables, and whether texts are rendered with it.
 
-The files are transformers' (chat_template.jinja, additional_chat_templates, `chat_template` of tokenizer_config.json); which inputs
-are rendered is in `modality_config` and `processing_kwargs` of sentence_bert_config.json (sentence-transformers 5.4 and later).
-Templates are only read here; `libs/models/text/tokenising/chat.py` renders them.
+The files are transformers' (chat_template.jinja, additional_chat_templates, `chat_template` of
+tokenizer_config.json); which inputs are rendered is in `modality_config` and `processing_kwargs` of
+sentence_bert_config.json (sentence-transformers 5.4 and later). Templates are only read here;
+`libs/models/text/tokenising/chat.py` renders them.
 """
 
 from __future__ import annotations
@@ -19,31 +20,40 @@ PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
 """Of processors of images, whose templates have the key `chat_template`."""
 _DEFAULT = "default"
 MAX_TEMPLATE_BYTES = 1 << 20
-# Keys of `processing_kwargs.chat_template` that are options of sentence-transformers and transformers, not template variables.
+# Keys of `processing_kwargs.chat_template` that are options of sentence-transformers and
+# transformers, not template variables.
 _NOT_VALUES = (
     "chat_template", "restore_suffix", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length",
 )  # fmt: skip
-# Substrings by which sentence-transformers recognises templates that take a message's content as a list of typed parts.
+# Substrings by which sentence-transformers recognises templates that take a message's content as a
+# list of typed parts.
 _PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 
 
 def takes_messages(files: Checkpoint) -> bool:
-    """Whether inputs are rendered with the chat template: as configured; without modules.json, if there is a template."""
+    """Whether inputs are rendered with the chat template: as configured; without modules.json, if
+    there is a template.
+    """
     if not files.modules.listed:
         return bool(_templates(files))
     return "message" in files.sentence.part("modality_config").values
 
 
 def refuse_messages(files: Checkpoint) -> None:
-    """For kinds that read single texts. Raises ModelBroken if inputs are rendered with a chat template, as only pairs can be."""
+    """For kinds that read single texts. Raises ModelBroken if inputs are rendered with a chat
+    template, as only pairs can be.
+    """
     if files.modules.listed and takes_messages(files):
         raise files.sentence.broken(
-            "modality_config", "has `message`: texts go through a chat template, which is only served for rerankers"
+            "modality_config",
+            "has `message`: texts go through a chat template, which is only served for rerankers",
         )
 
 
 def with_template(files: Checkpoint, card: Card) -> Card:
-    """The card with the checkpoint's chat template, if it has one. Raises ModelBroken if a template is named that it lacks."""
+    """The card with the checkpoint's chat template, if it has one. Raises ModelBroken if a template
+    is named that it lacks.
+    """
     given = files.sentence.part("processing_kwargs").part("chat_template")
     templates = _templates(files)
     wanted = given.text("chat_template") or _DEFAULT
@@ -58,15 +68,22 @@ def with_template(files: Checkpoint, card: Card) -> Card:
     values = {name: value for name, value in given.values.items() if name not in _NOT_VALUES}
     for name, value in values.items():
         if value is not None and not isinstance(value, str | int | float):
-            raise given.broken(name, f"is {value!r}; only texts, numbers, true and false are served")
+            raise given.broken(
+                name, f"is {value!r}; only texts, numbers, true and false are served"
+            )
     form = files.sentence.part("modality_config").part("message").text("format")
     parts = form == "structured" or (form != "flat" and any(sign in source for sign in _PARTS))
     return replace(card, template=source, template_values=values, message_parts=parts)
 
 
 def template_of(directory: Path) -> str:
-    """The default template in a directory, that of a processor of images among them; empty: there is none."""
-    own = [(read_config(directory, name) or Config(name, {})).text("chat_template") for name in PROCESSOR_FILES]
+    """The default template in a directory, that of a processor of images among them; empty: there
+    is none.
+    """
+    own = [
+        (read_config(directory, name) or Config(name, {})).text("chat_template")
+        for name in PROCESSOR_FILES
+    ]
     return _in_folder(directory, "").get(_DEFAULT, "") or next(filter(None, own), "")
 
 
@@ -77,7 +94,10 @@ def template_files(files: Checkpoint) -> list[str]:
 
 def _files(directory: Path, folder: str) -> list[str]:
     root = directory / folder
-    found = [root / "chat_template.jinja", *sorted((root / "additional_chat_templates").glob("*.jinja"))]
+    found = [
+        root / "chat_template.jinja",
+        *sorted((root / "additional_chat_templates").glob("*.jinja")),
+    ]
     return [str(path.relative_to(directory)) for path in found if path.is_file()]
 
 
@@ -105,5 +125,9 @@ def _configured(config: Config) -> dict[str, str]:
     if not isinstance(value, list):
         text = config.text("chat_template")
         return {_DEFAULT: text} if text else {}
-    entries = [Config(f"{config.file} (chat_template)", entry) for entry in value if isinstance(entry, dict)]
+    entries = [
+        Config(f"{config.file} (chat_template)", entry)
+        for entry in value
+        if isinstance(entry, dict)
+    ]
     return {entry.text("name"): entry.text("template") for entry in entries}

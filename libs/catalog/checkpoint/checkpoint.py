@@ -1,4 +1,6 @@
-"""The parsed files of a checkpoint in the layout of transformers and sentence-transformers, input of most readers in `kinds/`."""
+"""The parsed files of a checkpoint in the layout of transformers and sentence-transformers, input
+of most readers in `kinds/`.
+"""
 
 from __future__ import annotations
 

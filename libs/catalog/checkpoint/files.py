@@ -1,7 +1,8 @@
-"""Reads a checkpoint directory's JSON files and safetensors headers; every error is a ModelBroken naming the file and the key.
+"""Reads a checkpoint directory's JSON files and safetensors headers; every error is a ModelBroken
+naming the file and the key.
 
-The author of the directory is not trusted (docs/fuzzing.md): only regular files within the checkpoint are read, up to a size, and
-numbers, nesting and counts are bounded before they are used.
+The author of the directory is not trusted (docs/fuzzing.md): only regular files within the
+checkpoint are read, up to a size, and numbers, nesting and counts are bounded before they are used.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from libs.errors import ModelBroken
 
 MAX_JSON_BYTES: Final = 16 << 20
 MAX_HEADER_BYTES: Final = 16 << 20
-"""Of a safetensors file's JSON. The format allows 100 MB, which parsed would take Python a gigabyte."""
+"""Of a safetensors file's JSON. The format allows 100 MB, which parsed would take Python a
+gigabyte.
+"""
 MAX_TENSORS: Final = 20_000
-"""Of a file: each takes 25 microseconds to check. Files of mixtures of experts, with a tensor for each, have some thousands."""
+"""Of a file: each takes 25 microseconds to check. Files of mixtures of experts, with a tensor for
+each, have some thousands.
+"""
 MAX_SHARDS: Final = 1_000
 MAX_INDEXED_TENSORS: Final = 100_000
 """Of all shards."""
@@ -33,7 +38,9 @@ NOT_OPENED: Final = (
     "torch checkpoints are pickles, which can run code, and are never opened where a model is loaded. The store converts them "
     "without running any (SHOAL_TORCH_CHECKPOINTS=convert), and `shoal models convert DIR` does"
 )
-"""The advice about a torch checkpoint that is still there when a model is read, for messages: "file: NOT_OPENED"."""
+"""The advice about a torch checkpoint that is still there when a model is read, for messages:
+"file: NOT_OPENED".
+"""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 MAX_COUNT: Final = (1 << 31) - 1
@@ -51,9 +58,11 @@ _ITEM_BYTES: Final[Mapping[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A JSON object of the checkpoint. A key that is missing or null has the default; a value of another type is an error.
+    """A JSON object of the checkpoint. A key that is missing or null has the default; a value of
+    another type is an error.
 
-    `file`: the file's path from the checkpoint's root, and the keys that lead to the object, for error messages.
+    `file`: the file's path from the checkpoint's root, and the keys that lead to the object, for
+    error messages.
     """
 
     file: str
@@ -77,11 +86,18 @@ class Config:
         return value
 
     def number(self, key: str, default: int = 0, *, most: float = MAX_COUNT) -> int:
-        """A whole number of at least 0. `most`: infinite where tokenizers may write a huge number for "no limit"."""
+        """A whole number of at least 0. `most`: infinite where tokenizers may write a huge number
+        for "no limit".
+        """
         value = self._value(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value // 1:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value < 0
+            or value != value // 1
+        ):
             raise self.broken(key, f"must be a whole number of at least 0, not {value!r}")
         if value > most:
             raise self.broken(key, f"is {value}; at most {most} is served")
@@ -134,7 +150,9 @@ def need_config(directory: Path, name: str) -> Config:
 
 
 def read_json(directory: Path, name: str) -> object:
-    """The value of a JSON file; None if there is no such file. Its numbers have at most 40 digits, its texts are valid Unicode."""
+    """The value of a JSON file; None if there is no such file. Its numbers have at most 40 digits,
+    its texts are valid Unicode.
+    """
     data = read_file(directory, name, MAX_JSON_BYTES)
     return None if data is None else parse_json(data, name)
 
@@ -144,9 +162,13 @@ def parse_json(data: bytes, name: str) -> object:
     try:
         value = json.loads(data.decode("utf-8"), parse_int=_whole)
         if _HALF_PAIR.search(data):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair fails here, not in protobuf later
+            json.dumps(value, ensure_ascii=False).encode(
+                "utf-8"
+            )  # half of a surrogate pair fails here, not in protobuf later
     except (ValueError, RecursionError) as error:
-        raise ModelBroken(shortened(f"{name}: cannot be read as JSON: {error or type(error).__name__}")) from error
+        raise ModelBroken(
+            shortened(f"{name}: cannot be read as JSON: {error or type(error).__name__}")
+        ) from error
     _refuse_depth(value, name)
     return value
 
@@ -174,24 +196,30 @@ def _children(value: object) -> Iterator[object]:
 
 
 def read_file(directory: Path, name: str, limit: int) -> bytes | None:
-    """A file of the checkpoint, of at most `limit` bytes; None if there is none of that name. Raises as `locate`."""
+    """A file of the checkpoint, of at most `limit` bytes; None if there is none of that name.
+    Raises as `locate`.
+    """
     path = locate(directory, name)
     if path is None:
         return None
     try:
         size = path.stat().st_size
         if size > limit:
-            raise ModelBroken(shortened(f"{name}: has {size:,} bytes, above the limit of {limit:,}"))
+            raise ModelBroken(
+                shortened(f"{name}: has {size:,} bytes, above the limit of {limit:,}")
+            )
         return path.read_bytes()
     except OSError as error:
         raise ModelBroken(shortened(f"{name}: cannot be read: {error.strerror}")) from error
 
 
 def locate(directory: Path, name: str) -> Path | None:
-    """The path of a regular file of the checkpoint, symbolic links resolved; None if there is none of that name.
+    """The path of a regular file of the checkpoint, symbolic links resolved; None if there is none
+    of that name.
 
-    Raises ModelBroken if the name or a link leads out of the checkpoint, and for other than regular files: a pipe might never end.
-    The Hugging Face cache keeps files as links to blobs outside its snapshots; these count as part of the checkpoint.
+    Raises ModelBroken if the name or a link leads out of the checkpoint, and for other than regular
+    files: a pipe might never end. The Hugging Face cache keeps files as links to blobs outside its
+    snapshots; these count as part of the checkpoint.
     """
     try:
         found = (directory / name).resolve(strict=True)
@@ -210,7 +238,9 @@ def locate(directory: Path, name: str) -> Path | None:
 
 
 def _roots(directory: Path) -> tuple[Path, ...]:
-    """The folders that may hold a checkpoint's files; `<cache>/models--org--name/snapshots/<commit>` has them in `blobs`."""
+    """The folders that may hold a checkpoint's files;
+    `<cache>/models--org--name/snapshots/<commit>` has them in `blobs`.
+    """
     for parent in (directory, *directory.parents):
         if parent.parent.name == "snapshots" and parent.parent.parent.name.startswith("models--"):
             return directory, parent.parent.parent / "blobs"
@@ -218,35 +248,50 @@ def _roots(directory: Path) -> tuple[Path, ...]:
 
 
 def shortened(text: str, most: int = _MAX_MESSAGE) -> str:
-    """The text, truncated to `most` characters: error messages quote checkpoints, and are sent to routers and clients."""
+    """The text, truncated to `most` characters: error messages quote checkpoints, and are sent to
+    routers and clients.
+    """
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def tensor_files(directory: Path, folder: str) -> list[str]:
-    """The safetensors files of a folder, shards in the index's order, as paths from the checkpoint's root. Raises ModelBroken."""
+    """The safetensors files of a folder, shards in the index's order, as paths from the
+    checkpoint's root. Raises ModelBroken.
+    """
     base = directory / folder
     index = read_config(directory, str(Path(folder) / "model.safetensors.index.json"))
     single = ["model.safetensors"] if (base / "model.safetensors").exists() else []
     names = single if index is None else shard_names(index)
     missing = [name for name in names if not (base / name).exists()]
     if missing:
-        raise ModelBroken(f"model.safetensors.index.json: names {missing[0]}, which is missing from {base}")
+        raise ModelBroken(
+            f"model.safetensors.index.json: names {missing[0]}, which is missing from {base}"
+        )
     if not names:
         raise ModelBroken(_missing_weights(base))
     return [str(Path(folder) / name) for name in names]
 
 
 def shard_names(index: Config) -> list[str]:
-    """The shards that an index names, each once. Raises ModelBroken if there are none, or for a path to another folder."""
+    """The shards that an index names, each once. Raises ModelBroken if there are none, or for a
+    path to another folder.
+    """
     places = index.part("weight_map").values
     if len(places) > MAX_INDEXED_TENSORS:
-        raise index.broken("weight_map", f"has {len(places):,} tensors; at most {MAX_INDEXED_TENSORS:,} are served")
+        raise index.broken(
+            "weight_map", f"has {len(places):,} tensors; at most {MAX_INDEXED_TENSORS:,} are served"
+        )
     names = list(dict.fromkeys(_shard_name(index, shard) for shard in places.values()))
     if len(names) > MAX_SHARDS:
-        raise index.broken("weight_map", f"names {len(names):,} files; at most {MAX_SHARDS:,} are served")
+        raise index.broken(
+            "weight_map", f"names {len(names):,} files; at most {MAX_SHARDS:,} are served"
+        )
     for name in names:
         if not _SHARD.fullmatch(name):
-            raise index.broken("weight_map", f"names {name!r}, which is not a name of a safetensors file in the same folder")
+            raise index.broken(
+                "weight_map",
+                f"names {name!r}, which is not a name of a safetensors file in the same folder",
+            )
     if not names:
         raise index.broken("weight_map", "is missing or empty: it must map each tensor to its file")
     return names
@@ -266,7 +311,9 @@ def _missing_weights(base: Path) -> str:
 
 
 def tensor_header(directory: Path, name: str) -> bytes:
-    """The JSON header of a safetensors file: the bytes after the first 8, which are its length. Raises ModelBroken."""
+    """The JSON header of a safetensors file: the bytes after the first 8, which are its length.
+    Raises ModelBroken.
+    """
     path = locate(directory, name)
     if path is None:
         raise ModelBroken(shortened(f"{name}: missing from {directory}"))
@@ -275,7 +322,9 @@ def tensor_header(directory: Path, name: str) -> bytes:
             start = file.read(8)
             length = int.from_bytes(start, "little")
             if len(start) == 8 and MAX_HEADER_BYTES < length <= path.stat().st_size:
-                raise ModelBroken(f"{name}: its header has {length:,} bytes, above the limit of {MAX_HEADER_BYTES:,}")
+                raise ModelBroken(
+                    f"{name}: its header has {length:,} bytes, above the limit of {MAX_HEADER_BYTES:,}"
+                )
             header = file.read(length) if len(start) == 8 and length <= MAX_HEADER_BYTES else b""
     except OSError as error:
         raise ModelBroken(shortened(f"{name}: cannot be read: {error.strerror}")) from error
@@ -286,7 +335,9 @@ def tensor_header(directory: Path, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor of a safetensors file: data type as the format names it, shape, and the bytes `begin` to `end` of the file."""
+    """A tensor of a safetensors file: data type as the format names it, shape, and the bytes
+    `begin` to `end` of the file.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -297,34 +348,56 @@ class TensorEntry:
 def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file by name, from its header alone.
 
-    Raises ModelBroken naming the tensor if one lies outside the file, overlaps another, or has not the size of its shape.
+    Raises ModelBroken naming the tensor if one lies outside the file, overlaps another, or has not
+    the size of its shape.
     """
     header = tensor_header(directory, name)
     _refuse_crowd(header, name)
     size, first = (directory / name).stat().st_size, 8 + len(header)
     try:
-        values = json.loads(header.decode("utf-8"), object_pairs_hook=once, parse_int=_whole, parse_constant=_refuse_constant)
+        values = json.loads(
+            header.decode("utf-8"),
+            object_pairs_hook=once,
+            parse_int=_whole,
+            parse_constant=_refuse_constant,
+        )
         if _HALF_PAIR.search(header):
             json.dumps(values, ensure_ascii=False).encode("utf-8")
         values.pop("__metadata__", None)
-        entries = {tensor: _entry(name, tensor, value, first, size) for tensor, value in values.items()}
+        entries = {
+            tensor: _entry(name, tensor, value, first, size) for tensor, value in values.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelBroken(shortened(f"{name}: damaged header: {error or type(error).__name__}")) from error
+        raise ModelBroken(
+            shortened(f"{name}: damaged header: {error or type(error).__name__}")
+        ) from error
     _refuse_overlap(name, entries)
     return entries
 
 
 def _refuse_crowd(header: bytes, name: str) -> None:
-    """Raises ModelBroken for more objects or entries of lists than MAX_TENSORS tensors have, before an object is made of one."""
+    """Raises ModelBroken for more objects or entries of lists than MAX_TENSORS tensors have, before
+    an object is made of one.
+    """
     tensors = header.count(b"{") - 1
     if tensors > MAX_TENSORS + 1:  # one is of metadata
-        raise ModelBroken(shortened(f"{name}: its header has {tensors:,} tensors; at most {MAX_TENSORS:,} are served"))
+        raise ModelBroken(
+            shortened(
+                f"{name}: its header has {tensors:,} tensors; at most {MAX_TENSORS:,} are served"
+            )
+        )
     if header.count(b",") > _MAX_COMMAS:
-        raise ModelBroken(shortened(f"{name}: its header has more than {_MAX_COMMAS:,} commas, above the limit for its tensors"))
+        raise ModelBroken(
+            shortened(
+                f"{name}: its header has more than {_MAX_COMMAS:,} commas, above the limit for its tensors"
+            )
+        )
 
 
 def once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object, for `object_pairs_hook`. Raises ValueError for duplicate names: some parsers keep the first, some the last."""
+    """A JSON object, for `object_pairs_hook`. Raises ValueError for duplicate names: some parsers
+    keep the first, some the last.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name is there twice")
@@ -345,12 +418,16 @@ def _entry(file: str, name: str, value: Mapping[str, object], first: int, size: 
     if item is not None and end - begin != math.prod(shape) * item:
         raise ModelBroken(f"{place} has {end - begin} bytes, not those of its shape {list(shape)}")
     if end < begin or first + end > size:
-        raise ModelBroken(f"{file}: truncated: tensor {name[:200]!r} ends at byte {first + end} of {size}")
+        raise ModelBroken(
+            f"{file}: truncated: tensor {name[:200]!r} ends at byte {first + end} of {size}"
+        )
     return TensorEntry(dtype[:20], shape, first + begin, first + end)
 
 
 def _counts(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(number) is int and 0 <= number < 1 << 63 for number in value):
+    if not isinstance(value, list) or not all(
+        type(number) is int and 0 <= number < 1 << 63 for number in value
+    ):
         raise TypeError("`shape` and `data_offsets` must be lists of whole numbers of at least 0")
     return tuple(value)
 
@@ -374,7 +451,9 @@ def tensor_shape(directory: Path, files: list[str], tensor: str) -> tuple[int, .
 
 
 def digest(directory: Path, configs: list[str], tensors: list[str]) -> str:
-    """A digest of the configuration files that exist and the headers of the tensor files: 12 hexadecimal digits."""
+    """A digest of the configuration files that exist and the headers of the tensor files: 12
+    hexadecimal digits.
+    """
     total = hashlib.sha256()
     for name in sorted(set(configs)):
         data = read_file(directory, name, MAX_JSON_BYTES)

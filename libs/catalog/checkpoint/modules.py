@@ -1,6 +1,8 @@
-"""Parses modules.json of sentence-transformers and PyLate: the layers that follow the encoder, in order.
+"""Parses modules.json of sentence-transformers and PyLate: the layers that follow the encoder, in
+order.
 
-Keys are those of sentence-transformers 2 to 6: Pooling has `pooling_mode_*` flags up to version 5 and one `pooling_mode` since.
+Keys are those of sentence-transformers 2 to 6: Pooling has `pooling_mode_*` flags up to version 5
+and one `pooling_mode` since.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ _SENTENCE, _TOKEN = "sentence_embedding", "token_embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """The modules of a checkpoint. The defaults, without modules.json, mean the encoder alone; `kinds/` choose what follows it."""
+    """The modules of a checkpoint. The defaults, without modules.json, mean the encoder alone;
+    `kinds/` choose what follows it.
+    """
 
     listed: bool = False  # whether there is a modules.json
     static_embedding: bool = False  # a table of token vectors stands in the encoder's place
@@ -60,13 +64,17 @@ class Modules:
     pooling: tuple[PoolingMode, ...] = ()
     pool_prompt: bool = True
     dense: tuple[DenseModule, ...] = ()
-    token_level: bool = False  # the dense layers apply to token states, not to a pooled vector: late interaction
+    token_level: bool = (
+        False  # the dense layers apply to token states, not to a pooled vector: late interaction
+    )
     normalize: bool = False
     mask: Config | None = None  # MultiVectorMask's settings
     splade: Config | None = None  # SpladePooling's settings
     static: StaticQueries | None = None  # of a Router, for queries
     queries: Modules | None = None  # of a Router whose queries go through modules of their own
-    query_default: bool = False  # texts without a role are queries, where these have modules of their own
+    query_default: bool = (
+        False  # texts without a role are queries, where these have modules of their own
+    )
     answers: Config | None = None  # LogitScore's settings: a yes/no reranker
 
 
@@ -86,7 +94,8 @@ def read_modules(directory: Path) -> Modules:
 
 
 def prompts_of(top: Config) -> tuple[dict[str, str], str]:
-    """Return the prompts of config_sentence_transformers.json, and the name of the default one; empty: none.
+    """Return the prompts of config_sentence_transformers.json, and the name of the default one;
+    empty: none.
 
     Raises ModelBroken if the default is not one of them.
     """
@@ -99,18 +108,24 @@ def prompts_of(top: Config) -> tuple[dict[str, str], str]:
 
 
 def activation(config: Config, key: str, default: Activation) -> Activation:
-    """The activation that the key's dotted class path names: a known one of torch, as the path is never imported."""
+    """The activation that the key's dotted class path names: a known one of torch, as the path is
+    never imported.
+    """
     path = config.text(key)
     if not path:
         return default
     name = path.rpartition(".")[2]
     if not path.startswith("torch.") or name not in _ACTIVATIONS:
-        raise config.broken(key, f"is {path!r}, which is not one of torch's {', '.join(_ACTIVATIONS)}")
+        raise config.broken(
+            key, f"is {path!r}, which is not one of torch's {', '.join(_ACTIVATIONS)}"
+        )
     return _ACTIVATIONS[name]
 
 
 class _Builder:
-    """Collects modules in the order of modules.json. Raises ModelBroken for those, and for orders, that are not served."""
+    """Collects modules in the order of modules.json. Raises ModelBroken for those, and for orders,
+    that are not served.
+    """
 
     def __init__(self) -> None:
         self.encoder: list[str] = []
@@ -135,7 +150,9 @@ class _Builder:
             self.encoder.append("" if folder == "." else folder)
             self.static_embedding = True
         elif kind == "Pooling":
-            self.pooling, self.pool_prompt = _pooling(need_config(directory, f"{folder}/config.json"))
+            self.pooling, self.pool_prompt = _pooling(
+                need_config(directory, f"{folder}/config.json")
+            )
         elif kind == "Dense":
             self._add_dense(directory, entry, folder)
         elif kind == "Normalize":
@@ -145,7 +162,9 @@ class _Builder:
         elif kind in ("Router", "Asym"):
             self._add_routes(directory, entry, folder)
         elif kind != "Dropout":
-            raise entry.broken("type", f"is {entry.text('type')!r}, which is not served: {', '.join(_SERVED)} are")
+            raise entry.broken(
+                "type", f"is {entry.text('type')!r}, which is not served: {', '.join(_SERVED)} are"
+            )
 
     def _add_routes(self, directory: Path, entry: Config, folder: str) -> None:
         if self.queries is not None:
@@ -163,7 +182,9 @@ class _Builder:
         if self.normalize:
             raise entry.broken("type", "puts a Dense after a Normalize, which is not served")
         config = need_config(directory, f"{folder}/config.json")
-        token_level = config.text("module_input_name", _SENTENCE) == _TOKEN or entry.text("type").startswith("pylate.")
+        token_level = config.text("module_input_name", _SENTENCE) == _TOKEN or entry.text(
+            "type"
+        ).startswith("pylate.")
         self.token_level = self.token_level or token_level
         self.dense.append(_dense(config, folder))
 
@@ -189,11 +210,16 @@ class _Builder:
 
 
 def _class_of(directory: Path, entry: Config) -> str:
-    """The class name of a module. Raises ModelBroken for classes of other packages, and for folders outside the checkpoint."""
+    """The class name of a module. Raises ModelBroken for classes of other packages, and for folders
+    outside the checkpoint.
+    """
     package, _, kind = entry.text("type").rpartition(".")
     is_known = entry.text("type") == CUSTOM_TRANSFORMER and has_tasks(directory)
     if package.partition(".")[0] not in _PACKAGES and not is_known:
-        raise entry.broken("type", f"is {entry.text('type')!r}: a class of the checkpoint's own code, which is never run")
+        raise entry.broken(
+            "type",
+            f"is {entry.text('type')!r}: a class of the checkpoint's own code, which is never run",
+        )
     path = Path(entry.text("path"))
     if path.is_absolute() or ".." in path.parts:
         raise entry.broken("path", f"is {entry.text('path')!r}, which leads out of the checkpoint")
@@ -204,14 +230,20 @@ def _pooling(config: Config) -> tuple[tuple[PoolingMode, ...], bool]:
     names = config.texts("pooling_mode")
     unknown = [name for name in names if name not in _MODES]
     if unknown:
-        raise config.broken("pooling_mode", f"is {unknown[0]!r}, which is not one of {', '.join(_MODES)}")
+        raise config.broken(
+            "pooling_mode", f"is {unknown[0]!r}, which is not one of {', '.join(_MODES)}"
+        )
     for key in config.values:
         if key.startswith("pooling_mode_") and key not in _POOLING_FLAGS:
             raise config.broken(key, "is not a pooling mode that is served")
-    modes = tuple(_MODES[name] for name in names) or tuple(mode for key, mode in _POOLING_FLAGS.items() if config.flag(key))
+    modes = tuple(_MODES[name] for name in names) or tuple(
+        mode for key, mode in _POOLING_FLAGS.items() if config.flag(key)
+    )
     pool_prompt = config.flag("include_prompt", True)
     if not pool_prompt and "weightedmean" in modes:
-        raise config.broken("include_prompt", "is false, which is not served together with weightedmean")
+        raise config.broken(
+            "include_prompt", "is false, which is not served together with weightedmean"
+        )
     return modes or ("mean",), pool_prompt
 
 

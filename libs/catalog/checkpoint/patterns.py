@@ -1,8 +1,9 @@
 """Matches regular expressions of untrusted checkpoints without backtracking.
 
-Python's `re` backtracks: forty times `.?` takes for ever on a short name, while holding the GIL. Here a pattern is compiled to a
-nondeterministic finite automaton (NFA) and simulated on all its states at once (K. Thompson, Regular Expression Search Algorithm,
-CACM 1968), in time proportional to pattern x name. The syntax is the subset of `re` used to select modules; the rest is refused.
+Python's `re` backtracks: forty times `.?` takes for ever on a short name, while holding the GIL.
+Here a pattern is compiled to a nondeterministic finite automaton (NFA) and simulated on all its
+states at once (K. Thompson, Regular Expression Search Algorithm, CACM 1968), in time proportional
+to pattern x name. The syntax is the subset of `re` used to select modules; the rest is refused.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-MOST_CHARACTERS: Final = 200
-_MOST_STATES: Final = 2000
-_MOST_DEPTH: Final = 20
+MAX_CHARACTERS: Final = 200
+_MAX_STATES: Final = 2000
+_MAX_DEPTH: Final = 20
 
 Accepts: TypeAlias = Callable[[str], bool]
 """Whether a character matches."""
@@ -30,7 +31,9 @@ _PUNCTUATION: Final = frozenset(".^$*+?{}[]()|\\/-_:, ")
 
 
 class Unsupported(Exception):
-    """A pattern that is invalid or outside the subset; the message says why, as a predicate of the pattern."""
+    """A pattern that is invalid or outside the subset; the message says why, as a predicate of the
+    pattern.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ _Node: TypeAlias = _Character | _Anchor | _Concatenation | _Alternation | _Repea
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A compiled pattern. Names are read from their end, where most names that do not match differ already."""
+    """A compiled pattern. Names are read from their end, where most names that do not match differ
+    already.
+    """
 
     _states: Sequence[_State]
     _first: int
@@ -88,19 +93,29 @@ class Pattern:
         for place in range(len(name), -1, -1):
             if not current:
                 return False
-            if (place == 0 or name[place - 1] == ".") and any(self._states[number].is_last for number in current):
+            if (place == 0 or name[place - 1] == ".") and any(
+                self._states[number].is_last for number in current
+            ):
                 return True
             letter = name[place - 1] if place else ""
-            current = self._closure((state.next[0] for state in self._accepting(current, letter)), name, place - 1)
+            current = self._closure(
+                (state.next[0] for state in self._accepting(current, letter)), name, place - 1
+            )
         return False
 
     def _accepting(self, numbers: Iterable[int], letter: str) -> list[_State]:
         """Those of the states that read the character."""
         states = (self._states[number] for number in numbers)
-        return [state for state in states if state.accepts is not None and letter and state.accepts(letter)]
+        return [
+            state
+            for state in states
+            if state.accepts is not None and letter and state.accepts(letter)
+        ]
 
     def _closure(self, numbers: Iterable[int], name: str, place: int) -> set[int]:
-        """The epsilon closure: the states that can be reached without reading the character before `place`."""
+        """The epsilon closure: the states that can be reached without reading the character before
+        `place`.
+        """
         found: set[int] = set()
         waiting = list(numbers)
         while waiting:
@@ -109,14 +124,17 @@ class Pattern:
                 continue
             found.add(number)
             state = self._states[number]
-            if state.accepts is None and (state.anchor is None or place == (len(name) if state.anchor.at_end else 0)):
+            if state.accepts is None and (
+                state.anchor is None or place == (len(name) if state.anchor.at_end else 0)
+            ):
                 waiting += state.next
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A state of the automaton: it reads a character that `accepts`, or requires an anchor, or neither; then goes to any of `next`.
+    """A state of the automaton: it reads a character that `accepts`, or requires an anchor, or
+    neither; then goes to any of `next`.
 
     The state without `next` is the accepting one.
     """
@@ -131,13 +149,17 @@ class _State:
 
 
 def compiled(pattern: str) -> Pattern:
-    """The pattern, compiled. Raises Unsupported for an invalid pattern, and for syntax outside the subset."""
-    if len(pattern) > MOST_CHARACTERS:
-        raise Unsupported(f"has {len(pattern):,} characters, more than {MOST_CHARACTERS}")
+    """The pattern, compiled. Raises Unsupported for an invalid pattern, and for syntax outside the
+    subset.
+    """
+    if len(pattern) > MAX_CHARACTERS:
+        raise Unsupported(f"has {len(pattern):,} characters, more than {MAX_CHARACTERS}")
     compiler = _Compiler()
     first = compiler.add(_Parser(pattern).read(), compiler.put(_State()))
     tail = _TAIL.search(pattern)
-    return Pattern(tuple(compiler.states), first, tail[0] if tail is not None and "|" not in pattern else "")
+    return Pattern(
+        tuple(compiler.states), first, tail[0] if tail is not None and "|" not in pattern else ""
+    )
 
 
 @dataclass(slots=True)
@@ -151,13 +173,15 @@ class _Compiler:
 
     def put(self, state: _State) -> int:
         """Adds a state and returns its number."""
-        if len(self.states) >= _MOST_STATES:
-            raise Unsupported(f"expands to more than {_MOST_STATES:,} states: repeat less")
+        if len(self.states) >= _MAX_STATES:
+            raise Unsupported(f"expands to more than {_MAX_STATES:,} states: repeat less")
         self.states.append(state)
         return len(self.states) - 1
 
     def add(self, node: _Node, after: int) -> int:
-        """Adds the states of a node that continues at the state `after`; returns the state that it starts in."""
+        """Adds the states of a node that continues at the state `after`; returns the state that it
+        starts in.
+        """
         match node:
             case _Character(accepts):
                 return self.put(_State((after,), accepts=accepts))
@@ -174,7 +198,9 @@ class _Compiler:
 
     def _repeated(self, part: _Node, least: int, most: int | None, after: int) -> int:
         if most is None:
-            loop = self.put(_State((after,)))  # replaced below, when the part's first state is known
+            loop = self.put(
+                _State((after,))
+            )  # replaced below, when the part's first state is known
             self.states[loop] = _State((after, self.add(part, loop)))
             after = loop
         else:
@@ -238,7 +264,9 @@ class _Parser:
             case "\\":
                 return _Character(self._escape())
             case "*" | "+" | "?" | "{" | "}" | "]":
-                raise Unsupported(f"has {letter!r} where there is nothing to repeat or close: write \\{letter} for the character")
+                raise Unsupported(
+                    f"has {letter!r} where there is nothing to repeat or close: write \\{letter} for the character"
+                )
             case _:
                 return _Character(letter.__eq__)
 
@@ -249,8 +277,8 @@ class _Parser:
                 raise Unsupported("has a group of another kind than (...) and (?:...)")
             self._take()
         self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise Unsupported(f"has groups nested more than {_MOST_DEPTH} deep")
+        if self._depth > _MAX_DEPTH:
+            raise Unsupported(f"has groups nested more than {_MAX_DEPTH} deep")
         node = self._alternation()
         self._take(")")
         self._depth -= 1
@@ -262,7 +290,9 @@ class _Parser:
             return node
         if isinstance(node, _Anchor):
             raise Unsupported("repeats the beginning or the end of a name")
-        if self._next() == "?":  # lazy repetition, which does not change whether a whole name matches
+        if (
+            self._next() == "?"
+        ):  # lazy repetition, which does not change whether a whole name matches
             self._take()
         if self._next() in ("*", "+", "?", "{"):
             raise Unsupported("has one repetition on another")

@@ -1,7 +1,8 @@
-"""Parses sentence-transformers' Router (Asym): modules by role, for models whose queries and documents go different ways. Called by
-`modules.py`.
+"""Parses sentence-transformers' Router (Asym): modules by role, for models whose queries and
+documents go different ways. Called by `modules.py`.
 
-Format: `types` maps each module's folder to its class, `structure` each role to folders, `parameters` has the options.
+Format: `types` maps each module's folder to its class, `structure` each role to folders,
+`parameters` has the options.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _ROLES = ("query", "document")
 class Routes:
     """Entries in the format of modules.json.
 
-    `modules`: those for documents, and for queries too unless `static` or the entries `queries` encode these. `query_default`:
-    texts without a role are queries.
+    `modules`: those for documents, and for queries too unless `static` or the entries `queries`
+    encode these. `query_default`: texts without a role are queries.
     """
 
     modules: tuple[Config, ...]
@@ -32,11 +33,18 @@ class Routes:
 
 
 def read_routes(directory: Path, folder: str) -> Routes:
-    """The router in a folder of the checkpoint. Raises ModelBroken for other routes than query and document."""
-    config = read_config(directory, inside(folder, "router_config.json")) or need_config(directory, inside(folder, "config.json"))
+    """The router in a folder of the checkpoint. Raises ModelBroken for other routes than query and
+    document.
+    """
+    config = read_config(directory, inside(folder, "router_config.json")) or need_config(
+        directory, inside(folder, "config.json")
+    )
     structure, parameters = config.part("structure"), config.part("parameters")
     if sorted(structure.values) != sorted(_ROLES) or parameters.part("route_mappings").values:
-        raise config.broken("structure", f"has the routes {', '.join(structure.values)}; only query and document are served")
+        raise config.broken(
+            "structure",
+            f"has the routes {', '.join(structure.values)}; only query and document are served",
+        )
     types = config.part("types")
     query, document = (structure.texts(role) for role in _ROLES)
     entries = tuple(_entry(config, types, name, folder) for name in document)
@@ -61,7 +69,9 @@ def inside(folder: str, name: str) -> str:
 
 
 def static_queries(directory: Path, folder: str, *, default: bool) -> StaticQueries:
-    """A SparseStaticEmbedding's weights: the JSON file that its `path` names, or without one its model.safetensors."""
+    """A SparseStaticEmbedding's weights: the JSON file that its `path` names, or without one its
+    model.safetensors.
+    """
     config = need_config(directory, inside(folder, "config.json"))
     path = config.text("path")
     if not path:

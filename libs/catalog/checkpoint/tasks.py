@@ -1,8 +1,10 @@
-"""Reads which LoRA adapters a checkpoint has of its own, one for each of its tasks, and how roles choose among them.
+"""Reads which LoRA adapters a checkpoint has of its own, one for each of its tasks, and how roles
+choose among them.
 
-Two layouts are known. jina-embeddings-v3: config.json names the tasks in `lora_adaptations`, and their factors lie among the
-model's tensors. jina-embeddings-v5-text: config.json names them in `task_names`, and each has a directory of PEFT's. Both name a
-class of their own code in modules.json, which does what `Transformer` of sentence-transformers does; no code is run.
+Two layouts are known. jina-embeddings-v3: config.json names the tasks in `lora_adaptations`, and
+their factors lie among the model's tensors. jina-embeddings-v5-text: config.json names them in
+`task_names`, and each has a directory of PEFT's. Both name a class of their own code in
+modules.json, which does what `Transformer` of sentence-transformers does; no code is run.
 """
 
 from __future__ import annotations
@@ -40,12 +42,11 @@ class OwnAdapters:
     """The adapters of a checkpoint itself.
 
     Args:
-        names: The tasks, in the checkpoint's order; empty: there are none.
-        by_role: The adapter of each role (`query`, `document`, empty for none) that has one.
-        prompts: The prompt of each task that has one of its own, whatever the role; empty: prompts go by the role.
-        rank: The rank of the factors among the model's tensors.
-        scale: The factor of their product.
-        folder: Where the directories of the adapters are; empty: the factors lie among the model's tensors.
+        names: The tasks, in the checkpoint's order; empty: there are none. by_role: The adapter of
+        each role (`query`, `document`, empty for none) that has one. prompts: The prompt of each
+        task that has one of its own, whatever the role; empty: prompts go by the role. rank: The
+        rank of the factors among the model's tensors. scale: The factor of their product. folder:
+        Where the directories of the adapters are; empty: the factors lie among the model's tensors.
     """
 
     names: tuple[str, ...] = ()
@@ -57,13 +58,17 @@ class OwnAdapters:
 
 
 def has_tasks(directory: Path) -> bool:
-    """Return whether the checkpoint is one of those whose own `Transformer` is known to be that of sentence-transformers."""
+    """Return whether the checkpoint is one of those whose own `Transformer` is known to be that of
+    sentence-transformers.
+    """
     config = read_config(directory, "config.json")
     return config is not None and bool(read_own_adapters(config).names)
 
 
 def refuse_unserved(directory: Path) -> None:
-    """Raise ModelBroken, with what to use instead, for a relative of these models that is not served."""
+    """Raise ModelBroken, with what to use instead, for a relative of these models that is not
+    served.
+    """
     config = read_config(directory, "config.json")
     for name in () if config is None else config.texts("architectures"):
         if config is not None and name in _UNSERVED:
@@ -76,18 +81,26 @@ def is_parametrized(tensor: str) -> bool:
 
 
 def read_own_adapters(config: Config) -> OwnAdapters:
-    """Return the adapters that config.json names. Raise ModelBroken for names and numbers that cannot be."""
+    """Return the adapters that config.json names. Raise ModelBroken for names and numbers that
+    cannot be.
+    """
     if config.text("model_type") == V5:
         names = _names(config, "task_names")
         default = _DEFAULT if _DEFAULT in names else next(iter(names), "")
-        return OwnAdapters(names, dict.fromkeys(("", "query", "document"), default) if default else {}, folder=FOLDER)
+        return OwnAdapters(
+            names,
+            dict.fromkeys(("", "query", "document"), default) if default else {},
+            folder=FOLDER,
+        )
     names = _names(config, "lora_adaptations")
     if not names:
         return OwnAdapters()
     rank = config.number("lora_rank", 4)
     if not rank:
         raise config.broken("lora_rank", "must be at least 1")
-    by_role = {role: task for role, task in (("query", _QUERY), ("document", _PASSAGE)) if task in names}
+    by_role = {
+        role: task for role, task in (("query", _QUERY), ("document", _PASSAGE)) if task in names
+    }
     instructions = config.part("task_instructions")
     prompts = {name: instructions.text(name) for name in names}
     return OwnAdapters(names, by_role, prompts, rank, _alpha(config) / rank)
@@ -106,5 +119,8 @@ def _names(config: Config, key: str) -> tuple[str, ...]:
         raise config.broken(key, f"must name at most {_MAX_TASKS} tasks, each once")
     for name in names:
         if not _TASK.fullmatch(name):
-            raise config.broken(key, f"has {name!r}, which is no plain name of A-Z a-z 0-9 . _ - and at most 128 characters")
+            raise config.broken(
+                key,
+                f"has {name!r}, which is no plain name of A-Z a-z 0-9 . _ - and at most 128 characters",
+            )
     return names

@@ -1,6 +1,8 @@
-"""A record of the keys read from a checkpoint, for `shoal models check`: within `recorded`, a Config notes each key that is read.
+"""A record of the keys read from a checkpoint, for `shoal models check`: within `recorded`, a
+Config notes each key that is read.
 
-The parsers themselves are unaware of it. Outside `recorded`, a note costs the lookup of one context variable.
+The parsers themselves are unaware of it. Outside `recorded`, a note costs the lookup of one context
+variable.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A key of a file of the checkpoint and its value; `value` None: the key is missing or null, so the default applies."""
+    """A key of a file of the checkpoint and its value; `value` None: the key is missing or null, so
+    the default applies.
+    """
 
     file: str
     key: str

@@ -1,1 +1,3 @@
-"""Readers of published formats other than torch's, run in the child process: GGUF and ONNX files become safetensors."""
+"""Readers of published formats other than torch's, run in the child process: GGUF and ONNX files
+become safetensors.
+"""

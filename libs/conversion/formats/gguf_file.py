@@ -1,7 +1,9 @@
-"""Reads the layout of a GGUF file: its metadata, and where its tensors are. The file's author is not trusted.
+"""Reads the layout of a GGUF file: its metadata, and where its tensors are. The file's author is
+not trusted.
 
-The `gguf` package knows the quantised types and dequantises them (`gguf_tensors.py`). The header is read here, because each of
-its counts and lengths has to be bounded before memory is taken for it. Format: ggml/docs/gguf.md, versions 2 and 3.
+The `gguf` package knows the quantised types and dequantises them (`gguf_tensors.py`). The header is
+read here, because each of its counts and lengths has to be bounded before memory is taken for it.
+Format: ggml/docs/gguf.md, versions 2 and 3.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _NUMBERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of the file. `shape`: the slowest axis first, as in torch. `kind`: a number of GGMLQuantizationType."""
+    """A tensor of the file. `shape`: the slowest axis first, as in torch. `kind`: a number of
+    GGMLQuantizationType.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -80,10 +84,14 @@ def read_layout(mapping: mmap.mmap) -> Layout:
         raise Refused("is not a GGUF file")
     version = reader.number("<I")
     if version not in _VERSIONS:
-        raise Refused(f"has version {version} of GGUF, or big-endian numbers; versions 2 and 3 are read")
+        raise Refused(
+            f"has version {version} of GGUF, or big-endian numbers; versions 2 and 3 are read"
+        )
     tensors, keys = reader.number("<Q"), reader.number("<Q")
     if tensors > MAX_TENSORS or keys > MAX_KEYS:
-        raise Refused(f"has {tensors:,} tensors and {keys:,} keys; at most {MAX_TENSORS:,} and {MAX_KEYS:,} are read")
+        raise Refused(
+            f"has {tensors:,} tensors and {keys:,} keys; at most {MAX_TENSORS:,} and {MAX_KEYS:,} are read"
+        )
     values: dict[str, Any] = {}
     for _ in range(keys):
         key = reader.text(MAX_NAME_BYTES)
@@ -96,7 +104,10 @@ def read_layout(mapping: mmap.mmap) -> Layout:
     names = {name for name, *_ in found}
     if len(names) < len(found):
         raise Refused("has a tensor twice")
-    return Layout(values, tuple(Stored(name, shape, kind, data + offset) for name, shape, kind, offset in found))
+    return Layout(
+        values,
+        tuple(Stored(name, shape, kind, data + offset) for name, shape, kind, offset in found),
+    )
 
 
 def _tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
@@ -120,7 +131,9 @@ class _Reader:
     def take(self, size: int) -> bytes:
         begin, self.place = self.place, self.place + size
         if self.place > self._end:
-            raise Refused(f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} bytes of it")
+            raise Refused(
+                f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} bytes of it"
+            )
         return self._mapping[begin : self.place]
 
     def number(self, form: str) -> Any:
@@ -129,7 +142,9 @@ class _Reader:
     def text(self, most: int = MAX_TEXT_BYTES) -> str:
         size = self.number("<Q")
         if size > most:
-            raise Refused(f"has a text of {size:,} bytes in its metadata; at most {most:,} are read")
+            raise Refused(
+                f"has a text of {size:,} bytes in its metadata; at most {most:,} are read"
+            )
         try:
             return self.take(size).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -144,11 +159,15 @@ class _Reader:
             raise Refused(f"has a value of the unknown type {kind} in its metadata")
         inner, count = self.number("<I"), self.number("<Q")
         if count > MAX_ELEMENTS:
-            raise Refused(f"has a list of {count:,} values in its metadata; at most {MAX_ELEMENTS:,} are read")
+            raise Refused(
+                f"has a list of {count:,} values in its metadata; at most {MAX_ELEMENTS:,} are read"
+            )
         if inner == _TEXT:
             return [self.text() for _ in range(count)]
         if inner not in _NUMBERS:
-            raise Refused(f"has a list of the type {inner} in its metadata; numbers and texts are read")
+            raise Refused(
+                f"has a list of the type {inner} in its metadata; numbers and texts are read"
+            )
         form = _NUMBERS[inner]
         data = self.take(count * struct.calcsize(form))
         return [number for (number,) in struct.iter_unpack(form, data)]

@@ -1,4 +1,6 @@
-"""Writes the settings and the tokenizer of a GGUF file as a Hugging Face directory has them, as one JSON object by file name."""
+"""Writes the settings and the tokenizer of a GGUF file as a Hugging Face directory has them, as one
+JSON object by file name.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from libs.conversion.writing import Progress
 _LLAMA3_SPLIT: Final = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _BYTE_LEVEL: Final[Mapping[str, tuple[Any, ...]]] = {
     "gpt-2": (pre_tokenizers.ByteLevel(add_prefix_space=False),),
-    "smollm": (pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "smollm": (
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ),
     "qwen2": (
         pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -41,12 +46,16 @@ _SLOTS: Final = {
     "pad_token": "padding_token_id",
 }
 _LAST_GEMMA_LAYERS: Final = 62
-"""Of gemma-3-27b, the only size whose queries are scaled by the width of a head that it would have had without key_length."""
+"""Of gemma-3-27b, the only size whose queries are scaled by the width of a head that it would have
+had without key_length.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The report: the output's digest, the number of files in it, and the version of the library that wrote the tokenizer."""
+    """The report: the output's digest, the number of files in it, and the version of the library
+    that wrote the tokenizer.
+    """
 
     sha256: str
     files: int
@@ -95,9 +104,18 @@ def _config(layout: Layout) -> dict[str, Any]:
     }
     match layout.architecture:
         case "llama":
-            own: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+            own: dict[str, Any] = {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                "hidden_act": "silu",
+            }
         case "qwen2":
-            own = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "use_sliding_window": False}
+            own = {
+                "architectures": ["Qwen2ForCausalLM"],
+                "model_type": "qwen2",
+                "hidden_act": "silu",
+                "use_sliding_window": False,
+            }
         case _:
             is_largest = config["num_hidden_layers"] == _LAST_GEMMA_LAYERS
             own = {
@@ -117,12 +135,18 @@ def _rope_scaling(layout: Layout) -> dict[str, Any]:
     if kind == "none":
         return {}
     if kind != "linear":
-        raise Refused(f"has rotary embeddings scaled by {str(kind)[:40]!r}; only linear scaling is converted")
+        raise Refused(
+            f"has rotary embeddings scaled by {str(kind)[:40]!r}; only linear scaling is converted"
+        )
     return {"rope_scaling": {"rope_type": "linear", "factor": layout.number("rope.scaling.factor")}}
 
 
 def _ids(layout: Layout) -> dict[str, int]:
-    found = {slot: layout.values.get(f"tokenizer.ggml.{key}") for slot, key in _SLOTS.items() if slot != "unk_token"}
+    found = {
+        slot: layout.values.get(f"tokenizer.ggml.{key}")
+        for slot, key in _SLOTS.items()
+        if slot != "unk_token"
+    }
     return {f"{slot}_id": number for slot, number in found.items() if isinstance(number, int)}
 
 
@@ -135,7 +159,11 @@ def _tokens(layout: Layout) -> list[str]:
 
 def _numbers(layout: Layout, key: str, count: int) -> list[Any]:
     found = layout.values.get(key)
-    if not isinstance(found, list) or len(found) != count or any(isinstance(number, str) for number in found):
+    if (
+        not isinstance(found, list)
+        or len(found) != count
+        or any(isinstance(number, str) for number in found)
+    ):
         raise Refused(f"has no {key} with a number for each of its {count:,} tokens")
     return found
 
@@ -169,7 +197,9 @@ def _tokenizer(layout: Layout) -> str:
         unknown = layout.values.get("tokenizer.ggml.unknown_token_id", 0)
         if not isinstance(unknown, int) or not 0 <= unknown < len(tokens):
             raise Refused("has no unknown token (tokenizer.ggml.unknown_token_id)")
-        return from_pieces(_tokenizer_config(layout), Pieces(pieces, BPE, unknown, tokens[unknown], b""))
+        return from_pieces(
+            _tokenizer_config(layout), Pieces(pieces, BPE, unknown, tokens[unknown], b"")
+        )
     if kind != "gpt2":
         raise Refused(
             f"has a tokenizer of the sort {str(kind)[:40]!r}; gpt2 (byte-level BPE) and llama (SentencePiece) are converted"
@@ -192,7 +222,9 @@ def _byte_level(layout: Layout, tokens: list[str]) -> str:
     vocab = {token: number for number, token in enumerate(tokens)}
     if len(vocab) < len(tokens):
         raise Refused("has a token twice in tokenizer.ggml.tokens")
-    tokenizer = Tokenizer(bpe_model(vocab, merges, fuse_unk=False, ignore_merges=pre == "llama-bpe"))
+    tokenizer = Tokenizer(
+        bpe_model(vocab, merges, fuse_unk=False, ignore_merges=pre == "llama-bpe")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(_BYTE_LEVEL[pre]))
     tokenizer.decoder = decoders.ByteLevel()
     kinds = _numbers(layout, "tokenizer.ggml.token_type", len(tokens))
@@ -203,6 +235,8 @@ def _byte_level(layout: Layout, tokens: list[str]) -> str:
     config = _tokenizer_config(layout)
     if config.get("add_bos_token") and "bos_token" in config:
         bos = config["bos_token"]
-        tokenizer.post_processor = template_processor([bos, "$A"], [bos, "$A", f"{bos}:1", "$B:1"], [(bos, vocab[bos])])
+        tokenizer.post_processor = template_processor(
+            [bos, "$A"], [bos, "$A", f"{bos}:1", "$B:1"], [(bos, vocab[bos])]
+        )
     made: str = tokenizer.to_str()
     return made

@@ -1,8 +1,10 @@
-"""Converts the tensors of a GGUF file to safetensors under the names of transformers, dequantised. Runs in the child.
+"""Converts the tensors of a GGUF file to safetensors under the names of transformers, dequantised.
+Runs in the child.
 
-Quantised tensors become float32, which holds their values exactly; F32, F16 and BF16 keep their type. Names and the two changes
-that llama.cpp makes to weights when it writes GGUF are undone: query and key rows of llama are interleaved for its rotary
-embedding, and gemma3's norms have 1 added.
+Quantised tensors become float32, which holds their values exactly; F32, F16 and BF16 keep their
+type. Names and the two changes that llama.cpp makes to weights when it writes GGUF are undone:
+query and key rows of llama are interleaved for its rotary embedding, and gemma3's norms have 1
+added.
 """
 
 from __future__ import annotations
@@ -60,17 +62,24 @@ _LAYER: Final = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 
 def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Write the tensors of a GGUF file to an empty file. Raises Refused, naming what is at fault."""
+    """Write the tensors of a GGUF file to an empty file. Raises Refused, naming what is at
+    fault.
+    """
     layout = read_layout(mapping)
     check_architecture(layout)
-    spans = sorted((tensor.begin, tensor.begin + _stored_bytes(tensor), tensor.name) for tensor in layout.tensors)
+    spans = sorted(
+        (tensor.begin, tensor.begin + _stored_bytes(tensor), tensor.name)
+        for tensor in layout.tensors
+    )
     if not spans:
         raise Refused("has no tensors")
     for (_, end, name), (begin, _, other) in pairwise(spans):
         if begin < end:
             raise Refused(f"has the tensors {name!r} and {other!r} on the same bytes")
     if spans[-1][1] > len(mapping):
-        raise Refused(f"is truncated: the tensor {spans[-1][2]!r} ends at byte {spans[-1][1]:,} of {len(mapping):,}")
+        raise Refused(
+            f"is truncated: the tensor {spans[-1][2]!r} ends at byte {spans[-1][1]:,} of {len(mapping):,}"
+        )
     made = [_output(tensor, layout, mapping) for tensor in layout.tensors]
     digest = write(made, output, progress)
     return Report(len(made), digest, f"gguf {version('gguf')}", (), {})
@@ -82,7 +91,9 @@ def check_architecture(layout: Layout) -> None:
         known = ", ".join(sorted(_LAYERS))
         raise Refused(f"has the architecture {layout.architecture[:80]!r}; {known} are converted")
     if any(tensor.name == "rope_freqs.weight" for tensor in layout.tensors):
-        raise Refused("has rope_freqs.weight, scaled rotary frequencies whose settings GGUF does not hold: use the safetensors")
+        raise Refused(
+            "has rope_freqs.weight, scaled rotary frequencies whose settings GGUF does not hold: use the safetensors"
+        )
 
 
 def _stored_bytes(tensor: Stored) -> int:
@@ -92,10 +103,14 @@ def _stored_bytes(tensor: Stored) -> int:
     except ValueError:
         raise Refused(f"has the tensor {tensor.name!r} of the unknown type {tensor.kind}") from None
     if kind.name not in _KINDS:
-        raise Refused(f"has the tensor {tensor.name!r} of type {kind.name}; {', '.join(_KINDS)} are converted")
+        raise Refused(
+            f"has the tensor {tensor.name!r} of type {kind.name}; {', '.join(_KINDS)} are converted"
+        )
     numbers, size = GGML_QUANT_SIZES[kind]
     if not tensor.numbers or tensor.shape[-1] % numbers:
-        raise Refused(f"has the tensor {tensor.name!r} of shape {list(tensor.shape)}, which {kind.name} cannot have")
+        raise Refused(
+            f"has the tensor {tensor.name!r} of shape {list(tensor.shape)}, which {kind.name} cannot have"
+        )
     return tensor.numbers // numbers * size
 
 
@@ -104,14 +119,18 @@ def _output(tensor: Stored, layout: Layout, mapping: mmap.mmap) -> Output:
     name = _renamed(tensor.name, layout.architecture)
     columns = tensor.shape[-1]
     rows = tensor.numbers // columns
-    data: Any = np.frombuffer(mapping, np.uint8, _stored_bytes(tensor), tensor.begin).reshape(rows, -1)
+    data: Any = np.frombuffer(mapping, np.uint8, _stored_bytes(tensor), tensor.begin).reshape(
+        rows, -1
+    )
     order = _row_order(tensor, layout, rows)
     is_offset = layout.architecture == "gemma3" and name.endswith("norm.weight")
 
     def blocks() -> Iterator[bytes]:
         step = max(1, BLOCK_NUMBERS // columns)
         for begin in range(0, rows, step):
-            part = data[begin : begin + step] if order is None else data[order[begin : begin + step]]
+            part = (
+                data[begin : begin + step] if order is None else data[order[begin : begin + step]]
+            )
             if kind.name in _PLAIN and not is_offset:
                 yield part.tobytes()
                 continue
@@ -132,7 +151,9 @@ def _renamed(name: str, architecture: str) -> str:
         return _OUTSIDE[name]
     match = _LAYER.fullmatch(name)
     if match is None or match[2] not in _LAYERS[architecture]:
-        raise Refused(f"has the tensor {name!r}, which {architecture} models of transformers do not have")
+        raise Refused(
+            f"has the tensor {name!r}, which {architecture} models of transformers do not have"
+        )
     return f"model.layers.{match[1]}.{_LAYERS[architecture][match[2]]}.{match[3]}"
 
 
@@ -142,7 +163,9 @@ def _row_order(tensor: Stored, layout: Layout, rows: int) -> Any:
     if layout.architecture != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
         return None
     if match[3] == "bias":
-        raise Refused(f"has the tensor {tensor.name!r}: biases of llama's queries and keys are not converted")
+        raise Refused(
+            f"has the tensor {tensor.name!r}: biases of llama's queries and keys are not converted"
+        )
     heads = layout.number("attention.head_count")
     if match[2] == "attn_k":
         heads = layout.number("attention.head_count_kv", heads)

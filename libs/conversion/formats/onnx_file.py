@@ -1,10 +1,14 @@
-"""Converts the initializers of an ONNX graph to safetensors, where their names are those of the model's parameters.
+"""Converts the initializers of an ONNX graph to safetensors, where their names are those of the
+model's parameters.
 
-torch's exporter keeps the names of parameters, except of weights that it transposes for MatMul: those are named after the scope of
-their node (`/layer.0/attention/q_lin/MatMul`). Weights that onnxruntime quantised (QDQ and dynamic) have a scale and a zero point
-next to them by name, and become float32. The graph itself is not run or kept: the directory's config.json says the architecture.
+torch's exporter keeps the names of parameters, except of weights that it transposes for MatMul:
+those are named after the scope of their node (`/layer.0/attention/q_lin/MatMul`). Weights that
+onnxruntime quantised (QDQ and dynamic) have a scale and a zero point next to them by name, and
+become float32. The graph itself is not run or kept: the directory's config.json says the
+architecture.
 
-The file is read here, by protobuf's wire format and in place, because weights must not be held in memory twice.
+The file is read here, by protobuf's wire format and in place, because weights must not be held in
+memory twice.
 """
 
 from __future__ import annotations
@@ -28,12 +32,23 @@ MAX_NAME_BYTES: Final = 512
 BLOCK_NUMBERS: Final = 1 << 20
 """Of a tensor that are converted at a time."""
 
-_FLOATS: Final = {1: ("F32", np.dtype("<f4")), 10: ("F16", np.dtype("<f2")), 16: ("BF16", np.dtype("<u2"))}
+_FLOATS: Final = {
+    1: ("F32", np.dtype("<f4")),
+    10: ("F16", np.dtype("<f2")),
+    16: ("BF16", np.dtype("<u2")),
+}
 _INTEGERS: Final = {2: np.dtype("u1"), 3: np.dtype("i1")}
 _PARAMETER: Final = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
-_MATRIX_PRODUCTS: Final = ("MatMul", "MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+_MATRIX_PRODUCTS: Final = (
+    "MatMul",
+    "MatMulInteger",
+    "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat",
+)
 _QUANTISED_GEMM: Final = "Gemm_MatMul"
-"""In the name of a product that onnxruntime made of a Gemm. Its weight keeps the parameter's name, and is transposed."""
+"""In the name of a product that onnxruntime made of a Gemm. Its weight keeps the parameter's name,
+and is transposed.
+"""
 _PASSED: Final = ("DequantizeLinear", "Identity", "Cast")
 _FIXED64: Final = 1
 
@@ -53,7 +68,9 @@ class _Node:
 
 @dataclass(slots=True)
 class _Initializer:
-    """A constant of the graph: where its numbers are, or the numbers themselves where the file lists them one by one."""
+    """A constant of the graph: where its numbers are, or the numbers themselves where the file
+    lists them one by one.
+    """
 
     name: str = ""
     kind: int = 0
@@ -72,7 +89,9 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A parameter to write. `scale`, `zero`: of a quantised one, along `axis` where they are not single numbers."""
+    """A parameter to write. `scale`, `zero`: of a quantised one, along `axis` where they are not
+    single numbers.
+    """
 
     stored: _Initializer
     is_transposed: bool
@@ -82,16 +101,24 @@ class _Weight:
 
 
 def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Write the parameters of an ONNX file to an empty file. Raises Refused, naming what is at fault."""
+    """Write the parameters of an ONNX file to an empty file. Raises Refused, naming what is at
+    fault.
+    """
     graph = _read(mapping)
     external = next((one.name for one in graph.initializers.values() if one.is_external), None)
     if external is not None:
-        raise Refused(f"has the numbers of {external[:100]!r} in another file; only whole ONNX files are converted")
+        raise Refused(
+            f"has the numbers of {external[:100]!r} in another file; only whole ONNX files are converted"
+        )
     found, left_out = _parameters(graph, mapping)
     if not found:
-        raise Refused("has no initializers with the names of parameters: export it again from torch, or use the safetensors")
+        raise Refused(
+            "has no initializers with the names of parameters: export it again from torch, or use the safetensors"
+        )
     made = [_output(name, weight, mapping) for name, weight in found.items()]
-    return Report(len(made), write(made, output, progress), "onnx initializers", tuple(left_out[:20]), {})
+    return Report(
+        len(made), write(made, output, progress), "onnx initializers", tuple(left_out[:20]), {}
+    )
 
 
 def _parameters(graph: _Graph, mapping: mmap.mmap) -> tuple[dict[str, _Weight], list[str]]:
@@ -108,7 +135,12 @@ def _parameters(graph: _Graph, mapping: mmap.mmap) -> tuple[dict[str, _Weight], 
             continue
         product = next((node for node in uses.get(name, ()) if node.kind in _MATRIX_PRODUCTS), None)
         parameter = base
-        is_transposed = is_quantised and product is not None and _QUANTISED_GEMM in product.name and len(stored.shape) == 2
+        is_transposed = (
+            is_quantised
+            and product is not None
+            and _QUANTISED_GEMM in product.name
+            and len(stored.shape) == 2
+        )
         if not _PARAMETER.fullmatch(base):
             parameter, is_transposed = _scope(product), True
             if not parameter or len(stored.shape) != 2:
@@ -118,13 +150,17 @@ def _parameters(graph: _Graph, mapping: mmap.mmap) -> tuple[dict[str, _Weight], 
         if parameter in found:
             raise Refused(f"has two weights for the parameter {parameter[:100]!r}")
         found[parameter] = (
-            _quantised(graph, stored, base, is_transposed, uses, mapping) if is_quantised else _Weight(stored, is_transposed)
+            _quantised(graph, stored, base, is_transposed, uses, mapping)
+            if is_quantised
+            else _Weight(stored, is_transposed)
         )
     return found, left_out
 
 
 def _uses(graph: _Graph) -> dict[str, list[_Node]]:
-    """The nodes that use each initializer, directly or through nodes that only dequantise or rename it."""
+    """The nodes that use each initializer, directly or through nodes that only dequantise or rename
+    it.
+    """
     readers: dict[str, list[_Node]] = {}
     for node in graph.nodes:
         for name in node.inputs:
@@ -140,25 +176,43 @@ def _uses(graph: _Graph) -> dict[str, list[_Node]]:
 
 
 def _scope(node: _Node | None) -> str:
-    """The name of the weight that a product is with, by the scope in the node's name; empty if it has none."""
+    """The name of the weight that a product is with, by the scope in the node's name; empty if it
+    has none.
+    """
     parts = node.name.strip("/").split("/")[:-1] if node is not None else []
     name = ".".join([*parts, "weight"])
     return name if parts and _PARAMETER.fullmatch(name) else ""
 
 
 def _quantised(
-    graph: _Graph, stored: _Initializer, base: str, is_transposed: bool, uses: Mapping[str, list[_Node]], mapping: mmap.mmap
+    graph: _Graph,
+    stored: _Initializer,
+    base: str,
+    is_transposed: bool,
+    uses: Mapping[str, list[_Node]],
+    mapping: mmap.mmap,
 ) -> _Weight:
-    scale, zero = (graph.initializers.get(f"{base}{ending}") for ending in ("_scale", "_zero_point"))
+    scale, zero = (
+        graph.initializers.get(f"{base}{ending}") for ending in ("_scale", "_zero_point")
+    )
     if scale is None or scale.kind != 1:
         raise Refused(f"has no scale in float32 for the quantised weight {base[:100]!r}")
     scales = _small(scale, mapping)
     zeros = np.zeros(1, np.float32) if zero is None else _small(zero, mapping).astype(np.float32)
-    axis = next((node.axis for node in uses[stored.name] if node.kind == "DequantizeLinear" and node.axis is not None), -1)
+    axis = next(
+        (
+            node.axis
+            for node in uses[stored.name]
+            if node.kind == "DequantizeLinear" and node.axis is not None
+        ),
+        -1,
+    )
     axis %= max(1, len(stored.shape))
     for numbers in (scales, zeros):
         if numbers.size != 1 and (not stored.shape or numbers.size != stored.shape[axis]):
-            raise Refused(f"has {numbers.size:,} scales or zero points for {base[:100]!r} of shape {stored.shape}")
+            raise Refused(
+                f"has {numbers.size:,} scales or zero points for {base[:100]!r} of shape {stored.shape}"
+            )
     return _Weight(stored, is_transposed, scales, zeros, axis)
 
 
@@ -167,17 +221,23 @@ def _small(stored: _Initializer, mapping: mmap.mmap) -> Any:
     if stored.integers:
         return np.asarray(stored.integers, np.int64)
     if stored.kind not in (1, *_INTEGERS):
-        raise Refused(f"has the scale or zero point {stored.name[:100]!r} of the type {stored.kind}")
+        raise Refused(
+            f"has the scale or zero point {stored.name[:100]!r} of the type {stored.kind}"
+        )
     dtype = _INTEGERS[stored.kind] if stored.kind in _INTEGERS else np.dtype("<f4")
     return _numbers(stored, dtype, mapping).reshape(-1)
 
 
 def _numbers(stored: _Initializer, dtype: Any, mapping: mmap.mmap) -> Any:
-    """The numbers of an initializer in place, in its shape. Raises Refused where their count is another one."""
+    """The numbers of an initializer in place, in its shape. Raises Refused where their count is
+    another one.
+    """
     begin, end = stored.raw if stored.raw[1] else stored.listed
     count = prod(stored.shape)
     if end - begin != count * dtype.itemsize:
-        raise Refused(f"has {end - begin:,} bytes for {stored.name[:100]!r} of shape {stored.shape}")
+        raise Refused(
+            f"has {end - begin:,} bytes for {stored.name[:100]!r} of shape {stored.shape}"
+        )
     return np.frombuffer(mapping, dtype, count, begin).reshape(stored.shape)
 
 
@@ -189,7 +249,10 @@ def _output(name: str, weight: _Weight, mapping: mmap.mmap) -> Output:
         kind, dtype = "F32", _INTEGERS[stored.kind]
     numbers = _numbers(stored, dtype, mapping)
     spread = [-1 if axis == weight.axis else 1 for axis in range(len(stored.shape))]
-    scale, zero = (one if one is None or one.size == 1 else one.reshape(spread) for one in (weight.scale, weight.zero))
+    scale, zero = (
+        one if one is None or one.size == 1 else one.reshape(spread)
+        for one in (weight.scale, weight.zero)
+    )
     if weight.is_transposed:
         numbers = numbers.T
         scale, zero = (one if one is None or one.ndim < 2 else one.T for one in (scale, zero))
@@ -204,7 +267,10 @@ def _output(name: str, weight: _Weight, mapping: mmap.mmap) -> Output:
             if scale is None:
                 yield part.tobytes()
                 continue
-            own = [one[begin : begin + step] if one.ndim == numbers.ndim and one.shape[0] > 1 else one for one in (scale, zero)]
+            own = [
+                one[begin : begin + step] if one.ndim == numbers.ndim and one.shape[0] > 1 else one
+                for one in (scale, zero)
+            ]
             yield _dequantised(part, own[0], own[1])
 
     return Output(name, kind, tuple(numbers.shape), blocks)
@@ -216,7 +282,9 @@ def _dequantised(numbers: Any, scale: Any, zero: Any) -> bytes:
 
 
 def _read(mapping: mmap.mmap) -> _Graph:
-    """The graph of ModelProto (onnx/onnx.proto): field 7; of it nodes are field 1 and initializers field 5."""
+    """The graph of ModelProto (onnx/onnx.proto): field 7; of it nodes are field 1 and initializers
+    field 5.
+    """
     graph = _Graph()
     for number, value in _fields(mapping, (0, len(mapping))):
         if number == 7 and isinstance(value, tuple):
@@ -229,7 +297,9 @@ def _read(mapping: mmap.mmap) -> _Graph:
                         raise Refused(f"has the initializer {stored.name[:100]!r} twice")
                     graph.initializers[stored.name] = stored
                 if len(graph.nodes) > MAX_NODES or len(graph.initializers) > MAX_TENSORS:
-                    raise Refused(f"has more than {MAX_NODES:,} nodes or {MAX_TENSORS:,} initializers")
+                    raise Refused(
+                        f"has more than {MAX_NODES:,} nodes or {MAX_TENSORS:,} initializers"
+                    )
     if not graph.initializers:
         raise Refused("is not an ONNX file with initializers")
     return graph
@@ -257,7 +327,9 @@ def _node(mapping: mmap.mmap, span: Span) -> _Node:
 
 
 def _initializer(mapping: mmap.mmap, span: Span) -> _Initializer:
-    """TensorProto: dims 1, data_type 2, float_data 4, int32_data 5, name 8, raw_data 9, external data 13 and 14."""
+    """TensorProto: dims 1, data_type 2, float_data 4, int32_data 5, name 8, raw_data 9, external
+    data 13 and 14.
+    """
     stored = _Initializer()
     for number, value in _fields(mapping, span):
         match number, value:
@@ -280,18 +352,24 @@ def _initializer(mapping: mmap.mmap, span: Span) -> _Initializer:
             case 14, 1:
                 stored.is_external = True
         if len(stored.shape) > MAX_AXES or len(stored.integers) > 1 << 16:
-            raise Refused(f"has an initializer of more than {MAX_AXES} axes or 65,536 listed integers")
+            raise Refused(
+                f"has an initializer of more than {MAX_AXES} axes or 65,536 listed integers"
+            )
     return stored
 
 
 def _text(mapping: mmap.mmap, span: Span) -> str:
     if span[1] - span[0] > MAX_NAME_BYTES:
-        raise Refused(f"has a name of {span[1] - span[0]:,} bytes; at most {MAX_NAME_BYTES} are read")
+        raise Refused(
+            f"has a name of {span[1] - span[0]:,} bytes; at most {MAX_NAME_BYTES} are read"
+        )
     return mapping[span[0] : span[1]].decode("utf-8", "replace")
 
 
 def _fields(mapping: mmap.mmap, span: Span) -> Iterator[tuple[int, int | Span]]:
-    """The fields of a message: numbers, and the spans of those with a length. Raises Refused for what is not a message."""
+    """The fields of a message: numbers, and the spans of those with a length. Raises Refused for
+    what is not a message.
+    """
     place, end = span
     while place < end:
         key, place = _varint(mapping, place, end)

@@ -1,8 +1,10 @@
-"""Attention by torch's dense operators: each run of equally long sequences is viewed as one dense batch.
+"""Attention by torch's dense operators: each run of equally long sequences is viewed as one dense
+batch.
 
-`varlen.py` uses it on a CPU, and where Triton is missing. No padding; masks and biases depend only on the distance of key and
-query, so slices of one matrix per batch, made from a table by distance, serve every run and layer. Long sequences are split into
-blocks of queries that are computed against their visible keys only, so memory stays bounded and masked blocks cost nothing.
+`varlen.py` uses it on a CPU, and where Triton is missing. No padding; masks and biases depend only
+on the distance of key and query, so slices of one matrix per batch, made from a table by distance,
+serve every run and layer. Long sequences are split into blocks of queries that are computed against
+their visible keys only, so memory stays bounded and masked blocks cost nothing.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ from torch import Tensor
 
 from libs.kernels.layout import Layout, Run
 
-# Measured on AVX512-BF16 cores, torch 2.13: softmax between two matrix products beats torch's fused kernel in half precision above,
-# and in float32 below these sizes. Without AVX512 the fused kernel is never slower (bfloat16, 4 texts of 256 tokens: 14 against 231
-# ms).
+# Measured on AVX512-BF16 cores, torch 2.13: softmax between two matrix products beats torch's fused
+# kernel in half precision above, and in float32 below these sizes. Without AVX512 the fused kernel
+# is never slower (bfloat16, 4 texts of 256 tokens: 14 against 231 ms).
 _FUSED_UP_TO_TOKENS_HALF = 48
 _FUSED_FROM_KEYS_FLOAT = 192
-# The most scores held at a time between the two products: 2 MiB of float32, about what stays in a core's cache (2 sequences of
-# 512 tokens, 12 heads: 26 ms so, 57 to 76 at once).
+# The most scores held at a time between the two products: 2 MiB of float32, about what stays in a
+# core's cache (2 sequences of 512 tokens, 12 heads: 26 ms so, 57 to 76 at once).
 _SCORES_AT_ONCE = 1 << 19
-# Queries of one block of a windowed sequence (8,192 tokens, 64 keys on each side: 98 ms with 64, 121 with 128, 175 with 256).
+# Queries of one block of a windowed sequence (8,192 tokens, 64 keys on each side: 98 ms with 64,
+# 121 with 128, 175 with 256).
 _BAND_ROWS = 64
-# Side of the matrix of masks and biases that is kept for all layers; larger ones are made block by block.
+# Side of the matrix of masks and biases that is kept for all layers; larger ones are made block by
+# block.
 _KEPT = 512
 
 
@@ -40,7 +44,9 @@ class _Sight:
     bias: Tensor | None
 
     def keys(self, first: int, last: int, keys: int) -> tuple[int, int]:
-        """The keys [low, high) that are visible to any of the queries at positions `first` to `last`."""
+        """The keys [low, high) that are visible to any of the queries at positions `first` to
+        `last`.
+        """
         low = 0 if self.window is None else max(0, first - self.window)
         high = last + 1 if self.causal else keys if self.window is None else last + 1 + self.window
         return low, min(high, keys)
@@ -53,16 +59,29 @@ class _Sight:
 
     def is_triangle(self, run: Run) -> bool:
         """Whether a plain causal mask from the first key on is all that is needed."""
-        return self.causal and self.bias is None and run.offset == 0 and (self.window is None or self.window >= run.queries - 1)
+        return (
+            self.causal
+            and self.bias is None
+            and run.offset == 0
+            and (self.window is None or self.window >= run.queries - 1)
+        )
 
     def seeing(self, run: Run) -> int:
-        """How many queries of each sequence see any key: with fewer keys than queries, those beyond the window see none."""
-        return run.queries if self.window is None else min(run.queries, run.keys + self.window - run.offset)
+        """How many queries of each sequence see any key: with fewer keys than queries, those beyond
+        the window see none.
+        """
+        return (
+            run.queries
+            if self.window is None
+            else min(run.queries, run.keys + self.window - run.offset)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Sequences [start, stop) of a run, their queries [top, bottom) and all keys [low, high) that these see."""
+    """Sequences [start, stop) of a run, their queries [top, bottom) and all keys [low, high) that
+    these see.
+    """
 
     start: int
     stop: int
@@ -76,8 +95,9 @@ class _Block:
 class _Step:
     """One block, the bias or mask added to its scores, and how it is computed.
 
-    `added` [1 or heads, rows, keys]; `behind`: `added` is to be made from the table, with the first query so far after the first
-    key; neither: nothing is added. `triangle`: the fused kernel's own causal mask is used.
+    `added` [1 or heads, rows, keys]; `behind`: `added` is to be made from the table, with the first
+    query so far after the first key; neither: nothing is added. `triangle`: the fused kernel's own
+    causal mask is used.
     """
 
     block: _Block
@@ -88,23 +108,31 @@ class _Step:
 
 
 class _Plan:
-    """The attention steps for one batch, planned for the first layer of a kind and reused by all others."""
+    """The attention steps for one batch, planned for the first layer of a kind and reused by all
+    others.
+    """
 
     def __init__(self, layout: Layout, sight: _Sight, like: Tensor, softcap: float | None) -> None:
         heads, self._softcap = like.shape[1], softcap
         self._table = _table(layout.max_positions, sight, like)
         side = min(_KEPT, layout.max_positions, self._table.shape[1] // 2 + 1)
         self._matrix = (
-            _by_distance(self._table, 0, side, side) if layout.max_queries > 1 and sight != _Sight(False, None, None) else None
+            _by_distance(self._table, 0, side, side)
+            if layout.max_queries > 1 and sight != _Sight(False, None, None)
+            else None
         )
-        self.steps = tuple((run, tuple(self._steps(run, heads, sight, like))) for run in layout.runs)
+        self.steps = tuple(
+            (run, tuple(self._steps(run, heads, sight, like))) for run in layout.runs
+        )
 
     def added(self, step: _Step) -> Tensor | None:
         """[1 or heads, rows, keys] in the type of the queries."""
         if step.behind is None:
             return step.added
         block = step.block
-        return _by_distance(self._table, step.behind, block.bottom - block.top, block.high - block.low)
+        return _by_distance(
+            self._table, step.behind, block.bottom - block.top, block.high - block.low
+        )
 
     def _steps(self, run: Run, heads: int, sight: _Sight, like: Tensor) -> Iterator[_Step]:
         # torch's fused kernel has no soft cap.
@@ -146,8 +174,12 @@ def attend(
         theirs, values = (t[keys].view(run.count, run.keys, *t.shape[1:]) for t in (k, v))
         for step in steps:
             block = step.block
-            a, target = (_part(t, block.start, block.stop, block.top, block.bottom) for t in (own, mixed))
-            b, c = (_part(t, block.start, block.stop, block.low, block.high) for t in (theirs, values))
+            a, target = (
+                _part(t, block.start, block.stop, block.top, block.bottom) for t in (own, mixed)
+            )
+            b, c = (
+                _part(t, block.start, block.stop, block.low, block.high) for t in (theirs, values)
+            )
             added = plan.added(step)
             if step.fused:
                 target.copy_(_by_fused_kernel(a, b, c, scale, added, step.triangle))
@@ -186,7 +218,9 @@ def _blocks(run: Run, heads: int, sight: _Sight, fused: bool) -> Iterator[_Block
     if sight.window is not None and width >= 2 * (2 * sight.window + _BAND_ROWS):
         rows, width = min(queries, _BAND_ROWS), _BAND_ROWS + 2 * sight.window
     elif fused:
-        masked = not sight.is_all(run.offset, run.offset + queries - 1, low, high) and not sight.is_triangle(run)
+        masked = not sight.is_all(
+            run.offset, run.offset + queries - 1, low, high
+        ) and not sight.is_triangle(run)
         if masked and max(run.offset + queries, high) > _KEPT:
             rows = _SCORES_AT_ONCE // ((1 if sight.bias is None else heads) * width)
     elif heads * queries * width > _SCORES_AT_ONCE:
@@ -201,21 +235,38 @@ def _blocks(run: Run, heads: int, sight: _Sight, fused: bool) -> Iterator[_Block
             yield _Block(start, min(start + sequences, run.count), top, bottom, low, high)
 
 
-def _by_fused_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, triangle: bool) -> Tensor:
-    """[sequences, rows, heads, dim] of queries, and so on of keys and values -> as q; `added` [1 or heads, rows, keys]."""
+def _by_fused_kernel(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, triangle: bool
+) -> Tensor:
+    """[sequences, rows, heads, dim] of queries, and so on of keys and values -> as q; `added` [1 or
+    heads, rows, keys].
+    """
     grouped = k.shape[2] != q.shape[2]
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     mask = None if added is None else added[None]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=triangle, scale=scale, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=triangle, scale=scale, enable_gqa=grouped
+    )
     return out.transpose(1, 2)
 
 
-def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, softcap: float | None = None) -> Tensor:
+def _by_products(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    added: Tensor | None,
+    softcap: float | None = None,
+) -> Tensor:
     """The same by two matrix products and a softmax."""
     count, rows, heads, dim = q.shape
     length, shared = k.shape[1:3]
     # Queries that share a key head become more rows of one product, so keys are never repeated.
-    q = q.view(count, rows, shared, heads // shared, dim).permute(0, 2, 3, 1, 4).reshape(count * shared, -1, dim)
+    q = (
+        q.view(count, rows, shared, heads // shared, dim)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(count * shared, -1, dim)
+    )
     k, v = (t.transpose(1, 2).reshape(count * shared, length, dim) for t in (k, v))
     scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=scale)
     if softcap is not None:
@@ -226,9 +277,15 @@ def _by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | 
 
 
 def _table(positions: int, sight: _Sight, like: Tensor) -> Tensor:
-    """Bias and mask by distance, -inf for invisible keys: [1 or heads, 2 * reach + 1] in the type of `like`."""
+    """Bias and mask by distance, -inf for invisible keys: [1 or heads, 2 * reach + 1] in the type
+    of `like`.
+    """
     reach = positions if sight.bias is None else sight.bias.shape[1] // 2
-    table = like.new_zeros(1, 2 * reach + 1) if sight.bias is None else sight.bias.to(like.dtype, copy=True)
+    table = (
+        like.new_zeros(1, 2 * reach + 1)
+        if sight.bias is None
+        else sight.bias.to(like.dtype, copy=True)
+    )
     if sight.window is not None:
         table[:, : max(0, reach - sight.window)] = float("-inf")
         table[:, reach + sight.window + 1 :] = float("-inf")
@@ -238,7 +295,10 @@ def _table(positions: int, sight: _Sight, like: Tensor) -> Tensor:
 
 
 def _by_distance(table: Tensor, behind: int, rows: int, keys: int) -> Tensor:
-    """The matrix [.., rows, keys] of a table by distance; the first query is `behind` positions after the first key."""
-    # The last row's distances come first in the table; every row begins one column before the row above it.
+    """The matrix [.., rows, keys] of a table by distance; the first query is `behind` positions
+    after the first key.
+    """
+    # The last row's distances come first in the table; every row begins one column before the row
+    # above it.
     begin = table.shape[1] // 2 - (behind + rows - 1)
     return table[:, begin : begin + rows - 1 + keys].unfold(1, keys, 1).flip(1)

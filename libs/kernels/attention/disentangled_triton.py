@@ -1,9 +1,12 @@
-"""Disentangled attention (DeBERTa, arXiv 2006.03654) over packed sequences of any lengths, in Triton: one launch for all of them.
+"""Disentangled attention (DeBERTa, arXiv 2006.03654) over packed sequences of any lengths, in
+Triton: one launch for all of them.
 
-Called by `libs/models/text/families/bert/deberta.py` on CUDA. The scores by distance are two plain matrix products over all tokens,
-which the caller computes: of each query with every row of the distance keys (c2p), and of each key with every row of the distance
-queries (p2c). This kernel reads the score of each pair of a query and a key from them, by a table of the row of each distance, and
-continues as FlashAttention does (arXiv 2205.14135). Nothing is padded, and the host needs to know the longest length only.
+Called by `libs/models/text/families/bert/deberta.py` on CUDA. The scores by distance are two plain
+matrix products over all tokens, which the caller computes: of each query with every row of the
+distance keys (c2p), and of each key with every row of the distance queries (p2c). This kernel reads
+the score of each pair of a query and a key from them, by a table of the row of each distance, and
+continues as FlashAttention does (arXiv 2205.14135). Nothing is padded, and the host needs to know
+the longest length only.
 """
 
 from __future__ import annotations
@@ -31,22 +34,21 @@ def attend(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Writes softmax(q k' scale + c2p[query, row] + p2c[key, row]) v within each sequence of `layout` to `out`.
+    """Writes softmax(q k' scale + c2p[query, row] + p2c[key, row]) v within each sequence of
+    `layout` to `out`.
 
-    The row is `table[reach + distance] - first`, where the distance is a query's position less a key's, limited to +-reach.
+    The row is `table[reach + distance] - first`, where the distance is a query's position less a
+    key's, limited to +-reach.
 
     Args:
-        q: [queries, heads, dim]
-        k: [keys, heads, dim]
-        v: [keys, heads, dim]
-        c2p: [heads, queries, rows], contiguous, scaled already. None: there is no such score.
-        p2c: [heads, keys, rows], contiguous, scaled already. None: there is no such score.
-        table: [2 * reach + 1] int32, the row of each distance, non-negative.
-        first: the row of the distance embeddings that is row 0 of `c2p` and `p2c`, which must hold those of all distances that the
+        q: [queries, heads, dim] k: [keys, heads, dim] v: [keys, heads, dim] c2p: [heads, queries,
+        rows], contiguous, scaled already. None: there is no such score. p2c: [heads, keys, rows],
+        contiguous, scaled already. None: there is no such score. table: [2 * reach + 1] int32, the
+        row of each distance, non-negative. first: the row of the distance embeddings that is row 0
+        of `c2p` and `p2c`, which must hold those of all distances that the
             layout's sequences have.
         layout: where the queries of a sequence end with its keys if it has more keys than queries.
-        scale: of the content's scores.
-        out: [queries, heads, dim], in the type of `q`.
+        scale: of the content's scores. out: [queries, heads, dim], in the type of `q`.
     """
     q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
     if out.stride(2) != 1:
@@ -85,16 +87,19 @@ def attend(
         KEYS=tile,
         SIZE=padded,
         num_warps=warps,
-        # Without prefetching, which would hold every gathered score in registers or shared memory for longer.
+        # Without prefetching, which would hold every gathered score in registers or shared memory
+        # for longer.
         num_stages=1,
     )
 
 
 def tiles(dtype: torch.dtype, size: int) -> tuple[int, int, int]:
-    """How many queries, and how many keys, a block has, the head size that it computes with, and its warps, for heads of `size`.
+    """How many queries, and how many keys, a block has, the head size that it computes with, and
+    its warps, for heads of `size`.
 
-    Each score that is read by distance takes an address in registers, so a thread must read few of them: with these tiles ptxas
-    uses 145 registers for bfloat16 and 78 for float32 on compute capability 9.0, without spills.
+    Each score that is read by distance takes an address in registers, so a thread must read few of
+    them: with these tiles ptxas uses 145 registers for bfloat16 and 78 for float32 on compute
+    capability 9.0, without spills.
     """
     padded = max(16, triton.next_power_of_2(size))
     is_wide = padded > 128
@@ -103,7 +108,8 @@ def tiles(dtype: torch.dtype, size: int) -> tuple[int, int, int]:
     return 32, padded, 8 if is_wide else 4
 
 
-# Else a kernel would be compiled for each combination of these numbers' divisibility by 16, which differs from batch to batch.
+# Else a kernel would be compiled for each combination of these numbers' divisibility by 16, which
+# differs from batch to batch.
 @triton.jit(do_not_specialize=["all_queries", "all_keys"])
 def _disentangled(
     q_ptr: tl.tensor,
@@ -154,7 +160,9 @@ def _disentangled(
     q_mask = is_query[:, None]
     if SIZE > DIM:
         q_mask = q_mask & (dim < DIM)[None, :]
-    q = tl.load(q_ptr + q_rows[:, None] * q_row + head * q_head + dim[None, :], mask=q_mask, other=0.0)
+    q = tl.load(
+        q_ptr + q_rows[:, None] * q_row + head * q_head + dim[None, :], mask=q_mask, other=0.0
+    )
     place = tl.maximum(keys - queries, 0) + top + own
     # Tiles are addressed from their first row in 64 bits, and within a tile 32 bits are enough.
     c2p = c2p_ptr + (head.to(tl.int64) * all_queries + begin + top) * rows - first
@@ -170,7 +178,9 @@ def _disentangled(
         k_mask = is_key[:, None]
         if SIZE > DIM:
             k_mask = k_mask & (dim < DIM)[None, :]
-        k = tl.load(k_ptr + k_rows[:, None] * k_row + head * k_head + dim[None, :], mask=k_mask, other=0.0)
+        k = tl.load(
+            k_ptr + k_rows[:, None] * k_row + head * k_head + dim[None, :], mask=k_mask, other=0.0
+        )
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         seen = is_query[:, None] & is_key[None, :]
         if C2P or P2C:
@@ -189,7 +199,9 @@ def _disentangled(
         weights = tl.where(seen, tl.exp2(scores - peak[:, None]), 0.0)
         shrink = tl.exp2(largest - peak)
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(v_ptr + k_rows[:, None] * v_row + head * v_head + dim[None, :], mask=k_mask, other=0.0)
+        v = tl.load(
+            v_ptr + k_rows[:, None] * v_row + head * v_head + dim[None, :], mask=k_mask, other=0.0
+        )
         mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = peak
 

@@ -1,8 +1,10 @@
-"""Attention over cached keys and values, which lie in pages of a fixed size (as in vLLM, arXiv 2309.06180).
+"""Attention over cached keys and values, which lie in pages of a fixed size (as in vLLM, arXiv
+2309.06180).
 
-A layer's keys are one tensor [pages, kv_heads, dim, PAGE], its values another [pages, kv_heads, PAGE, dim]. A sequence has a list
-of pages, which need not be neighbours. On x86-64 CPUs a kernel in C++ stores and reads them in place (`native/paged.py`), on CUDA
-one in Triton for one query a sequence (`paged_triton.py`); elsewhere the rows are gathered, and `varlen_attention` does the rest.
+A layer's keys are one tensor [pages, kv_heads, dim, PAGE], its values another [pages, kv_heads,
+PAGE, dim]. A sequence has a list of pages, which need not be neighbours. On x86-64 CPUs a kernel in
+C++ stores and reads them in place (`native/paged.py`), on CUDA one in Triton for one query a
+sequence (`paged_triton.py`); elsewhere the rows are gathered, and `varlen_attention` does the rest.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ PAGE: Final = 32
 class PagedLayout:
     """The sequences of a forward and their pages.
 
-    `layout`: of its queries and of all keys of each sequence, in pages or about to be. `cu_rows`: the rows whose keys are stored,
-    which are the last keys of their sequence: [sequences + 1] int32. `numbers`: each sequence's pages, [sequences, most] int32, and
-    `host_numbers` the same on the host. `fresh`: nothing was stored before these rows, so that a forward's own keys are all that
-    there are.
+    `layout`: of its queries and of all keys of each sequence, in pages or about to be. `cu_rows`:
+    the rows whose keys are stored, which are the last keys of their sequence: [sequences + 1]
+    int32. `numbers`: each sequence's pages, [sequences, most] int32, and `host_numbers` the same on
+    the host. `fresh`: nothing was stored before these rows, so that a forward's own keys are all
+    that there are.
     """
 
     layout: Layout
@@ -54,8 +57,8 @@ class PagedLayout:
         rows: Sequence[int],
         queries: Sequence[int] | None = None,
     ) -> PagedLayout:
-        """`keys`: of each sequence, those of this forward included. `rows`: how many of them this forward stores. `queries` None:
-        as many as rows."""
+        """`keys`: of each sequence, those of this forward included. `rows`: how many of them this
+        forward stores. `queries` None: as many as rows."""
         queries = rows if queries is None else queries
         most = max(map(len, pages))
         numbers = np.zeros((len(pages), max(1, most)), np.int32)
@@ -81,7 +84,9 @@ class PagedLayout:
         return self._places("keys", self.keys)
 
     def _places(self, name: str, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of the last `counts` keys of each sequence. Computed on the host, and uploaded once for all layers of a forward."""
+        """Of the last `counts` keys of each sequence. Computed on the host, and uploaded once for
+        all layers of a forward.
+        """
         made = self.layout.memo.get((PagedLayout, name))
         if not isinstance(made, tuple):
             own = np.asarray(counts)
@@ -98,11 +103,15 @@ Pages = tuple[Tensor, Tensor]
 """Keys and values of one layer, as above."""
 
 
-def empty_pages(layers: int, pages: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device | str) -> list[Pages]:
+def empty_pages(
+    layers: int, pages: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device | str
+) -> list[Pages]:
     """Memory of all layers' pages, in one block."""
     block = torch.empty((layers, 2, pages, kv_heads * dim * PAGE), dtype=dtype, device=device)
     keys, values = (pages, kv_heads, dim, PAGE), (pages, kv_heads, PAGE, dim)
-    return [(block[number, 0].view(keys), block[number, 1].view(values)) for number in range(layers)]
+    return [
+        (block[number, 0].view(keys), block[number, 1].view(values)) for number in range(layers)
+    ]
 
 
 def page_bytes(layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
@@ -112,7 +121,12 @@ def page_bytes(layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
 
 def store(k: Tensor, v: Tensor, pages: Pages, where: PagedLayout) -> None:
     """Writes the rows `where` says into pages. k, v: [rows, kv_heads, dim]"""
-    if native_paged.attend(None, k, v, pages, where.layout, where.cu_rows, where.numbers, 1.0, True, None, None) is None:
+    if (
+        native_paged.attend(
+            None, k, v, pages, where.layout, where.cu_rows, where.numbers, 1.0, True, None, None
+        )
+        is None
+    ):
         _store(k, v, pages, where)
 
 
@@ -129,21 +143,29 @@ def attend(
     bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Stores k and v [rows, kv_heads, dim], if there are any, and returns `varlen_attention` of q with all keys of each sequence.
+    """Stores k and v [rows, kv_heads, dim], if there are any, and returns `varlen_attention` of q
+    with all keys of each sequence.
 
-    q: [queries, heads, dim] -> the same. Queries are at the last of their sequence's keys; if not `causal`, they see all.
+    q: [queries, heads, dim] -> the same. Queries are at the last of their sequence's keys; if not
+    `causal`, they see all.
     """
     if has_triton(q) and where.is_step:
         from libs.kernels.attention import paged_triton
 
         if paged_triton.takes(q.shape[1], pages[0].shape[1], q.shape[2]):
-            return paged_triton.attend(q, k, v, pages, where.layout.cu_keys, where.numbers, scale, window, bias, softcap)
+            return paged_triton.attend(
+                q, k, v, pages, where.layout.cu_keys, where.numbers, scale, window, bias, softcap
+            )
     made = None
     if softcap is None:
         made = native_paged.attend(
             q, k, v, pages, where.layout, where.cu_rows, where.numbers, scale, causal, window, bias
         )  # fmt: skip
-    return attend_gathered(q, k, v, pages, where, scale, causal, window, bias, softcap) if made is None else made
+    return (
+        attend_gathered(q, k, v, pages, where, scale, causal, window, bias, softcap)
+        if made is None
+        else made
+    )
 
 
 def attend_gathered(

@@ -1,12 +1,14 @@
-"""Attention of a decode step in Triton: one query a sequence over keys and values in pages, which are read where they lie.
+"""Attention of a decode step in Triton: one query a sequence over keys and values in pages, which
+are read where they lie.
 
-Called by `paged.py` on CUDA for one new token of each sequence. A page holds the keys of one head as [dim][32], which is the right
-operand of a matrix product as it is, and its values as [32][dim], so that nothing is gathered or transposed. The heads that share
-keys are the rows of that product.
+Called by `paged.py` on CUDA for one new token of each sequence. A page holds the keys of one head
+as [dim][32], which is the right operand of a matrix product as it is, and its values as [32][dim],
+so that nothing is gathered or transposed. The heads that share keys are the rows of that product.
 
-One program computes all heads of one key head of one sequence over a part of its pages (a split, as in FlashDecoding), and `_merge`
-adds the splits up. The number of programs depends on the number of sequences alone, and lengths and page tables are read from the
-device, so that a CUDA graph of a step serves sequences of any length.
+One program computes all heads of one key head of one sequence over a part of its pages (a split, as
+in FlashDecoding), and `_merge` adds the splits up. The number of programs depends on the number of
+sequences alone, and lengths and page tables are read from the device, so that a CUDA graph of a
+step serves sequences of any length.
 """
 
 from __future__ import annotations
@@ -49,16 +51,25 @@ def splits(sequences: int, kv_heads: int) -> int:
 
 def shape(heads: int, kv_heads: int, dim: int) -> dict[str, int]:
     """Return the constants of both kernels that are sizes."""
-    return {"GROUP": heads // kv_heads, "KV_HEADS": kv_heads, "DIM": dim, "SIZE": max(16, triton.next_power_of_2(dim))}
+    return {
+        "GROUP": heads // kv_heads,
+        "KV_HEADS": kv_heads,
+        "DIM": dim,
+        "SIZE": max(16, triton.next_power_of_2(dim)),
+    }
 
 
 def rows(heads: int, kv_heads: int) -> int:
-    """Return how many rows the product of queries and keys has: at least the 16 that tensor cores need."""
+    """Return how many rows the product of queries and keys has: at least the 16 that tensor cores
+    need.
+    """
     return max(16, int(triton.next_power_of_2(heads // kv_heads)))
 
 
 def stages(dtype: torch.dtype, dim: int) -> int:
-    """Return how many pages the loop loads ahead, plus one: as many as fit shared memory of 99 KiB."""
+    """Return how many pages the loop loads ahead, plus one: as many as fit shared memory of 99
+    KiB.
+    """
     return 3 if dim * dtype.itemsize <= 256 else 2
 
 
@@ -74,14 +85,15 @@ def attend(
     bias: Tensor | None,
     softcap: float | None,
 ) -> Tensor:
-    """`paged.attend` of one query a sequence, which is at the last of its keys, and stores at most one key.
+    """`paged.attend` of one query a sequence, which is at the last of its keys, and stores at most
+    one key.
 
     Args:
-        q: [sequences, heads, dim].
-        k: The last key of each sequence, which is stored, [sequences, kv_heads, dim]; None: all keys are in pages.
-        v: The same of values.
-        pages: Keys [pages, kv_heads, dim, PAGE] and values [pages, kv_heads, PAGE, dim], contiguous.
-        cu_keys: The cumulated numbers of keys, [sequences + 1] int32. A sequence without keys has zeros as its result, and nothing
+        q: [sequences, heads, dim]. k: The last key of each sequence, which is stored, [sequences,
+        kv_heads, dim]; None: all keys are in pages. v: The same of values. pages: Keys [pages,
+        kv_heads, dim, PAGE] and values [pages, kv_heads, PAGE, dim], contiguous. cu_keys: The
+        cumulated numbers of keys, [sequences + 1] int32. A sequence without keys has zeros as its
+        result, and nothing
             is stored for it.
         numbers: The pages of each sequence, [sequences, width] int32, contiguous.
     """
@@ -89,7 +101,9 @@ def attend(
     sequences, heads, dim = q.shape
     kv_heads, page = of_keys.shape[1], of_keys.shape[3]
     q = q if q.stride(2) == 1 else q.contiguous()
-    new_k, new_v = (q if new is None else new if new.stride(2) == 1 else new.contiguous() for new in (k, v))
+    new_k, new_v = (
+        q if new is None else new if new.stride(2) == 1 else new.contiguous() for new in (k, v)
+    )
     count = splits(sequences, kv_heads)
     mixed = torch.empty((sequences, heads, count, dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((sequences, heads, count, 2), dtype=torch.float32, device=q.device)
@@ -147,9 +161,16 @@ def attend(
 
 @triton.jit
 def _visible(
-    keys: tl.tensor, window: tl.tensor, WINDOWED: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PAGE: tl.constexpr
+    keys: tl.tensor,
+    window: tl.tensor,
+    WINDOWED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
+    PAGE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The first key that the last one sees, its page, how many pages there are from it on, and how many each split has."""
+    """The first key that the last one sees, its page, how many pages there are from it on, and how
+    many each split has.
+    """
     low = 0
     if WINDOWED:
         low = tl.maximum(keys - 1 - window, 0)
@@ -219,19 +240,33 @@ def _decode(
     stored = keys
     if STORES:
         stored = keys - 1
-        # The new key is the first of the online softmax in the split of the last page. It is not read back from the page.
+        # The new key is the first of the online softmax in the split of the last page. It is not
+        # read back from the page.
         if begin + share >= first + count:
             k = tl.load(k_ptr + sequence * k_row + kv_head * k_head + dim, mask=is_dim, other=0.0)
             v = tl.load(v_ptr + sequence * v_row + kv_head * v_head + dim, mask=is_dim, other=0.0)
             number = tl.load(numbers_ptr + sequence * width + stored // PAGE).to(tl.int64)
             block = (number * KV_HEADS + kv_head) * (DIM * PAGE)
-            tl.store(keys_ptr + block + dim * PAGE + stored % PAGE, k.to(keys_ptr.dtype.element_ty), mask=is_dim)
-            tl.store(values_ptr + block + (stored % PAGE) * DIM + dim, v.to(values_ptr.dtype.element_ty), mask=is_dim)
+            tl.store(
+                keys_ptr + block + dim * PAGE + stored % PAGE,
+                k.to(keys_ptr.dtype.element_ty),
+                mask=is_dim,
+            )
+            tl.store(
+                values_ptr + block + (stored % PAGE) * DIM + dim,
+                v.to(values_ptr.dtype.element_ty),
+                mask=is_dim,
+            )
             largest = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
             if CAPPED:
                 largest = softcap * (2 * tl.sigmoid(2 * largest / softcap) - 1)
             if BIASED:
-                largest += tl.load(bias_ptr + head * (2 * reach + 1) + reach, mask=is_row, other=0.0).to(tl.float32) * _LOG2_E
+                largest += (
+                    tl.load(bias_ptr + head * (2 * reach + 1) + reach, mask=is_row, other=0.0).to(
+                        tl.float32
+                    )
+                    * _LOG2_E
+                )
             total += 1.0
             mixed += v.to(tl.float32)[None, :]
 
@@ -240,10 +275,17 @@ def _decode(
         block = (number * KV_HEADS + kv_head) * (DIM * PAGE)
         key = page * PAGE + place
         seen = (key < stored) & (key >= low)
-        # Keys are not masked by their place, since a mask that ends anywhere would make each load one number wide. What lies beyond
-        # the last key spoils its own column alone, which is never seen; values, of which all add up, are masked.
-        k = tl.load(keys_ptr + block + dim[:, None] * PAGE + place[None, :], mask=is_dim[:, None], other=0.0)
-        v = tl.load(values_ptr + block + place[:, None] * DIM + dim[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0)
+        # Keys are not masked by their place, since a mask that ends anywhere would make each load
+        # one number wide. What lies beyond the last key spoils its own column alone, which is never
+        # seen; values, of which all add up, are masked.
+        k = tl.load(
+            keys_ptr + block + dim[:, None] * PAGE + place[None, :], mask=is_dim[:, None], other=0.0
+        )
+        v = tl.load(
+            values_ptr + block + place[:, None] * DIM + dim[None, :],
+            mask=seen[:, None] & is_dim[None, :],
+            other=0.0,
+        )
         scores = tl.dot(q, k, input_precision="ieee") * scale
         if CAPPED:
             # softcap * tanh(scores / softcap); both carry the factor log2(e).
@@ -262,7 +304,11 @@ def _decode(
         largest = peak
 
     slot = (sequence * (KV_HEADS * GROUP) + head) * SPLITS + split
-    tl.store(mixed_ptr + slot[:, None] * DIM + dim[None, :], mixed, mask=is_row[:, None] & is_dim[None, :])
+    tl.store(
+        mixed_ptr + slot[:, None] * DIM + dim[None, :],
+        mixed,
+        mask=is_row[:, None] & is_dim[None, :],
+    )
     tl.store(stats_ptr + slot * 2, largest, mask=is_row)
     tl.store(stats_ptr + slot * 2 + 1, total, mask=is_row)
 
@@ -294,7 +340,11 @@ def _merge(
     slot = (sequence * (KV_HEADS * GROUP) + head) * SPLITS + split
     largest = tl.load(stats_ptr + slot * 2, mask=is_used, other=-1e30)
     total = tl.load(stats_ptr + slot * 2 + 1, mask=is_used, other=0.0)
-    mixed = tl.load(mixed_ptr + slot[:, None] * DIM + dim[None, :], mask=is_used[:, None] & (dim < DIM)[None, :], other=0.0)
+    mixed = tl.load(
+        mixed_ptr + slot[:, None] * DIM + dim[None, :],
+        mask=is_used[:, None] & (dim < DIM)[None, :],
+        other=0.0,
+    )
     shrink = tl.exp2(largest - tl.max(largest, 0))
     total = tl.sum(total * shrink, 0)
     out = tl.sum(mixed * shrink[:, None], 0) / tl.where(total > 0, total, 1.0)

@@ -1,9 +1,11 @@
-"""Variable-length attention over packed sequences: one interface that dispatches to every device's kernel.
+"""Variable-length attention over packed sequences: one interface that dispatches to every device's
+kernel.
 
-Called once a layer. On CUDA: flash-attn where it is installed, else torch's own flash kernel, and Triton (`varlen_triton.py`)
-for inputs that these do not support. On x86-64 CPUs: a kernel in C++ (`native/`), where it was built. Elsewhere: runs of equally
-long sequences as dense batches (`dense.py`). Nothing here reads a tensor's value on the host: what the host must know
-comes as plain numbers (`libs/kernels/layout.py`).
+Called once a layer. On CUDA: flash-attn where it is installed, else torch's own flash kernel, and
+Triton (`varlen_triton.py`) for inputs that these do not support. On x86-64 CPUs: a kernel in C++
+(`native/`), where it was built. Elsewhere: runs of equally long sequences as dense batches
+(`dense.py`). Nothing here reads a tensor's value on the host: what the host must know comes as
+plain numbers (`libs/kernels/layout.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from libs.kernels.attention import dense
 from libs.kernels.layout import Layout
 from libs.kernels.triton_here import has_triton
 
-_FlashKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, tuple[int, int]], Tensor]
+_FlashKernel = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float, tuple[int, int]], Tensor
+]
 
 
 def varlen_attention(
@@ -38,15 +42,23 @@ def varlen_attention(
 ) -> Tensor:
     """softmax(q k' * scale + bias) v within each sequence of `layout`.
 
-    q: [queries, heads, dim]; k, v: [keys, kv_heads, dim], where kv_heads divides heads. A query's position among the keys is its
-    row plus the run's `offset`. `window`: keys visible on each side of the query. `bias` [heads, 2 * reach + 1]: added to the
-    scores by distance, column `reach + key - query`; `reach` is at least the largest distance. `softcap`:
-    scores s become softcap * tanh(s / softcap) before the bias is added (Gemma 2). Returns [queries, heads, dim]; a
-    query that attends to no key gets zeros.
+    q: [queries, heads, dim]; k, v: [keys, kv_heads, dim], where kv_heads divides heads. A query's
+    position among the keys is its row plus the run's `offset`. `window`: keys visible on each side
+    of the query. `bias` [heads, 2 * reach + 1]: added to the scores by distance, column `reach +
+    key - query`; `reach` is at least the largest distance. `softcap`: scores s become softcap *
+    tanh(s / softcap) before the bias is added (Gemma 2). Returns [queries, heads, dim]; a query
+    that attends to no key gets zeros.
     """
-    flash = _flash_kernel() if _has_flash(q) and softcap is None and _flash_takes(q, layout, causal, window, bias) else None
+    flash = (
+        _flash_kernel()
+        if _has_flash(q) and softcap is None and _flash_takes(q, layout, causal, window, bias)
+        else None
+    )
     if flash is not None:
-        sides = (-1 if window is None else window, 0 if causal else -1 if window is None else window)
+        sides = (
+            -1 if window is None else window,
+            0 if causal else -1 if window is None else window,
+        )
         ends = layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys
         return flash(q, k, v, *ends, scale, sides)
     if has_triton(q):
@@ -54,31 +66,47 @@ def varlen_attention(
 
         return varlen_triton.attend(q, k, v, layout, scale, causal, window, bias, softcap)
     mixed = native.attend(q, k, v, layout, scale, causal, window, bias) if softcap is None else None
-    return dense.attend(q, k, v, layout, scale, causal, window, bias, softcap) if mixed is None else mixed
+    return (
+        dense.attend(q, k, v, layout, scale, causal, window, bias, softcap)
+        if mixed is None
+        else mixed
+    )
 
 
 def _has_flash(q: Tensor) -> bool:
     return q.is_cuda
 
 
-def _flash_takes(q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None) -> bool:
-    """Whether the flash kernels support this: half precision, head sizes in multiples of 8 up to 256, no bias, and causal or window
-    masks only where all queries end with their keys."""
+def _flash_takes(
+    q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None
+) -> bool:
+    """Whether the flash kernels support this: half precision, head sizes in multiples of 8 up to
+    256, no bias, and causal or window masks only where all queries end with their keys."""
     size = q.shape[2]
     aligned = layout.ends_align or not (causal or window is not None)
-    return q.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256 and bias is None and aligned
+    return (
+        q.dtype in (torch.bfloat16, torch.float16)
+        and size % 8 == 0
+        and size <= 256
+        and bias is None
+        and aligned
+    )
 
 
 @cache
 def _flash_kernel() -> _FlashKernel | None:
-    """flash-attn's, or torch's; None where the GPU is older than both need (compute capability 8.0)."""
+    """flash-attn's, or torch's; None where the GPU is older than both need (compute capability
+    8.0).
+    """
     if torch.cuda.get_device_capability() < (8, 0):
         return None
     return _flash_attn() if _has_flash_attn() else _torch_flash
 
 
 def _has_flash_attn() -> bool:
-    """Whether flash-attn 2 is installed. flash-attn 4 is a package of the same name without this module and its function."""
+    """Whether flash-attn 2 is installed. flash-attn 4 is a package of the same name without this
+    module and its function.
+    """
     return (
         importlib.util.find_spec("flash_attn") is not None
         and importlib.util.find_spec("flash_attn.flash_attn_interface") is not None
@@ -89,22 +117,52 @@ def _flash_attn() -> _FlashKernel:
     kernel = importlib.import_module("flash_attn").flash_attn_varlen_func
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, sides: tuple[int, int]
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_q: Tensor,
+        cu_k: Tensor,
+        max_q: int,
+        max_k: int,
+        scale: float,
+        sides: tuple[int, int],
     ) -> Tensor:
-        # causal is set beside the window: a right side of 0 alone would select the slower kernel for windows.
-        out: Tensor = kernel(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, window_size=sides, causal=sides[1] == 0)
+        # causal is set beside the window: a right side of 0 alone would select the slower kernel
+        # for windows.
+        out: Tensor = kernel(
+            q,
+            k,
+            v,
+            cu_q,
+            cu_k,
+            max_q,
+            max_k,
+            softmax_scale=scale,
+            window_size=sides,
+            causal=sides[1] == 0,
+        )
         return out
 
     return attend
 
 
 def _torch_flash(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, scale: float, sides: tuple[int, int]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float,
+    sides: tuple[int, int],
 ) -> Tensor:
-    """The operator behind torch's `varlen_attn`, with the arguments that this gives it, in torch 2.11 and 2.13.
+    """The operator behind torch's `varlen_attn`, with the arguments that this gives it, in torch
+    2.11 and 2.13.
 
-    `varlen_attn` itself is a custom operator in Python, which takes longer on the host than a small layer's kernels do, and it
-    launches one more kernel, to fill a state of random numbers that nothing reads.
+    `varlen_attn` itself is a custom operator in Python, which takes longer on the host than a small
+    layer's kernels do, and it launches one more kernel, to fill a state of random numbers that
+    nothing reads.
     """
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, cu_q, cu_k, max_q, max_k, 0.0, sides == (-1, 0), False,

@@ -1,8 +1,9 @@
 """Attention over packed sequences in Triton, for inputs that the flash kernels do not support.
 
-Called by `varlen.py` on CUDA for a bias by distance (T5, MPNet, ALiBi), soft-capped scores (Gemma 2), float32, head sizes that are
-no multiple of 8, and masks where sequences have fewer keys than queries. One program computes a block of queries of one head of one
-sequence and iterates over their visible keys, with the online softmax of FlashAttention (arXiv 2205.14135).
+Called by `varlen.py` on CUDA for a bias by distance (T5, MPNet, ALiBi), soft-capped scores (Gemma
+2), float32, head sizes that are no multiple of 8, and masks where sequences have fewer keys than
+queries. One program computes a block of queries of one head of one sequence and iterates over their
+visible keys, with the online softmax of FlashAttention (arXiv 2205.14135).
 """
 
 from __future__ import annotations
@@ -70,10 +71,15 @@ def attend(
 
 
 def tiles(dtype: torch.dtype, size: int) -> tuple[int, int]:
-    """How many queries and keys a block has, and the head size that it computes with, for heads of `size`."""
+    """How many queries and keys a block has, and the head size that it computes with, for heads of
+    `size`.
+    """
     padded = max(16, triton.next_power_of_2(size))
     # float32 tiles take twice the room, and so do wide heads.
-    return 64 if dtype is not torch.float32 and padded <= 128 else 32 if padded <= 128 else 16, padded
+    return (
+        64 if dtype is not torch.float32 and padded <= 128 else 32 if padded <= 128 else 16,
+        padded,
+    )
 
 
 @triton.jit
@@ -121,7 +127,9 @@ def _attend(
     dim = tl.arange(0, SIZE)
     q_rows = (begin + row).to(tl.int64)
     is_query = (row < queries)[:, None] & (dim < size)[None, :]
-    q = tl.load(q_ptr + q_rows[:, None] * q_row + head * q_head + dim[None, :], mask=is_query, other=0.0)
+    q = tl.load(
+        q_ptr + q_rows[:, None] * q_row + head * q_head + dim[None, :], mask=is_query, other=0.0
+    )
     place = offset + row
 
     low = 0
@@ -139,7 +147,11 @@ def _attend(
         key = start + tl.arange(0, KEYS)
         rows = (keys_begin + key).to(tl.int64)
         is_key = (key < high)[:, None] & (dim < size)[None, :]
-        k = tl.load(k_ptr + rows[:, None] * k_row + (head // GROUP) * k_head + dim[None, :], mask=is_key, other=0.0)
+        k = tl.load(
+            k_ptr + rows[:, None] * k_row + (head // GROUP) * k_head + dim[None, :],
+            mask=is_key,
+            other=0.0,
+        )
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if CAPPED:
             # softcap * tanh(scores / softcap); both carry the factor log2(e).
@@ -159,7 +171,11 @@ def _attend(
         weights = tl.where(seen, tl.exp2(scores - peak[:, None]), 0.0)
         shrink = tl.exp2(largest - peak)
         total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(v_ptr + rows[:, None] * v_row + (head // GROUP) * v_head + dim[None, :], mask=is_key, other=0.0)
+        v = tl.load(
+            v_ptr + rows[:, None] * v_row + (head // GROUP) * v_head + dim[None, :],
+            mask=is_key,
+            other=0.0,
+        )
         mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = peak
 

@@ -1,11 +1,14 @@
-"""Linear layers in int8 on a CPU: weights by output, activations by row, each by its own range as the batch comes (dynamic).
+"""Linear layers in int8 on a CPU: weights by output, activations by row, each by its own range as
+the batch comes (dynamic).
 
-A weight's row W becomes codes w of -127 ... 127 with W = scale * w, once after loading. A row x of activations becomes bytes q of
-0 ... 255 with x = low + step * q, from its smallest number to its largest, in every product. Sums of products of codes are exact
-integers, so a row's result depends on nothing but the row.
+A weight's row W becomes codes w of -127 ... 127 with W = scale * w, once after loading. A row x of
+activations becomes bytes q of 0 ... 255 with x = low + step * q, from its smallest number to its
+largest, in every product. Sums of products of codes are exact integers, so a row's result depends
+on nothing but the row.
 
-Computed by the native library (`native/source/int8/int8.h`), else by torch's integer product, which is private to torch; both are
-tried once per process against a plain computation, as is everything that may compute something else on another CPU.
+Computed by the native library (`native/source/int8/int8.h`), else by torch's integer product, which
+is private to torch; both are tried once per process against a plain computation, as is everything
+that may compute something else on another CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 
 from libs.kernels.native.int8 import variants
 
-MOST_INPUTS: Final = 1 << 16
+MAX_INPUTS: Final = 1 << 16
 """Of a layer: the sum of so many products of codes fits 32 bits."""
 
 _STEPS: Final = 255
@@ -39,8 +42,19 @@ class Way(Protocol):
         The factors of an output: its scale, the scale times the sum of its codes, its bias.
         """
 
-    def linear(self, x: Tensor, codes: Tensor, factors: Tensor, outputs: int, *, gelu: bool, residual: Tensor | None) -> Tensor:
-        """[rows, inputs] -> [rows, outputs] in the type of x, float32 or bfloat16: x W' + b, then GELU, then `residual` added."""
+    def linear(
+        self,
+        x: Tensor,
+        codes: Tensor,
+        factors: Tensor,
+        outputs: int,
+        *,
+        gelu: bool,
+        residual: Tensor | None,
+    ) -> Tensor:
+        """[rows, inputs] -> [rows, outputs] in the type of x, float32 or bfloat16: x W' + b, then
+        GELU, then `residual` added.
+        """
 
 
 class TorchInt8:
@@ -51,14 +65,25 @@ class TorchInt8:
     def pack(self, codes: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
         return codes.contiguous(), factors.contiguous()
 
-    def linear(self, x: Tensor, codes: Tensor, factors: Tensor, outputs: int, *, gelu: bool, residual: Tensor | None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        codes: Tensor,
+        factors: Tensor,
+        outputs: int,
+        *,
+        gelu: bool,
+        residual: Tensor | None,
+    ) -> Tensor:
         wide = x.float()
         low = wide.amin(1, keepdim=True)
         step = (wide.amax(1, keepdim=True) - low) / _STEPS
         # Codes less 128, since the product is of signed bytes; the low end is moved up by as much.
         shifted = torch.where(step > 0, (wide - low) / step, 0.0).round_().sub_(128).to(torch.int8)
         scale, total, bias = factors
-        y = torch._int_mm(shifted, codes.T).float() * (step * scale) + torch.addcmul(bias, low + 128 * step, total)
+        y = torch._int_mm(shifted, codes.T).float() * (step * scale) + torch.addcmul(
+            bias, low + 128 * step, total
+        )
         y = F.gelu(y) if gelu else y
         return (y if residual is None else y + residual.float()).to(x.dtype)
 
@@ -67,7 +92,9 @@ class Int8Weight(nn.Module):
     """A linear layer's weight and bias in int8. `bytes` beside the codes: 12 for each output."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, chosen: Way) -> None:
-        """`weight` [outputs, inputs] of any type, with at most MOST_INPUTS inputs; `bias` [outputs]."""
+        """`weight` [outputs, inputs] of any type, with at most MAX_INPUTS inputs; `bias`
+        [outputs].
+        """
         super().__init__()
         codes, scale = codes_of(weight)
         total = codes.sum(1, dtype=torch.int64) * scale.double()
@@ -81,11 +108,15 @@ class Int8Weight(nn.Module):
 
     def forward(self, x: Tensor, *, gelu: bool = False, residual: Tensor | None = None) -> Tensor:
         """As `Way.linear`."""
-        return self._way.linear(x, self.codes, self.factors, self._outputs, gelu=gelu, residual=residual)
+        return self._way.linear(
+            x, self.codes, self.factors, self._outputs, gelu=gelu, residual=residual
+        )
 
 
 def codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] -> codes [rows, columns] int8 and scale [rows] float32, with weight = codes * scale"""
+    """[rows, columns] -> codes [rows, columns] int8 and scale [rows] float32, with weight = codes *
+    scale
+    """
     codes = torch.empty(weight.shape, dtype=torch.int8)
     scale = torch.empty(len(weight))
     # In parts, so that a large table is not held in float32 as a whole.
@@ -95,7 +126,9 @@ def codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
         own = part.abs().amax(1) / 127
         scale[first : first + step] = own
         inverse = torch.where(own > 0, 1 / own, 0.0)
-        codes[first : first + step] = (part * inverse[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        codes[first : first + step] = (
+            (part * inverse[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        )
     return codes, scale
 
 
@@ -115,10 +148,13 @@ def missing() -> str:
 
 @cache
 def _choice() -> Way | str:
-    # On a thread of its own, since dispatch modes, such as one that counts a forward's memory, belong to the caller's.
+    # On a thread of its own, since dispatch modes, such as one that counts a forward's memory,
+    # belong to the caller's.
     with ThreadPoolExecutor(1) as thread:
         tried = (each for each in ways() if thread.submit(agrees, each).result())
-        return next(tried, "neither the native kernels nor torch's integer product work on this CPU")
+        return next(
+            tried, "neither the native kernels nor torch's integer product work on this CPU"
+        )
 
 
 def ways() -> Iterator[Way]:
@@ -128,9 +164,13 @@ def ways() -> Iterator[Way]:
 
 
 def agrees(tried: Way) -> bool:
-    """Whether it runs on this CPU and computes what the same codes give in float64, also with codes at their limits."""
+    """Whether it runs on this CPU and computes what the same codes give in float64, also with codes
+    at their limits.
+    """
     generator = torch.Generator().manual_seed(0)
-    x, weight, residual = (torch.randn(*shape, generator=generator) for shape in ((7, 133), (70, 133), (7, 70)))
+    x, weight, residual = (
+        torch.randn(*shape, generator=generator) for shape in ((7, 133), (70, 133), (7, 70))
+    )
     # Where products of bytes are added in 16 bits, these would saturate.
     x[3], weight[5] = torch.linspace(0.99, 1.0, 133), 1.0
     x[3, 0] = 0.0
@@ -142,11 +182,17 @@ def agrees(tried: Way) -> bool:
             pairs = (
                 (layer.forward(low), wanted),
                 (layer.forward(low, gelu=True), F.gelu(wanted)),
-                (layer.forward(low, residual=residual.to(dtype)), wanted + residual.to(dtype).double()),
+                (
+                    layer.forward(low, residual=residual.to(dtype)),
+                    wanted + residual.to(dtype).double(),
+                ),
             )
         except (AttributeError, NotImplementedError, RuntimeError):
             return False
-        if any(not torch.allclose(got.double(), right, rtol=bound, atol=10 * bound) for got, right in pairs):
+        if any(
+            not torch.allclose(got.double(), right, rtol=bound, atol=10 * bound)
+            for got, right in pairs
+        ):
             return False
     return True
 
@@ -157,4 +203,6 @@ def _plain(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.double()
     low = wide.amin(1, keepdim=True)
     step = (wide.amax(1, keepdim=True) - low) / _STEPS
-    return (((wide - low) / step).round() * step + low) @ (codes.double() * scale.double()[:, None]).T
+    return (((wide - low) / step).round() * step + low) @ (
+        codes.double() * scale.double()[:, None]
+    ).T

@@ -1,8 +1,10 @@
-"""The LoRA updates of a linear layer on a packed batch: many adapters in one batch, each for its own rows (multi-LoRA).
+"""The LoRA updates of a linear layer on a packed batch: many adapters in one batch, each for its
+own rows (multi-LoRA).
 
-Rows of one adapter are contiguous, and where they begin is known on the host, so nothing here synchronises with the device. On a
-CPU each adapter's rows take two thin products of their own, which is the least arithmetic. On an accelerator, where a launch costs
-more than that, the factors of the batch's adapters are concatenated: two products for all rows, with the other adapters' ranks
+Rows of one adapter are contiguous, and where they begin is known on the host, so nothing here
+synchronises with the device. On a CPU each adapter's rows take two thin products of their own,
+which is the least arithmetic. On an accelerator, where a launch costs more than that, the factors
+of the batch's adapters are concatenated: two products for all rows, with the other adapters' ranks
 masked to zero between them.
 """
 
@@ -23,10 +25,12 @@ _FEW = 2  # adapters; up to so many, separate products are faster than masks on 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One adapter's factors for one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank, outputs], its scale included.
+    """One adapter's factors for one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank,
+    outputs], its scale included.
 
-    `gain` and `shift`, [outputs], of an adapter that also scales the layer's own weights (DoRA): the layer's result y becomes
-    y gain + shift before the product is added, where the shift keeps the layer's bias as it is. None: y stays.
+    `gain` and `shift`, [outputs], of an adapter that also scales the layer's own weights (DoRA):
+    the layer's result y becomes y gain + shift before the product is added, where the shift keeps
+    the layer's bias as it is. None: y stays.
     """
 
     a: Tensor
@@ -46,10 +50,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The assignment of a batch's rows to adapters, for each number of rows that a layer may be given: all tokens, or one per
-    sequence.
+    """The assignment of a batch's rows to adapters, for each number of rows that a layer may be
+    given: all tokens, or one per sequence.
 
-    Rows without an adapter are in no segment. `memo`: a cache of masks, computed once per batch and shared by all layers.
+    Rows without an adapter are in no segment. `memo`: a cache of masks, computed once per batch and
+    shared by all layers.
     """
 
     segments: Mapping[int, tuple[Segment, ...]]
@@ -57,11 +62,20 @@ class Rows:
 
     @staticmethod
     def of(adapters: Sequence[int | None], lengths: Sequence[int]) -> Rows:
-        """`adapters`: the adapter number of each sequence of the batch, in its order; None: none. `lengths`: tokens of each."""
-        return Rows({sum(lengths): _segments(adapters, lengths), len(lengths): _segments(adapters, (1,) * len(lengths))})
+        """`adapters`: the adapter number of each sequence of the batch, in its order; None: none.
+        `lengths`: tokens of each.
+        """
+        return Rows(
+            {
+                sum(lengths): _segments(adapters, lengths),
+                len(lengths): _segments(adapters, (1,) * len(lengths)),
+            }
+        )
 
     def within(self, rows: int, start: int, stop: int) -> Iterator[tuple[int, int, int | None]]:
-        """The rows `start` to `stop` of a batch of `rows`, split where the adapter changes: start, stop and adapter of each."""
+        """The rows `start` to `stop` of a batch of `rows`, split where the adapter changes: start,
+        stop and adapter of each.
+        """
         for segment in self.segments[rows]:
             if segment.stop > start and segment.start < stop:
                 if segment.start > start:
@@ -86,14 +100,20 @@ def _segments(adapters: Sequence[int | None], lengths: Sequence[int]) -> tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The updates of a batch's adapters to one linear layer. `parts`: by adapter number, of those that adapt this layer."""
+    """The updates of a batch's adapters to one linear layer. `parts`: by adapter number, of those
+    that adapt this layer.
+    """
 
     rows: Rows
     parts: Mapping[int, LowRank]
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """Adds each row's adapter's update for x [rows, inputs] to y [rows, outputs] in place, and returns y."""
-        segments = [segment for segment in self.rows.segments[len(x)] if segment.adapter in self.parts]
+        """Adds each row's adapter's update for x [rows, inputs] to y [rows, outputs] in place, and
+        returns y.
+        """
+        segments = [
+            segment for segment in self.rows.segments[len(x)] if segment.adapter in self.parts
+        ]
         for segment in segments:
             part = self.parts[segment.adapter]
             if part.gain is not None and part.shift is not None:
@@ -105,11 +125,14 @@ class Delta:
 
     @property
     def scales(self) -> bool:
-        """Whether an adapter scales the layer's own result, which must not have anything else added to it then."""
+        """Whether an adapter scales the layer's own result, which must not have anything else added
+        to it then.
+        """
         return any(part.gain is not None for part in self.parts.values())
 
     def add_rows_to(self, y: Tensor, numbers: Tensor) -> Tensor:
-        """The same for a lookup table: adds the updates of its rows `numbers` [rows] to y [rows, size] in place, and returns y.
+        """The same for a lookup table: adds the updates of its rows `numbers` [rows] to y [rows,
+        size] in place, and returns y.
 
         Here `a` of a part is [table rows, rank]: the low-rank input of each row of the table.
         """
@@ -121,8 +144,12 @@ class Delta:
         return y
 
 
-def add_sliced(y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank]) -> Tensor:
-    """Computes each adapter's rows separately. An adapter of another type than the batch (float32) is computed in its own type."""
+def add_sliced(
+    y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank]
+) -> Tensor:
+    """Computes each adapter's rows separately. An adapter of another type than the batch (float32)
+    is computed in its own type.
+    """
     for segment in segments:
         part, rows = parts[segment.adapter], slice(segment.start, segment.stop)
         if part.a.dtype == x.dtype:
@@ -133,24 +160,41 @@ def add_sliced(y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping
 
 
 def add_masked(
-    y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank], memo: dict[object, Tensor]
+    y: Tensor,
+    x: Tensor,
+    segments: Sequence[Segment],
+    parts: Mapping[int, LowRank],
+    memo: dict[object, Tensor],
 ) -> Tensor:
-    """Computes all rows with all adapters at once. Rows of the same adapter need not be contiguous here."""
+    """Computes all rows with all adapters at once. Rows of the same adapter need not be contiguous
+    here.
+    """
     used = list(dict.fromkeys(segment.adapter for segment in segments))
     ranks = tuple((number, len(parts[number].a)) for number in used)
     low = x @ torch.cat([parts[number].a for number in used]).T
-    return y.addmm_(low * _mask(len(x), segments, ranks, low, memo), torch.cat([parts[number].b for number in used]))
+    return y.addmm_(
+        low * _mask(len(x), segments, ranks, low, memo),
+        torch.cat([parts[number].b for number in used]),
+    )
 
 
 def _mask(
-    rows: int, segments: Sequence[Segment], ranks: tuple[tuple[int, int], ...], low: Tensor, memo: dict[object, Tensor]
+    rows: int,
+    segments: Sequence[Segment],
+    ranks: tuple[tuple[int, int], ...],
+    low: Tensor,
+    memo: dict[object, Tensor],
 ) -> Tensor:
-    """1 where row and rank belong to the same adapter, else 0: [rows, ranks] in the type of `low`."""
+    """1 where row and rank belong to the same adapter, else 0: [rows, ranks] in the type of
+    `low`.
+    """
     key = (rows, ranks)
     if key not in memo:
         of_row = np.full(rows, -1, np.int32)
         for segment in segments:
             of_row[segment.start : segment.stop] = segment.adapter
         of_rank = np.repeat(*np.array(ranks, np.int32).T)
-        memo[key] = (to_device(of_row, low.device)[:, None] == to_device(of_rank, low.device)).to(low.dtype)
+        memo[key] = (to_device(of_row, low.device)[:, None] == to_device(of_rank, low.device)).to(
+            low.dtype
+        )
     return memo[key]

@@ -1,8 +1,10 @@
-"""The linear layer of packed models, with the operation after it (GELU, residual add) fused where the device can.
+"""The linear layer of packed models, with the operation after it (GELU, residual add) fused where
+the device can.
 
-On a CPU the weight is prepacked once after loading into oneDNN's blocked layout, which doubles float32 throughput and speeds small
-bfloat16 batches; the plain weight is then released. The operators for that are private to torch, so they are checked against
-`F.linear` once per process and data type, and anything unexpected leaves the plain path in use. In a model in int8 the weight is
+On a CPU the weight is prepacked once after loading into oneDNN's blocked layout, which doubles
+float32 throughput and speeds small bfloat16 batches; the plain weight is then released. The
+operators for that are private to torch, so they are checked against `F.linear` once per process and
+data type, and anything unexpected leaves the plain path in use. In a model in int8 the weight is
 quantised instead (`int8.py`).
 """
 
@@ -16,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.kernels.linear.int8 import MOST_INPUTS, Int8Weight, way
+from libs.kernels.linear.int8 import MAX_INPUTS, Int8Weight, way
 from libs.kernels.linear.lora import Delta
 from libs.kernels.native import panels
 
@@ -27,8 +29,9 @@ _ROWS_HINT = 2048
 class PackedLinear(nn.Module):
     """x W' + b on [rows, inputs], then exact (erf) GELU where `activation` says so.
 
-    `slots`: for several fused projections, the outputs of each; they add up to `outputs`. `delta`: the low-rank update of the
-    current batch's LoRA adapters, added before the activation; None: no adapter. `exact`: stays as it is in a model in int8.
+    `slots`: for several fused projections, the outputs of each; they add up to `outputs`. `delta`:
+    the low-rank update of the current batch's LoRA adapters, added before the activation; None: no
+    adapter. `exact`: stays as it is in a model in int8.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class PackedLinear(nn.Module):
         self.inputs, self.outputs = inputs, outputs
         self.slots = tuple(slots) or (outputs,)
         self.weight: Tensor = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
-        self.bias: Tensor | None = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+        self.bias: Tensor | None = (
+            nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+        )
         self.activation, self.exact = activation, exact
         self.delta: Delta | None = None
         self.panels = 0  # address of the prepacked weight for kernels that read it there; 0: none
@@ -54,7 +59,9 @@ class PackedLinear(nn.Module):
         self.quantised: Int8Weight | None = None
 
     def prepare(self) -> None:
-        """Prepacks the loaded weight for this device. To be called once, when the weight has its final type and device."""
+        """Prepacks the loaded weight for this device. To be called once, when the weight has its
+        final type and device.
+        """
         is_plain = self.packed is None and self.quantised is None
         if is_plain and self.weight.device.type == "cpu" and prepacking_works(self.weight.dtype):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _ROWS_HINT)
@@ -62,11 +69,12 @@ class PackedLinear(nn.Module):
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def quantise(self) -> None:
-        """In place of `prepare`, on a CPU: replaces the loaded weight by its codes in int8. Raises RuntimeError where this CPU does
-        not compute in int8 (`int8.missing`). A layer too wide for it is prepacked."""
+        """In place of `prepare`, on a CPU: replaces the loaded weight by its codes in int8. Raises
+        RuntimeError where this CPU does not compute in int8 (`int8.missing`). A layer too wide for
+        it is prepacked."""
         if self.quantised is not None or self.packed is not None:
             return
-        if self.weight.shape[1] > MOST_INPUTS:
+        if self.weight.shape[1] > MAX_INPUTS:
             self.prepare()
             return
         self.quantised = Int8Weight(self.weight, self.bias, way())
@@ -89,7 +97,11 @@ class PackedLinear(nn.Module):
     def _product(self, x: Tensor) -> Tensor:
         if self.quantised is not None:
             return self.quantised.forward(x)
-        return _linear(x, self.weight, self.bias) if self.packed is None else _pointwise(x, self.packed, self.bias, "none")
+        return (
+            _linear(x, self.weight, self.bias)
+            if self.packed is None
+            else _pointwise(x, self.packed, self.bias, "none")
+        )
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
         """The linear's result plus `residual` [rows, outputs].
@@ -104,7 +116,11 @@ class PackedLinear(nn.Module):
             y = self.quantised.forward(x, residual=residual)
         elif self.bias is None and self.weight.dtype == x.dtype and not must_widen(x):
             is_free = overwrite and residual.device.type != "cpu" and residual.dtype == x.dtype
-            y = residual.addmm_(x, self.weight.T) if is_free else torch.addmm(residual, x, self.weight.T)
+            y = (
+                residual.addmm_(x, self.weight.T)
+                if is_free
+                else torch.addmm(residual, x, self.weight.T)
+            )
         else:
             y = _linear(x, self.weight, self.bias) + residual
         return y if self.delta is None else self.delta.add_to(y, x)
@@ -117,24 +133,32 @@ def has_bfloat16() -> bool:
 
 
 def must_widen(x: Tensor) -> bool:
-    """Whether to compute in float32: without bfloat16 instructions, half-precision products on a CPU take ten times as long as
-    float32's, casts included."""
-    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and not has_bfloat16()
+    """Whether to compute in float32: without bfloat16 instructions, half-precision products on a
+    CPU take ten times as long as float32's, casts included."""
+    return (
+        x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and not has_bfloat16()
+    )
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # A weight of another type is one that waits to be quantised, as it was stored.
     if must_widen(x) or weight.dtype != x.dtype:
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).type_as(x)
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).type_as(
+            x
+        )
     return F.linear(x, weight, bias)
 
 
 @cache
 def prepacking_works(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's private operators exist in this torch, run on this CPU and agree with `F.linear`."""
+    """Whether oneDNN's private operators exist in this torch, run on this CPU and agree with
+    `F.linear`.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = ((5, 48), (32, 48), (32,), (5, 32))
-    x, weight, bias, residual = (torch.randn(*shape, generator=generator).to(dtype) for shape in shapes)
+    x, weight, bias, residual = (
+        torch.randn(*shape, generator=generator).to(dtype) for shape in shapes
+    )
     expected = F.linear(x.float(), weight.float(), bias.float())
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
@@ -147,7 +171,9 @@ def prepacking_works(dtype: torch.dtype) -> bool:
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
     tolerance = 32 * torch.finfo(dtype).eps
-    return all(torch.allclose(got.float(), want, rtol=tolerance, atol=tolerance) for got, want in results)
+    return all(
+        torch.allclose(got.float(), want, rtol=tolerance, atol=tolerance) for got, want in results
+    )
 
 
 def _pointwise(x: Tensor, packed: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -1,7 +1,8 @@
-"""Kernels in C++ for x86-64 CPUs (`source/`), compiled by `build.py` into a library that is called over ctypes.
+"""Kernels in C++ for x86-64 CPUs (`source/`), compiled by `build.py` into a library that is called
+over ctypes.
 
-The library knows neither torch nor Python, so one build serves all versions of both. Where there is none, or where it cannot be
-trusted (`library.py`), everything runs on torch's operators.
+The library knows neither torch nor Python, so one build serves all versions of both. Where there is
+none, or where it cannot be trusted (`library.py`), everything runs on torch's operators.
 """
 
 from typing import Final

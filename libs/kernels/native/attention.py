@@ -1,4 +1,6 @@
-"""Varlen attention by the native library: packed queries, keys and values are read where they lie."""
+"""Varlen attention by the native library: packed queries, keys and values are read where they
+lie.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,17 @@ _SPARE: Final = 32
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, causal: bool, window: int | None, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    bias: Tensor | None,
 ) -> Tensor | None:
-    """`varlen_attention`, or None where the library does not take this: there is none, another device or type, elements of a head
-    that are not adjacent, gradients."""
+    """`varlen_attention`, or None where the library does not take this: there is none, another
+    device or type, elements of a head that are not adjacent, gradients."""
     if not q.is_cpu or (library := native()) is None:
         return None
     return attend_with(library, q, k, v, layout, scale, causal, window, bias)
@@ -46,9 +55,17 @@ def attend_with(
     kind = TYPES.get(q.dtype)
     if kind is None or not (q.dtype == k.dtype == v.dtype) or q.requires_grad:
         return None
-    (q_row, q_head, q_step), (k_row, k_head, k_step), (v_row, v_head, v_step) = q.stride(), k.stride(), v.stride()
+    (q_row, q_head, q_step), (k_row, k_head, k_step), (v_row, v_head, v_step) = (
+        q.stride(),
+        k.stride(),
+        v.stride(),
+    )
     (queries, heads, dim), (keys, kv_heads, _) = q.shape, k.shape
-    if not q_step == k_step == v_step == 1 or v.shape != k.shape or (queries, keys) != _rows(layout):
+    if (
+        not q_step == k_step == v_step == 1
+        or v.shape != k.shape
+        or (queries, keys) != _rows(layout)
+    ):
         return None
     biases, middle = (None, 0) if bias is None else table(bias, layout)
     left = ALL if window is None else window
@@ -86,14 +103,19 @@ def _rows(layout: Layout) -> object:
     rows = layout.memo.get(_rows)
     if rows is None:
         last = layout.runs[-1]
-        rows = layout.memo[_rows] = (last.query + last.count * last.queries, last.key + last.count * last.keys)
+        rows = layout.memo[_rows] = (
+            last.query + last.count * last.queries,
+            last.key + last.count * last.keys,
+        )
     return rows
 
 
 def table(bias: Tensor, layout: Layout) -> tuple[Tensor, int]:
-    """The bias times log2(e) by query - key, so that neighbouring queries are neighbours, and the column of distance 0.
+    """The bias times log2(e) by query - key, so that neighbouring queries are neighbours, and the
+    column of distance 0.
 
-    Made once per batch, of the distances that it has. [heads, 2 * reach + 1] -> [heads, 2 * (shorter reach + _SPARE) + 1]
+    Made once per batch, of the distances that it has. [heads, 2 * reach + 1] -> [heads, 2 *
+    (shorter reach + _SPARE) + 1]
     """
     made = layout.memo.get(table)
     if not isinstance(made, tuple) or made[0] is not bias:

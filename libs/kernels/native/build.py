@@ -1,7 +1,9 @@
-"""`python libs/kernels/native/build.py [FOLDER]`: compiles `source/` with this machine's C++ compiler, if it has one.
+"""`python libs/kernels/native/build.py [FOLDER]`: compiles `source/` with this machine's C++
+compiler, if it has one.
 
-Needs Python's standard library only, so that images and wheels are built without torch. The library lies beside this file, or in
-FOLDER; its name carries a digest of sources and flags, so that one made of others is never loaded. Nothing is done if it is there.
+Needs Python's standard library only, so that images and wheels are built without torch. The library
+lies beside this file, or in FOLDER; its name carries a digest of sources and flags, so that one
+made of others is never loaded. Nothing is done if it is there.
 """
 
 from __future__ import annotations
@@ -21,12 +23,17 @@ SOURCE = HERE / "source"
 
 _COMMON = (
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"),
-    *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),  # the last: of gcc 12's own headers
+    *(
+        "-Wall",
+        "-Wextra",
+        "-Wno-unknown-pragmas",
+        "-Wno-maybe-uninitialized",
+    ),  # the last: of gcc 12's own headers
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-# What is compiled with which instructions, by its path in `source/`; headers are included by theirs. Nothing but the kernels may
-# have more than any x86-64 CPU.
+# What is compiled with which instructions, by its path in `source/`; headers are included by
+# theirs. Nothing but the kernels may have more than any x86-64 CPU.
 _UNITS = {
     "attention/attention.cpp": ("-fopenmp",),
     "layer/layer.cpp": ("-fopenmp",),
@@ -48,7 +55,9 @@ class CannotBuild(Exception):
 
 
 def library(folder: Path = HERE) -> Path:
-    """Where the library of these very sources lies, if it was built. Raises OSError if the sources cannot be read."""
+    """Where the library of these very sources lies, if it was built. Raises OSError if the sources
+    cannot be read.
+    """
     digest = hashlib.sha256(repr((_COMMON, _UNITS, _LINK)).encode())
     for file in sorted(file for room in SOURCE.iterdir() for file in room.glob("*")):
         if file.suffix in (".cpp", ".h"):
@@ -68,14 +77,18 @@ def build(folder: Path = HERE) -> Path:
     if target.exists():
         return target
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise CannotBuild(f"there are kernels for Linux on x86-64 only, not for {sys.platform} on {platform.machine()}")
+        raise CannotBuild(
+            f"there are kernels for Linux on x86-64 only, not for {sys.platform} on {platform.machine()}"
+        )
     command = compiler()
     if command is None:
         raise CannotBuild("no C++ compiler: neither $CXX nor g++ nor c++")
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as threads:
         objects = [Path(scratch) / f"{name.replace('/', '_')}.o" for name in _UNITS]
         jobs = [
-            threads.submit(_run, command, *_COMMON, *flags, "-I", SOURCE, "-c", SOURCE / name, "-o", made)
+            threads.submit(
+                _run, command, *_COMMON, *flags, "-I", SOURCE, "-c", SOURCE / name, "-o", made
+            )
             for (name, flags), made in zip(_UNITS.items(), objects, strict=True)
         ]
         for job in jobs:

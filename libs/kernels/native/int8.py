@@ -21,7 +21,9 @@ _ALIGNMENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class NativeInt8:
-    """An instruction set of the library. `columns`: of a panel of weights; `group`: inputs of a column that lie side by side."""
+    """An instruction set of the library. `columns`: of a panel of weights; `group`: inputs of a
+    column that lie side by side.
+    """
 
     name: str
     number: int
@@ -30,16 +32,29 @@ class NativeInt8:
     call: Int8Linear
 
     def pack(self, codes: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """codes [outputs, inputs] int8 and factors [3, outputs] -> [panels, groups, columns, group] and [3, panels * columns]"""
+        """codes [outputs, inputs] int8 and factors [3, outputs] -> [panels, groups, columns, group]
+        and [3, panels * columns]
+        """
         outputs, inputs = codes.shape
         panels, groups = -(-outputs // self.columns), -(-inputs // self.group)
         padded = codes.new_zeros(panels * self.columns, groups * self.group)
         padded[:outputs, :inputs] = codes
         wide = factors.new_zeros(3, panels * self.columns)
         wide[:, :outputs] = factors
-        return padded.view(panels, self.columns, groups, self.group).transpose(1, 2).contiguous(), wide
+        return padded.view(panels, self.columns, groups, self.group).transpose(
+            1, 2
+        ).contiguous(), wide
 
-    def linear(self, x: Tensor, codes: Tensor, factors: Tensor, outputs: int, *, gelu: bool, residual: Tensor | None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        codes: Tensor,
+        factors: Tensor,
+        outputs: int,
+        *,
+        gelu: bool,
+        residual: Tensor | None,
+    ) -> Tensor:
         """See `libs/kernels/linear/int8.py`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, inputs = x.shape
@@ -76,4 +91,7 @@ def variants() -> tuple[NativeInt8, ...]:
     if library is None or library.int8 is None:
         return ()
     found = VARIANTS[: library.int8_sets]
-    return tuple(NativeInt8(name, number, columns, group, library.int8) for number, (name, columns, group) in enumerate(found))
+    return tuple(
+        NativeInt8(name, number, columns, group, library.int8)
+        for number, (name, columns, group) in enumerate(found)
+    )

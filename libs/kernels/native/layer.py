@@ -1,8 +1,9 @@
 """A whole transformer layer in one call of the native library, for batches of any size.
 
-Operator by operator, one short query spends half as much time in dispatch as in arithmetic, and oneDNN's products of few rows reach
-two thirds of what it can do; large batches are as fast either way. Whether a layer is computed like this depends on the model and
-the CPU, never on the number of tokens, so that a text's vector has the same bits in any batch. The weights are read where oneDNN
+Operator by operator, one short query spends half as much time in dispatch as in arithmetic, and
+oneDNN's products of few rows reach two thirds of what it can do; large batches are as fast either
+way. Whether a layer is computed like this depends on the model and the CPU, never on the number of
+tokens, so that a text's vector has the same bits in any batch. The weights are read where oneDNN
 has packed them (`panels.py`).
 """
 
@@ -48,10 +49,12 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """A layer of one of the common forms. `post`: norms come after attention and feed-forward; else before each.
+    """A layer of one of the common forms. `post`: norms come after attention and feed-forward; else
+    before each.
 
-    `activation`: as in `gated.py`. `gated`: `up` has gate and up, in this order or, with `gate_last`, in the other. `rms`: norms
-    are RMSNorm with weights of `weight + shift`, else LayerNorm. `q_norm`, `k_norm`: of each head, both or none.
+    `activation`: as in `gated.py`. `gated`: `up` has gate and up, in this order or, with
+    `gate_last`, in the other. `rms`: norms are RMSNorm with weights of `weight + shift`, else
+    LayerNorm. `q_norm`, `k_norm`: of each head, both or none.
     """
 
     qkv: Linear
@@ -97,12 +100,18 @@ class NativeLayer:
 
     @staticmethod
     def takes(parts: LayerParts, dtype: torch.dtype, library: Native | None = None) -> bool:
-        """Whether there is a kernel for such a layer on this CPU. `library` None: the one that this process has chosen."""
+        """Whether there is a kernel for such a layer on this CPU. `library` None: the one that this
+        process has chosen.
+        """
         library = native() if library is None else library
         if library is None or not library.has_layers(dtype):
             return False
         linears = (parts.qkv, parts.out, parts.up, parts.down)
-        norms = [norm for norm in (parts.attention_norm, parts.ffn_norm, parts.q_norm, parts.k_norm) if norm is not None]
+        norms = [
+            norm
+            for norm in (parts.attention_norm, parts.ffn_norm, parts.q_norm, parts.k_norm)
+            if norm is not None
+        ]
         tensors = [norm.weight for norm in norms]
         tensors += [linear.bias for linear in linears if linear.bias is not None]
         tensors += [norm.bias for norm in norms if norm.bias is not None]
@@ -125,19 +134,30 @@ class NativeLayer:
         library: Native | None = None,
         pages: LayerPages | None = None,
     ) -> Tensor | None:
-        """[tokens, hidden] -> the same, or of the rows `chosen` [queries] int32 only. None: the library cannot, now, or a dispatch
-        mode is active on this thread, such as one that counts a forward's memory, which would see nothing of the layer.
+        """[tokens, hidden] -> the same, or of the rows `chosen` [queries] int32 only. None: the
+        library cannot, now, or a dispatch mode is active on this thread, such as one that counts a
+        forward's memory, which would see nothing of the layer.
 
-        `layout`: of the queries, which are `chosen` or all, and the tokens, which are all keys. `rotation`: cos and sin
-        [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`. `pages`: where keys and values
-        are stored, and read if it says so: then `layout` counts all keys of each sequence, and the tokens are the last of them.
+        `layout`: of the queries, which are `chosen` or all, and the tokens, which are all keys.
+        `rotation`: cos and sin [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`.
+        `pages`: where keys and values are stored, and read if it says so: then `layout` counts all
+        keys of each sequence, and the tokens are the last of them.
         """
         library = native() if library is None else library
-        if library is None or x.dtype is not self._dtype or not x.is_contiguous() or torch._C._len_torch_dispatch_stack():
+        if (
+            library is None
+            or x.dtype is not self._dtype
+            or not x.is_contiguous()
+            or torch._C._len_torch_dispatch_stack()
+        ):
             return None
         batch, queries = _batch(layout, chosen, rotation, bias, x.shape[0])
         out = x.new_empty((queries, self._hidden))
-        stored = (0, 0, 0) if pages is None else (pages.keys.data_ptr(), pages.values.data_ptr(), pages.table)
+        stored = (
+            (0, 0, 0)
+            if pages is None
+            else (pages.keys.data_ptr(), pages.values.data_ptr(), pages.table)
+        )
         call = _CALL.pack(self._address, x.data_ptr(), out.data_ptr(), *stored) + batch
         return out if library.layer(call, self._kind) == 0 else None
 
@@ -149,7 +169,10 @@ def _packed(parts: LayerParts) -> bytes:
     def norm(one: Norm | None) -> tuple[int, int]:
         return (0, 0) if one is None else (at(one.weight), at(one.bias))
 
-    linears = [(one.panels, at(one.bias), one.inputs, one.outputs) for one in (parts.qkv, parts.out, parts.up, parts.down)]
+    linears = [
+        (one.panels, at(one.bias), one.inputs, one.outputs)
+        for one in (parts.qkv, parts.out, parts.up, parts.down)
+    ]
     window = ALL if parts.window is None else min(parts.window, ALL)
     return _LAYER.pack(
         *(number for linear in linears for number in linear),
@@ -175,9 +198,15 @@ def _packed(parts: LayerParts) -> bytes:
 
 
 def _batch(
-    layout: Layout, chosen: Tensor | None, rotation: tuple[Tensor, Tensor] | None, bias: Tensor | None, rows: int
+    layout: Layout,
+    chosen: Tensor | None,
+    rotation: tuple[Tensor, Tensor] | None,
+    bias: Tensor | None,
+    rows: int,
 ) -> tuple[bytes, int]:
-    """What the layers of a forward share, and the number of queries: packed once per batch, and again for another rotation."""
+    """What the layers of a forward share, and the number of queries: packed once per batch, and
+    again for another rotation.
+    """
     key = _batch, id(rotation)
     made = layout.memo.get(key)
     if not isinstance(made, tuple) or made[2] is not bias:

@@ -1,8 +1,8 @@
 """Loads the library, and decides once per process which of its instruction sets is used, if any.
 
-Not used: with `SHOAL_NATIVE_KERNELS=0`, where it was not built or does not load, where the CPU has no AVX2, where torch brings no
-libgomp (the library would start a second pool of threads, which spins against torch's), and where its results are not those of
-torch's operators (`trial.py`).
+Not used: with `SHOAL_NATIVE_KERNELS=0`, where it was not built or does not load, where the CPU has
+no AVX2, where torch brings no libgomp (the library would start a second pool of threads, which
+spins against torch's), and where its results are not those of torch's operators (`trial.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _INT, _LONG, _FLOAT, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.
 
 
 class Rows:
-    """The entry points of `rows.cpp`, called with their parameters after the instruction set. `embed` returns 1 for wrong ids."""
+    """The entry points of `rows.cpp`, called with their parameters after the instruction set.
+    `embed` returns 1 for wrong ids.
+    """
 
     def __init__(self, opened: ctypes.CDLL, number: int) -> None:
         def entry(name: str, *types: type) -> Callable[..., int]:
@@ -40,7 +42,9 @@ class Rows:
             function.argtypes = (_INT, _INT, _INT, *types)
             return partial(function, number)
 
-        self.norm = entry("norm", _AT, _LONG, _AT, _LONG, _LONG, _LONG, _AT, _AT, _FLOAT, _FLOAT, _INT)
+        self.norm = entry(
+            "norm", _AT, _LONG, _AT, _LONG, _LONG, _LONG, _AT, _AT, _FLOAT, _FLOAT, _INT
+        )
         self.gate = entry("gate", _AT, _LONG, _AT, _LONG, _LONG, _INT, _INT)
         self.rotate = entry("rotate", _AT, _LONG, _LONG, _LONG, _LONG, _AT, _AT, _LONG)
         self.pool = entry("pool", _AT, _LONG, _AT, _AT, _LONG, _LONG, _INT)
@@ -51,23 +55,28 @@ def _no_layer(packed: bytes, kind: int) -> int:
     return 1
 
 
-def _no_resize(x: int, height: int, width: int, step: int, out: int, rows: int, columns: int, resample: int) -> int:
+def _no_resize(
+    x: int, height: int, width: int, step: int, out: int, rows: int, columns: int, resample: int
+) -> int:
     return 1
 
 
 Int8Linear = Callable[[bytes, int, int], None]
-"""(packed `struct Int8Linear` of `int8.h`, instruction set as `int8.py` numbers them, 0 for float32 or 1 for bfloat16)"""
+"""(packed `struct Int8Linear` of `int8.h`, instruction set as `int8.py` numbers them, 0 for float32
+or 1 for bfloat16)
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Native:
     """A loaded library and the instruction set to use.
 
-    `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0, or 1 if it ran out of memory.
-    `layer`: the same of `struct LayerCall`; `paged`: of `struct Paged` of `paged.h`. `rows`: None: torch's operators.
-    `int8`: linear layers in int8, which `int8.py` calls; `int8_sets`: how many of its instruction sets this CPU has.
-    `resize`: (address of [height, width, step] bytes, height, width, step, address of the result, its height and width, the number
-    of the filter) -> as `attention`.
+    `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0,
+    or 1 if it ran out of memory. `layer`: the same of `struct LayerCall`; `paged`: of `struct
+    Paged` of `paged.h`. `rows`: None: torch's operators. `int8`: linear layers in int8, which
+    `int8.py` calls; `int8_sets`: how many of its instruction sets this CPU has. `resize`: (address
+    of [height, width, step] bytes, height, width, step, address of the result, its height and
+    width, the number of the filter) -> as `attention`.
     """
 
     instructions: str
@@ -86,8 +95,9 @@ class Native:
 
 
 TRIALS: Final[list[Callable[[Native], str]]] = []
-"""What a library must pass before it is used: each says what it computes differently from torch, or nothing. The package's
-`__init__.py` adds that of `trial.py`, which calls the kernels: they take their library from here, so this module imports none."""
+"""What a library must pass before it is used: each says what it computes differently from torch, or
+nothing. The package's `__init__.py` adds that of `trial.py`, which calls the kernels: they take
+their library from here, so this module imports none."""
 
 
 class _Unusable(Exception):
@@ -95,7 +105,9 @@ class _Unusable(Exception):
 
 
 def name() -> str:
-    """The instruction set of the native kernels in use ("avx512_bf16", "avx512" or "avx2"), or "none: " and why there are none."""
+    """The instruction set of the native kernels in use ("avx512_bf16", "avx512" or "avx2"), or
+    "none: " and why there are none.
+    """
     chosen = choice()
     return chosen if isinstance(chosen, str) else chosen.instructions
 
@@ -115,7 +127,8 @@ def choice() -> Native | str:
         path = build.library()
         found = instruction_sets(path)
         loaded = load(path, found[-1])
-        # On a thread of its own, since dispatch modes, such as one that counts a forward's memory, belong to the caller's.
+        # On a thread of its own, since dispatch modes, such as one that counts a forward's memory,
+        # belong to the caller's.
         with ThreadPoolExecutor(1) as thread:
             wrong = thread.submit(_wrong, loaded).result()
         if wrong:
@@ -126,7 +139,9 @@ def choice() -> Native | str:
 
 
 def instruction_sets(path: Path) -> tuple[str, ...]:
-    """Those of SETS that this CPU has. Raises OSError if the library does not load, _Unusable if it is missing or cannot run."""
+    """Those of SETS that this CPU has. Raises OSError if the library does not load, _Unusable if it
+    is missing or cannot run.
+    """
     best = _open(path).shoal_instruction_set()
     if best < 0:
         raise _Unusable("this CPU has no AVX2")
@@ -134,7 +149,9 @@ def instruction_sets(path: Path) -> tuple[str, ...]:
 
 
 def load(path: Path, instructions: str) -> Native:
-    """The library with one of the instruction sets that this CPU has. Raises as `instruction_sets`."""
+    """The library with one of the instruction sets that this CPU has. Raises as
+    `instruction_sets`.
+    """
     opened, number = _open(path), SETS.index(instructions)
 
     def entry(name: str) -> Callable[[bytes, int], int]:

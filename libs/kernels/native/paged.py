@@ -1,4 +1,6 @@
-"""Attention over keys and values in pages by the native library: they are stored and read in one call."""
+"""Attention over keys and values in pages by the native library: they are stored and read in one
+call.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,21 @@ def attend(
     bias: Tensor | None,
     library: Native | None = None,
 ) -> Tensor | None:
-    """`paged.attend`, or with `q` None `paged.store`, which returns the keys; None where the library does not take this.
+    """`paged.attend`, or with `q` None `paged.store`, which returns the keys; None where the
+    library does not take this.
 
-    `pages`, `cu_rows` and `numbers`: as in `attention/paged.py`. `library` None: the one that this process has chosen.
+    `pages`, `cu_rows` and `numbers`: as in `attention/paged.py`. `library` None: the one that this
+    process has chosen.
     """
     of_keys, of_values = pages
     library = native() if library is None else library
     if library is None or not of_keys.is_cpu or (kind := TYPES.get(of_keys.dtype)) is None:
         return None
     given = [tensor for tensor in (q, k, v) if tensor is not None]
-    if any(tensor.dtype is not of_keys.dtype or tensor.stride(2) != 1 or tensor.requires_grad for tensor in given):
+    if any(
+        tensor.dtype is not of_keys.dtype or tensor.stride(2) != 1 or tensor.requires_grad
+        for tensor in given
+    ):
         return None
     biases, middle = (None, 0) if bias is None else table(bias, layout)
     kv_heads, dim = of_keys.shape[1], of_keys.shape[2]
@@ -56,7 +63,11 @@ def attend(
         cu_rows.data_ptr(),
         numbers.data_ptr(),
         0 if biases is None else biases.data_ptr(),
-        *(number for tensor in (q, k, v) for number in ((0, 0) if tensor is None else tensor.stride()[:2])),
+        *(
+            number
+            for tensor in (q, k, v)
+            for number in ((0, 0) if tensor is None else tensor.stride()[:2])
+        ),
         numbers.stride(0),
         0 if biases is None else biases.shape[1],
         middle,

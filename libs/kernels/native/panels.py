@@ -1,7 +1,8 @@
-"""Where oneDNN keeps a prepacked weight, for kernels that read it there: no second copy of the weights is needed for them.
+"""Where oneDNN keeps a prepacked weight, for kernels that read it there: no second copy of the
+weights is needed for them.
 
-torch hides the layout and the address of such a tensor. The address comes from the C functions of its ahead-of-time compiler, and
-that the weight lies there as expected is seen from its numbers.
+torch hides the layout and the address of such a tensor. The address comes from the C functions of
+its ahead-of-time compiler, and that the weight lies there as expected is seen from its numbers.
 """
 
 from __future__ import annotations
@@ -24,12 +25,20 @@ _UNITS: Final = 16
 
 
 def address(packed: Tensor, weight: Tensor) -> int:
-    """The address of `packed`, made by oneDNN of `weight` [outputs, inputs]; 0: it holds no panels (`source/layer/layer.h`)."""
+    """The address of `packed`, made by oneDNN of `weight` [outputs, inputs]; 0: it holds no panels
+    (`source/layer/layer.h`).
+    """
     element = weight.element_size()
     per = _UNIT // element
-    padded = -(-weight.shape[0] // PANEL) * PANEL, -(-weight.shape[1] // (_UNITS * per)) * _UNITS * per
+    padded = (
+        -(-weight.shape[0] // PANEL) * PANEL,
+        -(-weight.shape[1] // (_UNITS * per)) * _UNITS * per,
+    )
     try:
-        if not packed.is_mkldnn or torch.ops.mkldnn._nbytes(packed) != padded[0] * padded[1] * element:
+        if (
+            not packed.is_mkldnn
+            or torch.ops.mkldnn._nbytes(packed) != padded[0] * padded[1] * element
+        ):
             return 0
         found = _data(packed)
     except (AttributeError, OSError, RuntimeError):
@@ -39,7 +48,10 @@ def address(packed: Tensor, weight: Tensor) -> int:
     for first in sorted({0, min(PANEL, last), last}):
         bytes_ = (ctypes.c_char * size).from_address(found + first // PANEL * size)
         own = torch.frombuffer(bytes_, dtype=weight.dtype)
-        if not torch.equal(own.view(torch.uint8), _panel(weight[first : first + PANEL], padded[1], per).view(torch.uint8)):
+        if not torch.equal(
+            own.view(torch.uint8),
+            _panel(weight[first : first + PANEL], padded[1], per).view(torch.uint8),
+        ):
             return 0
     return found
 
@@ -54,7 +66,10 @@ def _data(tensor: Tensor) -> int:
     """Raises RuntimeError if torch does not tell."""
     # A tensor of torch's C++ interface is one pointer, and a handle is where that lies.
     handle, found = ctypes.c_void_p(tensor._cdata), ctypes.c_void_p()
-    if _torch().aoti_torch_get_data_ptr(ctypes.byref(handle), ctypes.byref(found)) or not found.value:
+    if (
+        _torch().aoti_torch_get_data_ptr(ctypes.byref(handle), ctypes.byref(found))
+        or not found.value
+    ):
         raise RuntimeError("torch does not tell where the tensor lies")
     return found.value
 

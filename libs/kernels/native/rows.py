@@ -1,7 +1,8 @@
 """Norms, gated activations, rotations, pooling and embeddings by the native library.
 
-Every function returns None where the library does not take its arguments: there is none, another device or type, elements of a row
-that are not adjacent, gradients. `library` None: the one that this process has chosen.
+Every function returns None where the library does not take its arguments: there is none, another
+device or type, elements of a row that are not adjacent, gradients. `library` None: the one that
+this process has chosen.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def norm(
     shift: float = 0.0,
     library: Native | None = None,
 ) -> Tensor | None:
-    """LayerNorm, or with `rms` RMSNorm with weights of `weight + shift`. x: [rows, size] or [rows, heads, size]"""
+    """LayerNorm, or with `rms` RMSNorm with weights of `weight + shift`. x: [rows, size] or [rows,
+    heads, size]
+    """
     kind = TYPES.get(x.dtype)
     if kind is None or not x.is_cpu or (rows := _entries(library)) is None:
         return None
@@ -50,12 +53,18 @@ def norm(
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     added = None if bias is None else bias.data_ptr()
     at, to, threads = x.data_ptr(), out.data_ptr(), torch.get_num_threads()
-    rows.norm(kind, threads, at, row, to, count, heads, size, weight.data_ptr(), added, eps, shift, rms)
+    rows.norm(
+        kind, threads, at, row, to, count, heads, size, weight.data_ptr(), added, eps, shift, rms
+    )
     return out
 
 
-def gate_up(x: Tensor, activation: str, *, gate_last: bool, library: Native | None = None) -> Tensor | None:
-    """activation(gate) * up. x: [rows, 2 * size], the gate first or, with `gate_last`, after up -> [rows, size]"""
+def gate_up(
+    x: Tensor, activation: str, *, gate_last: bool, library: Native | None = None
+) -> Tensor | None:
+    """activation(gate) * up. x: [rows, 2 * size], the gate first or, with `gate_last`, after up ->
+    [rows, size]
+    """
     kind = TYPES.get(x.dtype)
     if kind is None or not x.is_cpu or (rows := _entries(library)) is None:
         return None
@@ -65,17 +74,34 @@ def gate_up(x: Tensor, activation: str, *, gate_last: bool, library: Native | No
     size = width // 2
     out = x.new_empty((count, size))
     number = ACTIVATIONS[activation]
-    rows.gate(kind, torch.get_num_threads(), x.data_ptr(), row, out.data_ptr(), count, size, number, gate_last)
+    rows.gate(
+        kind,
+        torch.get_num_threads(),
+        x.data_ptr(),
+        row,
+        out.data_ptr(),
+        count,
+        size,
+        number,
+        gate_last,
+    )
     return out
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, library: Native | None = None) -> Tensor | None:
-    """`x` [tokens, heads, dim] itself, of which the first 2 x pairs dimensions are rotated. cos, sin: [tokens, pairs] float32"""
+    """`x` [tokens, heads, dim] itself, of which the first 2 x pairs dimensions are rotated. cos,
+    sin: [tokens, pairs] float32
+    """
     kind = TYPES.get(x.dtype)
     if kind is None or not x.is_cpu or (rows := _entries(library)) is None:
         return None
     (count, heads, dim), (row, head, step) = x.shape, x.stride()
-    if step != 1 or head != dim or x.requires_grad or not (cos.is_contiguous() and sin.is_contiguous()):
+    if (
+        step != 1
+        or head != dim
+        or x.requires_grad
+        or not (cos.is_contiguous() and sin.is_contiguous())
+    ):
         return None
     rows.rotate(
         kind, torch.get_num_threads(), x.data_ptr(), row, count, heads, dim, cos.data_ptr(), sin.data_ptr(), cos.shape[1]
@@ -83,29 +109,55 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, library: Native | None = None) -
     return x
 
 
-def reduce(values: Tensor, how: str, cu_seqlens: Tensor, library: Native | None = None) -> Tensor | None:
-    """[tokens, size] and [sequences + 1] int32 -> [sequences, size] float32: "sum", "mean" or "max". No sequence is empty."""
+def reduce(
+    values: Tensor, how: str, cu_seqlens: Tensor, library: Native | None = None
+) -> Tensor | None:
+    """[tokens, size] and [sequences + 1] int32 -> [sequences, size] float32: "sum", "mean" or
+    "max". No sequence is empty.
+    """
     kind = TYPES.get(values.dtype)
     if kind is None or not values.is_cpu or (rows := _entries(library)) is None:
         return None
     row, step = values.stride()
-    if step != 1 or values.requires_grad or cu_seqlens.dtype is not torch.int32 or not cu_seqlens.is_contiguous():
+    if (
+        step != 1
+        or values.requires_grad
+        or cu_seqlens.dtype is not torch.int32
+        or not cu_seqlens.is_contiguous()
+    ):
         return None
     sequences, size = cu_seqlens.shape[0] - 1, values.shape[1]
     out = values.new_empty((sequences, size), dtype=torch.float32)
     ends = cu_seqlens.data_ptr()
-    rows.pool(kind, torch.get_num_threads(), values.data_ptr(), row, ends, out.data_ptr(), sequences, size, _POOLINGS[how])
+    rows.pool(
+        kind,
+        torch.get_num_threads(),
+        values.data_ptr(),
+        row,
+        ends,
+        out.data_ptr(),
+        sequences,
+        size,
+        _POOLINGS[how],
+    )
     return out
 
 
-def embed(table: Tensor, numbers: Tensor, places: Tensor, positions: Tensor, library: Native | None = None) -> Tensor | None:
-    """table[numbers] + places[positions]. Tables [n, size]; numbers and positions [rows] int32 -> [rows, size].
+def embed(
+    table: Tensor, numbers: Tensor, places: Tensor, positions: Tensor, library: Native | None = None
+) -> Tensor | None:
+    """table[numbers] + places[positions]. Tables [n, size]; numbers and positions [rows] int32 ->
+    [rows, size].
 
     None also where a number is outside its table."""
     kind = TYPES.get(table.dtype)
     if kind is None or not table.is_cpu or (rows := _entries(library)) is None:
         return None
-    if places.dtype is not table.dtype or not (table.is_contiguous() and places.is_contiguous()) or table.requires_grad:
+    if (
+        places.dtype is not table.dtype
+        or not (table.is_contiguous() and places.is_contiguous())
+        or table.requires_grad
+    ):
         return None
     if not numbers.dtype is positions.dtype is torch.int32:
         return None

@@ -1,4 +1,6 @@
-"""Tries the library once per process against torch's operators: attention, every row function, and whole layers."""
+"""Tries the library once per process against torch's operators: attention, every row function, and
+whole layers.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,20 @@ def _is_near(got: Tensor | None, wanted: Tensor, bound: float) -> bool:
 def _attends(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     """A batch with grouped heads, a prefix, and tails of all vectors."""
     queries, keys = (1, 5, 19, 70), (1, 5, 19, 75)
-    fused, bias, layout = _random(sum(keys), 4 + 2 + 2, 20), _random(4, 2 * 75 + 1), Layout.of(queries, keys)
+    fused, bias, layout = (
+        _random(sum(keys), 4 + 2 + 2, 20),
+        _random(4, 2 * 75 + 1),
+        Layout.of(queries, keys),
+    )
     q, k, v = fused.to(dtype).split_with_sizes((4, 2, 2), dim=1)
     q = q[: sum(queries)]
     for causal, window, added in ((False, None, None), (True, 30, bias)):
         got = attend_with(loaded, q, k, v, layout, 0.25, causal, window, added)
-        if not _is_near(got, _plain(q.float(), k.float(), v.float(), queries, keys, causal, window, added), bound):
+        if not _is_near(
+            got,
+            _plain(q.float(), k.float(), v.float(), queries, keys, causal, window, added),
+            bound,
+        ):
             return False
     return True
 
@@ -70,27 +80,41 @@ def _plain(
 ) -> Tensor:
     parts = []
     ends = (torch.tensor(lengths[:-1]).cumsum(0) for lengths in (queries, keys, keys))
-    for own, theirs, values in zip(*(t.tensor_split(at) for t, at in zip((q, k, v), ends, strict=True)), strict=True):
-        theirs, values = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (theirs, values))
+    for own, theirs, values in zip(
+        *(t.tensor_split(at) for t, at in zip((q, k, v), ends, strict=True)), strict=True
+    ):
+        theirs, values = (
+            t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (theirs, values)
+        )
         scores = torch.einsum("ihd,jhd->hij", own, theirs) * 0.25
-        distance = torch.arange(len(theirs)) - torch.arange(len(own))[:, None] - (len(theirs) - len(own))
+        distance = (
+            torch.arange(len(theirs)) - torch.arange(len(own))[:, None] - (len(theirs) - len(own))
+        )
         if bias is not None:
             scores = scores + bias[:, distance + bias.shape[1] // 2]
         unseen = (distance > 0) & causal
         if window is not None:
             unseen |= distance.abs() > window
-        parts.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(unseen, float("-inf")).softmax(-1), values))
+        parts.append(
+            torch.einsum(
+                "hij,jhd->ihd", scores.masked_fill(unseen, float("-inf")).softmax(-1), values
+            )
+        )
     return torch.cat(parts)
 
 
 def _norms(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
-    x, weight, bias = _random(3, 4, 45).to(dtype)[:, 1:], _random(45).to(dtype), _random(45).to(dtype)
+    x, weight, bias = (
+        _random(3, 4, 45).to(dtype)[:, 1:],
+        _random(45).to(dtype),
+        _random(45).to(dtype),
+    )
     layer = rows.norm(x, weight, bias, 1e-5, library=loaded)
     rms = rows.norm(x, weight, None, 1e-5, rms=True, shift=1.0, library=loaded)
     own = x.float()
-    return _is_near(layer, F.layer_norm(own, (45,), weight.float(), bias.float(), 1e-5), bound) and _is_near(
-        rms, F.rms_norm(own, (45,), weight.float() + 1, 1e-5), bound
-    )
+    return _is_near(
+        layer, F.layer_norm(own, (45,), weight.float(), bias.float(), 1e-5), bound
+    ) and _is_near(rms, F.rms_norm(own, (45,), weight.float() + 1, 1e-5), bound)
 
 
 def _gates(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
@@ -104,8 +128,12 @@ def _gates(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
         "quick_gelu": lambda t: t * (1.702 * t).sigmoid(),
     }
     return all(
-        _is_near(rows.gate_up(x, name, gate_last=False, library=loaded), function(first) * second, bound)
-        and _is_near(rows.gate_up(x, name, gate_last=True, library=loaded), function(second) * first, bound)
+        _is_near(
+            rows.gate_up(x, name, gate_last=False, library=loaded), function(first) * second, bound
+        )
+        and _is_near(
+            rows.gate_up(x, name, gate_last=True, library=loaded), function(second) * first, bound
+        )
         for name, function in functions.items()
     )
 
@@ -132,31 +160,50 @@ def _reduces(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
         "max": lambda t: t.amax(0),
     }
     return all(
-        _is_near(rows.reduce(x, how, cumulated(lengths, "cpu"), library=loaded), torch.stack([each(part) for part in parts]), bound)
+        _is_near(
+            rows.reduce(x, how, cumulated(lengths, "cpu"), library=loaded),
+            torch.stack([each(part) for part in parts]),
+            bound,
+        )
         for how, each in functions.items()
     )
 
 
 def _embeds(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     table, places = _random(9, 45).to(dtype), _random(4, 45).to(dtype)
-    numbers, positions = torch.tensor((8, 0, 3), dtype=torch.int32), torch.tensor((0, 3, 1), dtype=torch.int32)
+    numbers, positions = (
+        torch.tensor((8, 0, 3), dtype=torch.int32),
+        torch.tensor((0, 3, 1), dtype=torch.int32),
+    )
     wanted = table.float()[numbers.long()] + places.float()[positions.long()]
     return _is_near(rows.embed(table, numbers, places, positions, library=loaded), wanted, bound)
 
 
 def _pages(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
-    """Grouped heads, a head size that fills no vector, the last queries of sequences across pages, a window."""
-    queries, keys, numbers = (1, 3), (7, 67), torch.tensor(((3, 0, 0), (2, 0, 1)), dtype=torch.int32)
+    """Grouped heads, a head size that fills no vector, the last queries of sequences across pages,
+    a window.
+    """
+    queries, keys, numbers = (
+        (1, 3),
+        (7, 67),
+        torch.tensor(((3, 0, 0), (2, 0, 1)), dtype=torch.int32),
+    )
     k, v = (_random(sum(keys), 2, size).to(dtype)[..., :20] for size in (20, 21))
     q = _random(sum(queries), 6, 20).to(dtype)
     memory = torch.zeros(4, 2, 20, 32, dtype=dtype), torch.zeros(4, 2, 32, 20, dtype=dtype)
     layout = Layout.of(queries, keys)
-    got = paged.attend(q, k, v, memory, layout, layout.cu_keys, numbers, 0.25, True, 40, None, loaded)
-    return _is_near(got, _plain(q.float(), k.float(), v.float(), queries, keys, True, 40, None), bound)
+    got = paged.attend(
+        q, k, v, memory, layout, layout.cu_keys, numbers, 0.25, True, 40, None, loaded
+    )
+    return _is_near(
+        got, _plain(q.float(), k.float(), v.float(), queries, keys, True, 40, None), bound
+    )
 
 
 def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
-    """BERT's form, and one with everything that others have. True also where weights do not lie as the kernels need them."""
+    """BERT's form, and one with everything that others have. True also where weights do not lie as
+    the kernels need them.
+    """
     if not loaded.has_layers(dtype):
         return True
     layout = Layout.of((3, 17), (3, 17))
@@ -175,7 +222,9 @@ def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
         got = layer.forward(x, layout, None, turn, None, loaded)
         few = layer.forward(x, chosen[0], chosen[1], turn, None, loaded)
         # In bfloat16 errors of one step grow in the next ones.
-        if not (_is_near(got, wanted, 4 * bound) and _is_near(few, wanted[chosen[1].long()], 4 * bound)):
+        if not (
+            _is_near(got, wanted, 4 * bound) and _is_near(few, wanted[chosen[1].long()], 4 * bound)
+        ):
             return False
     return True
 
@@ -184,7 +233,9 @@ def _images(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     """Bytes, whatever the type: torch sums in int16 weights, so that one may differ by one."""
     x = torch.arange(21 * 37 * 3).mul(79).remainder(256).to(torch.uint8).view(21, 37, 3)
     got = resize.resized(x.numpy(), (9, 50), resize.BICUBIC, loaded)
-    wanted = F.interpolate(x.permute(2, 0, 1)[None].float(), (9, 50), mode="bicubic", antialias=True)[0].permute(1, 2, 0)
+    wanted = F.interpolate(
+        x.permute(2, 0, 1)[None].float(), (9, 50), mode="bicubic", antialias=True
+    )[0].permute(1, 2, 0)
     return got is not None and _is_near(torch.from_numpy(got), wanted.clamp(0, 255), 2.0)
 
 
@@ -199,7 +250,10 @@ def _layer(dtype: torch.dtype, *, post: bool) -> tuple[list[Tensor], LayerParts]
         Linear(panels.address(each, weight), bias, weight.shape[1], weight.shape[0])
         for each, weight, bias in zip(packed, weights, biases, strict=True)
     )
-    norms = [Norm(_random(1, size)[0].to(dtype), _random(2, size)[1].to(dtype) if post else None) for size in (48, 48, 16, 16)]
+    norms = [
+        Norm(_random(1, size)[0].to(dtype), _random(2, size)[1].to(dtype) if post else None)
+        for size in (48, 48, 16, 16)
+    ]
     parts = LayerParts(
         qkv, out, inner, down, attention_norm=norms[0], ffn_norm=norms[1], q_norm=None if post else norms[2],
         k_norm=None if post else norms[3], heads=4, kv_heads=kv_heads, dim=16, scale=0.25, causal=not post,
@@ -211,7 +265,11 @@ def _layer(dtype: torch.dtype, *, post: bool) -> tuple[list[Tensor], LayerParts]
 
 
 def _plain_layer(
-    x: Tensor, weights: list[Tensor], parts: LayerParts, lengths: tuple[int, ...], rotation: tuple[Tensor, Tensor] | None
+    x: Tensor,
+    weights: list[Tensor],
+    parts: LayerParts,
+    lengths: tuple[int, ...],
+    rotation: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """In float32."""
 
@@ -223,9 +281,17 @@ def _plain_layer(
             return x
         if parts.rms:
             return F.rms_norm(x, x.shape[-1:], one.weight.float() + parts.shift, parts.eps)
-        return F.layer_norm(x, x.shape[-1:], one.weight.float(), None if one.bias is None else one.bias.float(), parts.eps)
+        return F.layer_norm(
+            x,
+            x.shape[-1:],
+            one.weight.float(),
+            None if one.bias is None else one.bias.float(),
+            parts.eps,
+        )
 
-    fused = linear(x if parts.post else norm(x, parts.attention_norm), 0, parts.qkv).view(len(x), -1, parts.dim)
+    fused = linear(x if parts.post else norm(x, parts.attention_norm), 0, parts.qkv).view(
+        len(x), -1, parts.dim
+    )
     q, k, v = fused.split_with_sizes((parts.heads, parts.kv_heads, parts.kv_heads), dim=1)
     if parts.q_norm is not None:
         q, k = norm(q, parts.q_norm), norm(k, parts.k_norm)

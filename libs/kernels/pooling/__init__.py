@@ -1,1 +1,3 @@
-"""From the states of tokens to results of sequences: pooled vectors, SPLADE's sparse vectors, MaxSim of token vectors."""
+"""From the states of tokens to results of sequences: pooled vectors, SPLADE's sparse vectors,
+MaxSim of token vectors.
+"""

@@ -1,4 +1,5 @@
-"""Late interaction (ColBERT's MaxSim, arXiv 2004.12832): the sum over query tokens of the highest similarity to a document token.
+"""Late interaction (ColBERT's MaxSim, arXiv 2004.12832): the sum over query tokens of the highest
+similarity to a document token.
 
 Called when multi-vector scores are computed in the worker, outside a forward.
 """
@@ -14,11 +15,14 @@ from libs.kernels.layout import cumulated
 from libs.kernels.rows.segments import reduce
 
 
-def maxsim(query: Tensor, documents: Tensor, lengths: Sequence[int], *, at_once: int = 1 << 24) -> Tensor:
-    """Scores [documents], float32, of documents laid end to end: query [query tokens, dim], documents [tokens, dim].
+def maxsim(
+    query: Tensor, documents: Tensor, lengths: Sequence[int], *, at_once: int = 1 << 24
+) -> Tensor:
+    """Scores [documents], float32, of documents laid end to end: query [query tokens, dim],
+    documents [tokens, dim].
 
-    `at_once`: the most similarities, and the most elements of documents in float32, held at a time, which bounds memory (64 MiB
-    each) whatever the number of documents.
+    `at_once`: the most similarities, and the most elements of documents in float32, held at a time,
+    which bounds memory (64 MiB each) whatever the number of documents.
     """
     query = query.float()
     scores = []

@@ -1,7 +1,9 @@
-"""Pooling of packed hidden states: one vector per sequence, for all sequences in one launch, accumulated in float32.
+"""Pooling of packed hidden states: one vector per sequence, for all sequences in one launch,
+accumulated in float32.
 
-Called by the dense head at the end of a forward. `hidden` is [tokens, hidden] in any float type and `cu_seqlens` [sequences + 1];
-every function returns [sequences, hidden] float32. Definitions follow sentence-transformers' Pooling module.
+Called by the dense head at the end of a forward. `hidden` is [tokens, hidden] in any float type and
+`cu_seqlens` [sequences + 1]; every function returns [sequences, hidden] float32. Definitions follow
+sentence-transformers' Pooling module.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def maximum(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def weighted_mean(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The mean weighted by position, the first token counting 1, the second 2 and so on (SGPT, arXiv 2202.08904)."""
+    """The mean weighted by position, the first token counting 1, the second 2 and so on (SGPT,
+    arXiv 2202.08904).
+    """
     lengths = cu_seqlens.diff()
     tokens = torch.arange(1, hidden.shape[0] + 1, device=hidden.device, dtype=torch.float32)
     starts = cu_seqlens[:-1].repeat_interleave(lengths, output_size=hidden.shape[0])

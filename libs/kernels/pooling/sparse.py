@@ -1,6 +1,8 @@
-"""Weights over a vocabulary for each sequence: SPLADE's maximum over tokens, and the largest weight of each token id (bge-m3).
+"""Weights over a vocabulary for each sequence: SPLADE's maximum over tokens, and the largest weight
+of each token id (bge-m3).
 
-Called by the sparse heads: `splade_max` at the end of a forward, `max_by_id` on results that lie in host memory.
+Called by the sparse heads: `splade_max` at the end of a forward, `max_by_id` on results that lie in
+host memory.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from torch import Tensor
 from libs.kernels.rows.segments import reduce
 
 SpladeActivation = Literal["log1p_relu", "log1p_relu_twice"]
-"""log(1 + relu(x)) (SPLADE, arXiv 2109.10086), or log(1 + log(1 + relu(x))) (opensearch-neural-sparse v3)."""
+"""log(1 + relu(x)) (SPLADE, arXiv 2109.10086), or log(1 + log(1 + relu(x)))
+(opensearch-neural-sparse v3).
+"""
 
 
 def splade_max(
@@ -28,12 +32,15 @@ def splade_max(
     activation: SpladeActivation = "log1p_relu",
     at_once: int | None = None,
 ) -> Tensor:
-    """The maximum over each sequence's tokens of activation(hidden W' + bias): [sequences, vocabulary], float32.
+    """The maximum over each sequence's tokens of activation(hidden W' + bias): [sequences,
+    vocabulary], float32.
 
-    hidden: [tokens, hidden]; weight: [vocabulary, hidden], of the same type; bias: [vocabulary]; cu_seqlens [sequences + 1] and
-    `lengths` on the host say the same. The activation is monotonic, and bias is the same for every token, so both are applied
-    after the maximum. `at_once`: the most logits held at a time, whatever tokens times vocabulary is (None: what suits the device;
-    one sequence of more tokens than that still takes one column at a time). Does not wait for the device.
+    hidden: [tokens, hidden]; weight: [vocabulary, hidden], of the same type; bias: [vocabulary];
+    cu_seqlens [sequences + 1] and `lengths` on the host say the same. The activation is monotonic,
+    and bias is the same for every token, so both are applied after the maximum. `at_once`: the most
+    logits held at a time, whatever tokens times vocabulary is (None: what suits the device; one
+    sequence of more tokens than that still takes one column at a time). Does not wait for the
+    device.
     """
     at_once = _suited(hidden) if at_once is None else at_once
     best = hidden.new_empty(len(lengths), weight.shape[0], dtype=torch.float32)
@@ -60,7 +67,9 @@ def splade_sum(
     activation: SpladeActivation = "log1p_relu",
     at_once: int | None = None,
 ) -> Tensor:
-    """The same with the sum over each sequence's tokens (SPLADE's first version, arXiv 2107.05720)."""
+    """The same with the sum over each sequence's tokens (SPLADE's first version, arXiv
+    2107.05720).
+    """
     at_once = _suited(hidden) if at_once is None else at_once
     columns = max(1, at_once // hidden.shape[0])
     sums = []
@@ -75,29 +84,41 @@ def splade_sum(
     return torch.cat(sums, dim=1)
 
 
-def max_by_id(ids: Tensor, weights: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest weight of each distinct id in each sequence, as rows of a CSR matrix, ids ascending.
+def max_by_id(
+    ids: Tensor, weights: Tensor, lengths: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest weight of each distinct id in each sequence, as rows of a CSR matrix, ids
+    ascending.
 
-    ids, weights: [tokens], in host memory, since the size of the answer depends on them. Returns offsets [sequences + 1] int64,
-    ids [entries] int64 and weights [entries] in the type of `weights`.
+    ids, weights: [tokens], in host memory, since the size of the answer depends on them. Returns
+    offsets [sequences + 1] int64, ids [entries] int64 and weights [entries] in the type of
+    `weights`.
     """
-    sequence = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64), output_size=len(ids))
+    sequence = torch.arange(len(lengths)).repeat_interleave(
+        torch.tensor(lengths, dtype=torch.int64), output_size=len(ids)
+    )
     above = int(ids.max()) + 1 if len(ids) else 1
     ordered, order = (sequence * above + ids).sort()
     is_new = F.pad(ordered.diff() != 0, (1, 0), value=True) if len(ids) else ordered.bool()
     pairs = ordered[is_new]
-    best = weights.new_full(pairs.shape, float("-inf")).scatter_reduce_(0, is_new.cumsum(0) - 1, weights[order], "amax")
+    best = weights.new_full(pairs.shape, float("-inf")).scatter_reduce_(
+        0, is_new.cumsum(0) - 1, weights[order], "amax"
+    )
     offsets = F.pad(torch.bincount(pairs // above, minlength=len(lengths)).cumsum(0), (1, 0))
     return offsets, pairs % above, best
 
 
 def _suited(hidden: Tensor) -> int:
-    """The default `at_once`: on a CPU logits should stay in its caches, on a GPU products should be large (32 MiB of bfloat16)."""
+    """The default `at_once`: on a CPU logits should stay in its caches, on a GPU products should be
+    large (32 MiB of bfloat16).
+    """
     return 1 << 24 if hidden.is_cuda else 1 << 19
 
 
 def _groups(lengths: Sequence[int], budget: int) -> Iterator[tuple[int, Sequence[int], int]]:
-    """Consecutive sequences of at most `budget` tokens together, a longer one alone: number of the first, lengths, first row."""
+    """Consecutive sequences of at most `budget` tokens together, a longer one alone: number of the
+    first, lengths, first row.
+    """
     first = start = used = 0
     for number, length in enumerate(lengths):
         if used and used + length > budget:

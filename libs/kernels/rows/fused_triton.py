@@ -1,6 +1,7 @@
 """The operations between the matrix products of a layer, each fused into one launch, in Triton.
 
-Called by `norms.py`, `gated.py` and `segments.py`, which define them, for CUDA tensors. All arithmetic is float32.
+Called by `norms.py`, `gated.py` and `segments.py`, which define them, for CUDA tensors. All
+arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -19,27 +20,50 @@ MIN_ELEMENTS = 512
 """Numbers that a program normalises at least: rows of heads are too short to occupy one each."""
 
 
-def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0) -> Tensor:
+def norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
+) -> Tensor:
     """The norm of x over the last axis."""
     return _launch_norm(x, None, weight, bias, eps, rms, shift, "none")[1]
 
 
 def add_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    rms: bool,
+    shift: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """(x + residual, its norm over the last axis)"""
     return _launch_norm(x, residual, weight, bias, eps, rms, shift, "stored")
 
 
 def norm_of_sum(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    rms: bool,
+    shift: float = 0.0,
 ) -> Tensor:
     """The norm of x + residual, without storing the sum."""
     return _launch_norm(x, residual, weight, bias, eps, rms, shift, "summed")[1]
 
 
 def norm_plus(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    rms: bool,
+    shift: float = 0.0,
 ) -> Tensor:
     """residual + the norm of x"""
     return _launch_norm(x, residual, weight, bias, eps, rms, shift, "after")[1]
@@ -55,7 +79,9 @@ def _launch_norm(
     shift: float,
     residual_is: Literal["none", "stored", "summed", "after"],
 ) -> tuple[Tensor, Tensor]:
-    """`residual_is`: added before the norm, and the sum stored or not; or added after the norm. Returns (sum, result)."""
+    """`residual_is`: added before the norm, and the sum stored or not; or added after the norm.
+    Returns (sum, result).
+    """
     rows = x.reshape(-1, x.shape[-1])
     size = rows.shape[1]
     normed = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -117,7 +143,9 @@ def _norm(
     inside = is_column & (row < rows)
     x = tl.load(x_ptr + row * x_row + column, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        x += tl.load(residual_ptr + row * residual_row + column, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(residual_ptr + row * residual_row + column, mask=inside, other=0.0).to(
+            tl.float32
+        )
     if STORE:
         total = x.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * size + column, total, mask=inside)
@@ -130,7 +158,9 @@ def _norm(
     if BIASED:
         y += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)
     if PLUS:
-        y += tl.load(residual_ptr + row * residual_row + column, mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(residual_ptr + row * residual_row + column, mask=inside, other=0.0).to(
+            tl.float32
+        )
     tl.store(normed_ptr + row * size + column, y.to(normed_ptr.dtype.element_ty), mask=inside)
 
 
@@ -142,7 +172,16 @@ def gate_up(x: Tensor, activation: str, *, gate_last: bool) -> Tensor:
     columns = min(1024, triton.next_power_of_2(size))
     grid = (rows, triton.cdiv(size, columns))
     gate, up = (x[:, size:], x) if gate_last else (x, x[:, size:])
-    _gate_up[grid](gate, up, out, x.stride(0), size, ACTIVATION=_ACTIVATIONS[activation], COLUMNS=columns, num_warps=4)
+    _gate_up[grid](
+        gate,
+        up,
+        out,
+        x.stride(0),
+        size,
+        ACTIVATION=_ACTIVATIONS[activation],
+        COLUMNS=columns,
+        num_warps=4,
+    )
     return out
 
 
@@ -180,7 +219,17 @@ def reduce(values: Tensor, cu_seqlens: Tensor, how: str) -> Tensor:
     out = values.new_empty(cu_seqlens.shape[0] - 1, size, dtype=torch.float32)
     columns = min(64, triton.next_power_of_2(size))
     grid = (out.shape[0], triton.cdiv(size, columns))
-    _reduce[grid](values, cu_seqlens, out, values.stride(0), size, HOW=_REDUCTIONS[how], ROWS=32, COLUMNS=columns, num_warps=4)
+    _reduce[grid](
+        values,
+        cu_seqlens,
+        out,
+        values.stride(0),
+        size,
+        HOW=_REDUCTIONS[how],
+        ROWS=32,
+        COLUMNS=columns,
+        num_warps=4,
+    )
     return out
 
 

@@ -27,7 +27,9 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def gate_up(x: Tensor, activation: Activation, *, gate_last: bool = False) -> Tensor:
-    """activation(gate) * up. x: [rows, 2 * size], the gate first or, with `gate_last`, after up -> [rows, size]"""
+    """activation(gate) * up. x: [rows, 2 * size], the gate first or, with `gate_last`, after up ->
+    [rows, size]
+    """
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
@@ -36,4 +38,8 @@ def gate_up(x: Tensor, activation: Activation, *, gate_last: bool = False) -> Te
     if done is not None:
         return done
     first, second = x.chunk(2, dim=-1)
-    return activate(second, activation).mul_(first) if gate_last else activate(first, activation).mul_(second)
+    return (
+        activate(second, activation).mul_(first)
+        if gate_last
+        else activate(first, activation).mul_(second)
+    )

@@ -1,7 +1,8 @@
 """LayerNorm and RMSNorm over the last axis, alone and after a residual add.
 
-Called twice a layer. Statistics are float32 whatever the type of `x`; the result has the type of `x`. On CUDA the residual add and
-the norm are one launch; on a CPU the linear layer before them adds the residual (`libs/kernels/linear/packed.py`).
+Called twice a layer. Statistics are float32 whatever the type of `x`; the result has the type of
+`x`. On CUDA the residual add and the norm are one launch; on a CPU the linear layer before them
+adds the residual (`libs/kernels/linear/packed.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * (weight + shift); `shift` 1 for Gemma, whose weights are stored around zero. x: [..., size]."""
+    """x / sqrt(mean(x²) + eps) * (weight + shift); `shift` 1 for Gemma, whose weights are stored
+    around zero. x: [..., size].
+    """
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
@@ -33,7 +36,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Te
     return F.rms_norm(x.float(), weight.shape, weight.float() + shift, eps).type_as(x)
 
 
-def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     """(x + residual, its LayerNorm); x, residual: [..., size]."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
@@ -43,7 +48,9 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | N
     return total, layer_norm(total, weight, bias, eps)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """(x + residual, its RMSNorm); x, residual: [..., size]."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
@@ -53,7 +60,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shi
     return total, rms_norm(total, weight, eps, shift=shift)
 
 
-def layer_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm_of_sum(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
     """The LayerNorm of x + residual alone: on CUDA the sum is not stored."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
@@ -62,7 +71,9 @@ def layer_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor 
     return layer_norm(x + residual, weight, bias, eps)
 
 
-def rms_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Tensor:
+def rms_norm_of_sum(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0
+) -> Tensor:
     """The RMSNorm of x + residual alone: on CUDA the sum is not stored."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
@@ -71,7 +82,9 @@ def rms_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, 
     return rms_norm(x + residual, weight, eps, shift=shift)
 
 
-def layer_norm_plus(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm_plus(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
     """residual + the LayerNorm of x; x, residual: [..., size]."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
@@ -80,7 +93,9 @@ def layer_norm_plus(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | 
     return residual + layer_norm(x, weight, bias, eps)
 
 
-def rms_norm_plus(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Tensor:
+def rms_norm_plus(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0
+) -> Tensor:
     """residual + the RMSNorm of x; x, residual: [..., size]."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton

@@ -1,7 +1,8 @@
-"""Rotary position embedding (RoPE, arXiv 2104.09864) of packed queries and keys, and the norm of their heads before it.
+"""Rotary position embedding (RoPE, arXiv 2104.09864) of packed queries and keys, and the norm of
+their heads before it.
 
-`angles` is computed once a forward for each distinct frequency list, `rotate` or `norm_rotate` once a layer for queries and keys
-together.
+`angles` is computed once a forward for each distinct frequency list, `rotate` or `norm_rotate` once
+a layer for queries and keys together.
 """
 
 from __future__ import annotations
@@ -33,22 +34,25 @@ class HeadNorms:
 def angles(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     """cos and sin [tokens, pairs], float32, times `factor` (YaRN's attention factor).
 
-    positions: [tokens], or [tokens, pairs] where they differ by pair; frequencies: [pairs], or [tokens, pairs] where they differ by
-    token.
+    positions: [tokens], or [tokens, pairs] where they differ by pair; frequencies: [pairs], or
+    [tokens, pairs] where they differ by token.
     """
     if has_triton(positions):
         from libs.kernels.rows import rope_triton
 
         return rope_triton.angles(positions, frequencies, factor)
-    turned = (positions.float() if positions.dim() == 2 else positions.float()[:, None]) * frequencies
+    turned = (
+        positions.float() if positions.dim() == 2 else positions.float()[:, None]
+    ) * frequencies
     return turned.cos() * factor, turned.sin() * factor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first 2 x pairs dimensions of every head, not the rest. x: [tokens, heads, dim] -> the same shape and type.
+    """Rotates the first 2 x pairs dimensions of every head, not the rest. x: [tokens, heads, dim]
+    -> the same shape and type.
 
-    Dimension i is paired with i + pairs (GPT-NeoX's layout, as in transformers), computed in float32. `x` may be rotated in place:
-    use only the result.
+    Dimension i is paired with i + pairs (GPT-NeoX's layout, as in transformers), computed in
+    float32. `x` may be rotated in place: use only the result.
     """
     if has_triton(x):
         from libs.kernels.rows import rope_triton
@@ -67,10 +71,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned if 2 * pairs == x.shape[-1] else torch.cat((turned, x[..., 2 * pairs :]), dim=-1)
 
 
-def norm_rotate(x: Tensor, norms: HeadNorms, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+def norm_rotate(
+    x: Tensor, norms: HeadNorms, rotation: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
     """Normalise every head, then `rotate` it by `rotation` (cos and sin; None: not at all).
 
-    x: [tokens, query and key heads, dim], which may be overwritten -> queries and keys, [tokens, heads, dim] each.
+    x: [tokens, query and key heads, dim], which may be overwritten -> queries and keys, [tokens,
+    heads, dim] each.
     """
     parts = (norms.queries, x.shape[1] - norms.queries)
     if has_triton(x):

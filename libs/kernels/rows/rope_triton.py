@@ -1,4 +1,5 @@
-"""Rotary positions in Triton: cosines and sines in one launch a forward, and norm and rotation of queries and keys in one a layer.
+"""Rotary positions in Triton: cosines and sines in one launch a forward, and norm and rotation of
+queries and keys in one a layer.
 
 Called by `rope.py`, which defines them, for CUDA tensors. All arithmetic is float32.
 """
@@ -13,11 +14,14 @@ from torch import Tensor
 from libs.kernels.rows.rope import HeadNorms
 
 MAX_ELEMENTS = 4096
-"""Numbers that a program holds at a time: at 32 a thread and 128 threads, registers do not spill."""
+"""Numbers that a program holds at a time: at 32 a thread and 128 threads, registers do not
+spill.
+"""
 
 
 def angles(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions times frequencies, times `factor`: [tokens, pairs] float32 twice, contiguous.
+    """cos and sin of positions times frequencies, times `factor`: [tokens, pairs] float32 twice,
+    contiguous.
 
     positions: [tokens] or [tokens, pairs]; frequencies: [pairs] or [tokens, pairs].
     """
@@ -67,11 +71,14 @@ def _angles(
     tl.store(sin_ptr + row * pairs + pair, tl.sin(turned) * factor, mask=inside)
 
 
-def norm_rotate_(x: Tensor, rotation: tuple[Tensor, Tensor] | None, norms: HeadNorms | None) -> Tensor:
+def norm_rotate_(
+    x: Tensor, rotation: tuple[Tensor, Tensor] | None, norms: HeadNorms | None
+) -> Tensor:
     """Normalise each head and rotate its first 2 x pairs dimensions, in place.
 
-    x: [tokens, heads, dim], of any strides but 1 for the last; `rotation`: cos and sin [tokens, pairs] float32, both with the same
-    stride of rows and 1 for the last. Without `norms` the dimensions from 2 x pairs on stay as they are.
+    x: [tokens, heads, dim], of any strides but 1 for the last; `rotation`: cos and sin [tokens,
+    pairs] float32, both with the same stride of rows and 1 for the last. Without `norms` the
+    dimensions from 2 x pairs on stay as they are.
     """
     tokens, heads, size = x.shape
     pairs = size // 2 if rotation is None else rotation[0].shape[1]
@@ -79,10 +86,14 @@ def norm_rotate_(x: Tensor, rotation: tuple[Tensor, Tensor] | None, norms: HeadN
     padded, padded_rest = triton.next_power_of_2(pairs), triton.next_power_of_2(rest) if rest else 0
     width = 2 * padded + padded_rest
     # A power of two, as all sizes of blocks in Triton.
-    block = min(triton.next_power_of_2(heads), max(1, MAX_ELEMENTS // triton.next_power_of_2(width)))
+    block = min(
+        triton.next_power_of_2(heads), max(1, MAX_ELEMENTS // triton.next_power_of_2(width))
+    )
     cos, sin = (x, x) if rotation is None else rotation
     if x.stride(2) != 1 or cos.stride(-1) != 1 or sin.stride() != cos.stride():
-        raise ValueError(f"rotation needs rows without gaps: strides are {x.stride()}, {cos.stride()} and {sin.stride()}")
+        raise ValueError(
+            f"rotation needs rows without gaps: strides are {x.stride()}, {cos.stride()} and {sin.stride()}"
+        )
     _norm_rotate[(tokens, triton.cdiv(heads, block))](
         x,
         cos,
@@ -136,7 +147,8 @@ def _norm_rotate(
     inside = pair < pairs
     is_head = (head < heads)[:, None]
     mask = is_head & inside[None, :]
-    # The stride of the last dimension is 1 and no argument, so that a thread reads 16 bytes at a time.
+    # The stride of the last dimension is 1 and no argument, so that a thread reads 16 bytes at a
+    # time.
     heads_at = x_ptr + row * x_row + head[:, None] * x_head
     low = heads_at + pair[None, :]
     high = low + pairs
@@ -152,9 +164,13 @@ def _norm_rotate(
             squares += tl.sum(c * c, 1)
         inverse = tl.rsqrt(squares / size + eps)[:, None]
         a *= inverse * _weights(query_weight_ptr, key_weight_ptr, pair, inside, is_query, shift)
-        b *= inverse * _weights(query_weight_ptr, key_weight_ptr, pairs + pair, inside, is_query, shift)
+        b *= inverse * _weights(
+            query_weight_ptr, key_weight_ptr, pairs + pair, inside, is_query, shift
+        )
         if REST > 0:
-            c *= inverse * _weights(query_weight_ptr, key_weight_ptr, last, last < size, is_query, shift)
+            c *= inverse * _weights(
+                query_weight_ptr, key_weight_ptr, last, last < size, is_query, shift
+            )
             tl.store(heads_at + last[None, :], c.to(x_ptr.dtype.element_ty), mask=is_rest)
     if ROTATE:
         cos = tl.load(cos_ptr + row * angle_row + pair, mask=inside, other=0.0)[None, :]
@@ -168,7 +184,12 @@ def _norm_rotate(
 
 @triton.jit
 def _weights(
-    query_ptr: tl.tensor, key_ptr: tl.tensor, column: tl.tensor, inside: tl.tensor, is_query: tl.tensor, shift: float
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    column: tl.tensor,
+    inside: tl.tensor,
+    is_query: tl.tensor,
+    shift: float,
 ) -> tl.tensor:
     """The weights of these columns for each head: [heads, columns]"""
     query = tl.load(query_ptr + column, mask=inside, other=0.0).to(tl.float32)[None, :]

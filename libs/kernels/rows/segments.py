@@ -1,6 +1,7 @@
 """Sums, means and maxima over the rows of each sequence, in one launch on a GPU.
 
-Called by all of `libs/kernels/pooling`. Everything is accumulated in float32, whatever the type of the rows.
+Called by all of `libs/kernels/pooling`. Everything is accumulated in float32, whatever the type of
+the rows.
 """
 
 from __future__ import annotations

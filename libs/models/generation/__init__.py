@@ -1,4 +1,5 @@
-"""Models that write: prefill and decode steps over keys and values in pages, with continuous batching.
+"""Models that write: prefill and decode steps over keys and values in pages, with continuous
+batching.
 
 The seam, in the order of use; but for `load_writer` all of it belongs to the device thread:
 
@@ -14,16 +15,19 @@ The seam, in the order of use; but for `load_writer` all of it belongs to the de
         written.sequence, written.ids, written.finish   # finish: None, "stop" or "length"
     loop.cancel(sequence)          # returns its pages at once; its finish is "cancelled"
 
-Families: llama, mistral, qwen2, qwen3, gemma, gemma3_text; BART, mBART, T5, mT5. Encoder-decoder models are asked with the
-encoder's hidden states [tokens, hidden]; the request's prompt is then what the decoder begins with (None: its start token).
+Families: llama, mistral, qwen2, qwen3, gemma, gemma3_text; BART, mBART, T5, mT5. Encoder-decoder
+models are asked with the encoder's hidden states [tokens, hidden]; the request's prompt is then
+what the decoder begins with (None: its start token).
 
-`written.ids` are new token ids, the stop token included; under beam search all of them come when it ends. `Settings` are what
-generation_config.json says: greedy, or beams where `num_beams` asks for them. They are changed by `dataclasses.replace` and given
-in `Request.settings`; `vocabulary` bounds the ids that may be chosen. `Request.allows` is a grammar: it is called with what was
-written so far, and returns the ids that may follow, as bits (`grammars`).
+`written.ids` are new token ids, the stop token included; under beam search all of them come when it
+ends. `Settings` are what generation_config.json says: greedy, or beams where `num_beams` asks for
+them. They are changed by `dataclasses.replace` and given in `Request.settings`; `vocabulary` bounds
+the ids that may be chosen. `Request.allows` is a grammar: it is called with what was written so
+far, and returns the ids that may follow, as bits (`grammars`).
 
-A model whose encoder is something else, such as a tower of images, computes `states` itself. `families.bart.load_decoder` loads the
-decoder alone, with a table of names and the width of the states: `DECODER_WEIGHTS` for a whole BART, `DECODER_ALONE` for a decoder.
+A model whose encoder is something else, such as a tower of images, computes `states` itself.
+`families.bart.load_decoder` loads the decoder alone, with a table of names and the width of the
+states: `DECODER_WEIGHTS` for a whole BART, `DECODER_ALONE` for a decoder.
 """
 
 from libs.models.generation.decoding.loop import DecodeLoop, Written
@@ -32,4 +36,14 @@ from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.loading import load_writer
 
-__all__ = ["DecodeLoop", "DecodeSequence", "Finish", "Request", "Settings", "Step", "Writer", "Written", "load_writer"]
+__all__ = [
+    "DecodeLoop",
+    "DecodeSequence",
+    "Finish",
+    "Request",
+    "Settings",
+    "Step",
+    "Writer",
+    "Written",
+    "load_writer",
+]

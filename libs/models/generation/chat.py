@@ -1,7 +1,9 @@
-"""The prompt of a model with a chat template: an instruction as the system's message, and what user and model say by turns.
+"""The prompt of a model with a chat template: an instruction as the system's message, and what user
+and model say by turns.
 
-The template renders each conversation, as transformers' `apply_chat_template` does, in a process of its own with limits of memory
-and time that is kept while the model is loaded (`libs/models/text/tokenising/renderer.py`).
+The template renders each conversation, as transformers' `apply_chat_template` does, in a process of
+its own with limits of memory and time that is kept while the model is loaded
+(`libs/models/text/tokenising/renderer.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +18,21 @@ from typing import Final, Literal
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, ModelBroken
 from libs.models.generation.tools import tool_form
-from libs.models.text.tokenising.renderer import SPECIAL_TOKENS, Renderer, rendered_text, special_tokens
+from libs.models.text.tokenising.renderer import (
+    SPECIAL_TOKENS,
+    Renderer,
+    rendered_text,
+    special_tokens,
+)
 from libs.models.work import ToolCall
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 FIELD: Final = "text.turns"
 VALUES_FIELD: Final = "text.template_values"
-_NOT_FOR_CALLERS: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS))
+_NOT_FOR_CALLERS: Final = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS)
+)
 """What a template is given anyway."""
 _PLACEHOLDER: Final = "\ue000"
 """A character that means nothing."""
@@ -43,26 +52,42 @@ class ChatTemplate:
     """The template of one model. Thread-safe."""
 
     def __init__(self, card: Card, root: Path) -> None:
-        """`root`: where the tokenizer is. Raises ModelBroken for a template without a place for a user's message."""
+        """`root`: where the tokenizer is. Raises ModelBroken for a template without a place for a
+        user's message.
+        """
         self._parts = card.message_parts
         self.tool_form = tool_form(card.template)
         """How it has calls of functions; None: it has none that are served."""
         given = {"tools": None, "documents": None, "add_generation_prompt": True}
-        self._values: Mapping[str, object] = {**given, **special_tokens(root), **card.template_values}
+        self._values: Mapping[str, object] = {
+            **given,
+            **special_tokens(root),
+            **card.template_values,
+        }
         self._renderer = Renderer(card.template)
         asked, told = Message("user", _PLACEHOLDER, ""), Message("system", _PLACEHOLDER, "")
-        alone, after = self._renderer.render([self._given([asked]), self._given([told, Message("user", "a", "")])])
+        alone, after = self._renderer.render(
+            [self._given([asked]), self._given([told, Message("user", "a", "")])]
+        )
         if _PLACEHOLDER not in rendered_text(alone):
-            raise ModelBroken("the chat template: it has no place for the message of the role 'user'")
+            raise ModelBroken(
+                "the chat template: it has no place for the message of the role 'user'"
+            )
         self.has_system = _PLACEHOLDER in after.text
-        """Whether there is a place for an instruction: some templates allow no message of the role system, others leave it out."""
+        """Whether there is a place for an instruction: some templates allow no message of the role
+        system, others leave it out.
+        """
 
-    def prompt(self, messages: Sequence[Message], template_values: str = "", tools: str = "") -> str:
+    def prompt(
+        self, messages: Sequence[Message], template_values: str = "", tools: str = ""
+    ) -> str:
         """The whole prompt. The last message is the user's or a tool's.
 
-        `template_values`: what the template is given besides, a JSON object; `tools`: functions that may be called, a JSON list.
+        `template_values`: what the template is given besides, a JSON object; `tools`: functions
+        that may be called, a JSON list.
 
-        Raises InvalidInput for a conversation that the template does not take, and for values that it does not look for.
+        Raises InvalidInput for a conversation that the template does not take, and for values that
+        it does not look for.
         """
         given = self._given(messages)
         if tools:
@@ -70,30 +95,45 @@ class ChatTemplate:
         (prompt,) = self._rendered(messages, [given], template_values)
         return prompt
 
-    def around(self, messages: Sequence[Message], template_values: str = "", *, with_image: bool) -> tuple[str, str]:
+    def around(
+        self, messages: Sequence[Message], template_values: str = "", *, with_image: bool
+    ) -> tuple[str, str]:
         """The prompt before and after the text of the last message, which is the user's.
 
-        `with_image`: the last message is an image and a text, and what the template has for an image is in the prompt before the
-        text. Raises InvalidInput as `prompt`, and for a message that the template does not put in as it is.
+        `with_image`: the last message is an image and a text, and what the template has for an
+        image is in the prompt before the text. Raises InvalidInput as `prompt`, and for a message
+        that the template does not put in as it is.
         """
         last, mark = messages[-1], f"{_PLACEHOLDER}{token_hex(8)}"  # which no message has
         marked = [*messages[:-1], Message(last.role, mark, last.field)]
         framed, prompt = self._rendered(
-            messages, [self._given(each, with_image=with_image) for each in (marked, messages)], template_values
+            messages,
+            [self._given(each, with_image=with_image) for each in (marked, messages)],
+            template_values,
         )
         before, _, after = framed.partition(mark)
         if prompt != before + last.text + after:
-            raise InvalidInput("the model's chat template changes this message, which is not served after turns", field=last.field)
+            raise InvalidInput(
+                "the model's chat template changes this message, which is not served after turns",
+                field=last.field,
+            )
         return before, after
 
-    def _rendered(self, messages: Sequence[Message], values: Sequence[Mapping[str, object]], more: str) -> list[str]:
+    def _rendered(
+        self, messages: Sequence[Message], values: Sequence[Mapping[str, object]], more: str
+    ) -> list[str]:
         own = self._own_values(more) if more else {}
         try:
-            return [rendered_text(one) for one in self._renderer.render([{**each, **own} for each in values])]
+            return [
+                rendered_text(one)
+                for one in self._renderer.render([{**each, **own} for each in values])
+            ]
         except ModelBroken as error:
             is_alone = [message.role for message in messages] in (["user"], ["system", "user"])
             field = messages[-1].field if is_alone else FIELD
-            raise InvalidInput(f"the model does not take such a conversation: {error.message}", field=field) from error
+            raise InvalidInput(
+                f"the model does not take such a conversation: {error.message}", field=field
+            ) from error
 
     def _own_values(self, template_values: str) -> Mapping[str, object]:
         values: Mapping[str, object] = json.loads(template_values)
@@ -101,20 +141,34 @@ class ChatTemplate:
         unknown = sorted(values.keys() - taken)
         if unknown:
             known = f"it looks for {', '.join(sorted(taken))}" if taken else "it looks for none"
-            raise InvalidInput(f"the model's chat template has no value {unknown[0]!r} to be set: {known}", field=VALUES_FIELD)
+            raise InvalidInput(
+                f"the model's chat template has no value {unknown[0]!r} to be set: {known}",
+                field=VALUES_FIELD,
+            )
         return values
 
-    def _given(self, messages: Sequence[Message], *, with_image: bool = False) -> Mapping[str, object]:
+    def _given(
+        self, messages: Sequence[Message], *, with_image: bool = False
+    ) -> Mapping[str, object]:
         contents: list[object] = [message.text for message in messages]
         if self._parts:
-            parts: list[list[dict[str, str]]] = [[{"type": "text", "text": message.text}] for message in messages]
+            parts: list[list[dict[str, str]]] = [
+                [{"type": "text", "text": message.text}] for message in messages
+            ]
             contents = [*parts[:-1], [*([{"type": "image"}] if with_image else []), *parts[-1]]]
         said = [
-            {"role": message.role, "content": content} | ({"tool_calls": _called(message.calls)} if message.calls else {})
+            {"role": message.role, "content": content}
+            | ({"tool_calls": _called(message.calls)} if message.calls else {})
             for message, content in zip(messages, contents, strict=True)
         ]
         return {**self._values, "messages": said}
 
 
 def _called(calls: Sequence[ToolCall]) -> list[dict[str, object]]:
-    return [{"type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls]
+    return [
+        {
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+        }
+        for call in calls
+    ]

@@ -15,20 +15,29 @@ from libs.models.layers.spec import Config
 from libs.models.weights import TensorFile
 
 
-class WriterFamily(Protocol):
+class GenerativeFamily(Protocol):
     """The interface of a module in `families`."""
 
     @property
     def MODEL_TYPES(self) -> tuple[str, ...]: ...
 
-    def load(self, config: Config, tensors: TensorFile, settings: Settings, dtype: torch.dtype, device: torch.device) -> Writer: ...
+    def load(
+        self,
+        config: Config,
+        tensors: TensorFile,
+        settings: Settings,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Writer: ...
 
 
-_FAMILIES: tuple[WriterFamily, ...] = (causal, bart, t5)
+_FAMILIES: tuple[GenerativeFamily, ...] = (causal, bart, t5)
 
 
 def load_writer(directory: Path, device: torch.device, dtype: torch.dtype) -> Writer:
-    """The model by its config.json's `model_type`, in `dtype`. Raises ModelBroken with the file and the key or tensor at fault."""
+    """The model by its config.json's `model_type`, in `dtype`. Raises ModelBroken with the file and
+    the key or tensor at fault.
+    """
     config = Config(need_config(directory, "config.json").values)
     name = config.text("model_type")
     family = next((family for family in _FAMILIES if name in family.MODEL_TYPES), None)

@@ -50,7 +50,9 @@ from libs.models.work import (
 )
 
 STEPS_SECONDS: Final = 0.004
-"""A forward makes steps for so long, and one in any case: small models' steps take less than what comes between two forwards."""
+"""A forward makes steps for so long, and one in any case: small models' steps take less than what
+comes between two forwards.
+"""
 
 POOL_BYTES: Final = 256 << 20
 """Memory of keys and values on a CPU, but at least what the longest request needs."""
@@ -59,9 +61,11 @@ POOL_TOKENS: Final = 131_072
 """Tokens whose keys and values are kept on an accelerator: 64 sequences of 2,048."""
 
 POOL_SHARE: Final = 1 / 8
-"""The most of an accelerator's memory for models that keys and values take, but at least what the longest request needs."""
+"""The most of an accelerator's memory for models that keys and values take, but at least what the
+longest request needs.
+"""
 
-MOST_REQUESTS: Final = 64
+MAX_REQUESTS: Final = 64
 """Nor more than so many of the longest requests need."""
 
 _ROW_VECTORS: Final = 16
@@ -81,8 +85,9 @@ class _Writing:
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """`work`: with one item for each text that is written. `items`: of each item of the job its texts, by their places in `work`;
-    pages that were read from the text layer are there as they are. None: the reader's items are the job's."""
+    """`work`: with one item for each text that is written. `items`: of each item of the job its
+    texts, by their places in `work`; pages that were read from the text layer are there as they
+    are. None: the reader's items are the job's."""
 
     work: WriteWork
     of_reader: object
@@ -91,7 +96,9 @@ class _Notes:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """`texts`: what is known, or the place of what is written and the page's number, 0 where the item is no document."""
+    """`texts`: what is known, or the place of what is written and the page's number, 0 where the
+    item is no document.
+    """
 
     texts: tuple[PageText | tuple[int, int], ...]
     document_pages: int
@@ -101,10 +108,12 @@ class _Item:
         return any(isinstance(each, PageText) or each[1] for each in self.texts)
 
 
-class WriterModel:
-    """Implements `libs.models.Model`: `forward` answers `Unfinished` for sequences that need a further forward.
+class GenerativeModel:
+    """Implements `libs.models.Model`: `forward` answers `Unfinished` for sequences that need a
+    further forward.
 
-    `bytes`: weights, and the keys and values of all sequences, whose memory is taken with the first forward and never grows.
+    `bytes`: weights, and the keys and values of all sequences, whose memory is taken with the first
+    forward and never grows.
     """
 
     def __init__(self, card: Card, reader: Reader, memory_bytes: int = 0) -> None:
@@ -116,7 +125,12 @@ class WriterModel:
         inputs = card.max_tokens if writer.has_cross else 0
         longest = writer.max_positions
         largest = pages_needed(1, longest, writer.settings.beams, inputs)
-        self.pages = max(largest, min(MOST_REQUESTS * largest, _pool_pages(writer.device, writer.page_bytes, memory_bytes)))
+        self.pages = max(
+            largest,
+            min(
+                MAX_REQUESTS * largest, _pool_pages(writer.device, writer.page_bytes, memory_bytes)
+            ),
+        )
         self._arena: Arena | None = None
         if writer.device.type != "cpu":
             self._arena = Arena(list(writer.modules()), writer.device)
@@ -128,56 +142,91 @@ class WriterModel:
         self._loop: DecodeLoop | None = None
         self._granted: Graphs | None = None  # until the loop has made its graphs of it
         self._graphs: StepGraphs | None = None
-        # Held by whatever uses the device: graphs are dropped by other threads. A forward on a CPU may call another one.
+        # Held by whatever uses the device: graphs are dropped by other threads. A forward on a CPU
+        # may call another one.
         self._computing = RLock()
         self._writing: dict[int, _Writing] = {}  # by the id of the sequence, which is kept here
 
     # Threads
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
-        """The prompts of a job; thread-safe. Pages with a text layer need none, unless the work says so."""
+        """The prompts of a job; thread-safe. Pages with a text layer need none, unless the work
+        says so.
+        """
         if isinstance(work, TokenWork):
             return self._tokens.prepare(work, go_on)
         need_task(work, self.card)
         if isinstance(work, RegionsWork):
             sequences, of_reader = self._reader.prepare(work, go_on)
-            return self._prepared(work, sequences, _Notes(_without_images(work), of_reader, None), ())
+            return self._prepared(
+                work, sequences, _Notes(_without_images(work), of_reader, None), ()
+            )
         if not isinstance(work, TextWork):
             raise TypeError("a model that writes has the tasks text and regions alone")
         items, asked = _items(work, go_on)
         if not asked:
             notes = _Notes(replace(work, texts=[], parts={}), None, items)
             return Prepared(replace(work, parts={}), WRITE, [], notes=notes)
-        own = replace(work, texts=[""] * len(asked), parts=dict(enumerate(asked)), seeds=_seeds(work, items))
+        own = replace(
+            work, texts=[""] * len(asked), parts=dict(enumerate(asked)), seeds=_seeds(work, items)
+        )
         sequences, of_reader = self._reader.prepare(own, go_on)
         fields = tuple(parts[0].field for parts in asked)
-        return self._prepared(work, sequences, _Notes(_without_images(own), of_reader, items), fields)
+        return self._prepared(
+            work, sequences, _Notes(_without_images(own), of_reader, items), fields
+        )
 
-    def _prepared(self, work: Work, sequences: list[InputSequence], notes: _Notes, fields: tuple[str, ...]) -> Prepared:
+    def _prepared(
+        self, work: Work, sequences: list[InputSequence], notes: _Notes, fields: tuple[str, ...]
+    ) -> Prepared:
         images = sum(len(each.rows.places) for each in sequences if each.rows is not None)
         fields = fields if len(fields) == len(sequences) else ()
-        return Prepared(without_images(work), WRITE, sequences, notes=notes, fields=fields, image_tokens=images)
+        return Prepared(
+            without_images(work), WRITE, sequences, notes=notes, fields=fields, image_tokens=images
+        )
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         if isinstance(prepared.work, TokenWork):
             return self._tokens.finish(prepared)
         notes = prepared.notes
         written = [output for output in outputs if isinstance(output, WrittenIds)]
         if not isinstance(notes, _Notes) or len(written) != len(outputs):
             raise TypeError("the job was not prepared, or not computed, by a model that writes")
-        made = self._reader.finish(notes.work, notes.of_reader, written) if written else ExtractResult([])
-        items = made.items if notes.items is None else (_answer(item, made.items) for item in notes.items)
+        made = (
+            self._reader.finish(notes.work, notes.of_reader, written)
+            if written
+            else ExtractResult([])
+        )
+        items = (
+            made.items
+            if notes.items is None
+            else (_answer(item, made.items) for item in notes.items)
+        )
         return extracted(items, prepared.answer_bytes, go_on, made.output_tokens)
 
     def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
-        """The item and the page (0: none) of each sequence; empty: what is written of the job is no text before it is finished."""
+        """The item and the page (0: none) of each sequence; empty: what is written of the job is no
+        text before it is finished.
+        """
         notes = prepared.notes
-        if not isinstance(notes, _Notes) or notes.items is None or not self._reader.reads_along(notes.of_reader):
+        if (
+            not isinstance(notes, _Notes)
+            or notes.items is None
+            or not self._reader.reads_along(notes.of_reader)
+        ):
             return ()
         found: dict[int, tuple[int, int]] = {}
         for number, item in enumerate(notes.items):
-            found |= {text[0]: (number, text[1]) for text in item.texts if not isinstance(text, PageText)}
-        return [found[place] for place in sorted(found)] if len(found) == len(prepared.sequences) else ()
+            found |= {
+                text[0]: (number, text[1]) for text in item.texts if not isinstance(text, PageText)
+            }
+        return (
+            [found[place] for place in sorted(found)]
+            if len(found) == len(prepared.sequences)
+            else ()
+        )
 
     def text(self, prepared: Prepared, ids: Sequence[int]) -> str:
         """Of the tokens so far of a sequence of this job: the beginning of its answer's text."""
@@ -192,23 +241,34 @@ class WriterModel:
 
     # The device thread
 
-    def forward(self, head: Head, sequences: list[InputSequence], between: Between = nothing_between) -> list[Output | Unfinished]:
-        """Some steps for these sequences. After an exception they are written from the beginning, if they come again."""
+    def forward(
+        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+    ) -> list[Output | Unfinished]:
+        """Some steps for these sequences. After an exception they are written from the beginning,
+        if they come again.
+        """
         called = between if self._reader.writer.device.type == "cpu" else nothing_between
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
             try:
                 self._begin(sequences, called)
-                self._steps([writing for each in sequences if (writing := self._writing.get(id(each))) is not None], called)
+                self._steps(
+                    [
+                        writing
+                        for each in sequences
+                        if (writing := self._writing.get(id(each))) is not None
+                    ],
+                    called,
+                )
             except BaseException:
                 self.drop(sequences)
                 raise
             return [self._outcome(each) for each in sequences]
 
     def keep_graphs(self, graphs: Graphs) -> None:
-        """From now on decode steps are replayed from graphs in the memory of `graphs`, until the model is parked. They wait for
-        `capture_graph`."""
+        """From now on decode steps are replayed from graphs in the memory of `graphs`, until the
+        model is parked. They wait for `capture_graph`."""
         self._granted = graphs
 
     @property
@@ -219,8 +279,9 @@ class WriterModel:
 
     @torch.inference_mode()
     def capture_graph(self) -> None:
-        """Capture the next graph, and before the first one allocate keys and values, whose addresses graphs have. On the device
-        thread, while no batch is in progress; takes tens of milliseconds."""
+        """Capture the next graph, and before the first one allocate keys and values, whose
+        addresses graphs have. On the device thread, while no batch is in progress; takes tens of
+        milliseconds."""
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
@@ -231,7 +292,9 @@ class WriterModel:
                 self._graphs.capture_one()
 
     def drop_graphs(self) -> None:
-        """Free the memory of all graphs; they are captured again when memory is granted. Waits for a forward in progress."""
+        """Free the memory of all graphs; they are captured again when memory is granted. Waits for
+        a forward in progress.
+        """
         with self._computing:
             if self._graphs is not None:
                 self._graphs.drop()
@@ -260,7 +323,9 @@ class WriterModel:
         return self._loop
 
     def _begin(self, sequences: Sequence[InputSequence], between: Between) -> None:
-        """Adds to the loop those of the sequences for which there is room. Encoders run for no more than could have room."""
+        """Adds to the loop those of the sequences for which there is room. Encoders run for no more
+        than could have room.
+        """
         loop = self._decode
         left = loop.pool.unclaimed
         new: list[InputSequence] = []
@@ -300,7 +365,11 @@ class WriterModel:
             return Unfinished() if writing is None else Unfinished(writing.ids)
         del self._writing[id(sequence)]
         finish = writing.decoding.finish
-        return WrittenIds(np.array(writing.ids, np.int32), "stop" if finish == "stop" else "length", tuple(writing.scores))
+        return WrittenIds(
+            np.array(writing.ids, np.int32),
+            "stop" if finish == "stop" else "length",
+            tuple(writing.scores),
+        )
 
     # Memory; no call of the model is in progress
 
@@ -312,7 +381,7 @@ class WriterModel:
         if self._arena is not None:
             self._arena.drop_host_copy()
 
-    def park(self) -> ParkedModel[WriterModel]:
+    def park(self) -> ParkedModel[GenerativeModel]:
         self.drop_graphs()  # they read the weights, and keys and values, where these are now
         self._loop = self._graphs = self._granted = None
         self._writing.clear()
@@ -322,7 +391,11 @@ class WriterModel:
         return ParkedModel(self, self._arena.bytes, self._arena)
 
     def probe(self) -> float:
-        return float(_ROW_VECTORS * self._reader.writer.decoder.token_weight.shape[1] * np.dtype(np.float32).itemsize)
+        return float(
+            _ROW_VECTORS
+            * self._reader.writer.decoder.token_weight.shape[1]
+            * np.dtype(np.float32).itemsize
+        )
 
     def widened(self) -> None:
         """None: a text is an answer whatever the numbers were that it was chosen by."""
@@ -347,12 +420,19 @@ def _without_images(work: WriteWork) -> WriteWork:
 def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]:
     """What is known of each item, and the parts of each text that is to be written.
 
-    An item with pages has a text for each, and no other parts. Raises InvalidInput or TaskNotSupported with a part's path.
+    An item with pages has a text for each, and no other parts. Raises InvalidInput or
+    TaskNotSupported with a part's path.
     """
     if work.json_schema and work.text_layer == "only":
-        raise InvalidInput("a text layer is no JSON of a schema: let the model read the pages", field="text.text_layer")
+        raise InvalidInput(
+            "a text layer is no JSON of a schema: let the model read the pages",
+            field="text.text_layer",
+        )
     if work.turns and work.text_layer == "only":
-        raise InvalidInput("a text layer is no answer in a conversation: let the model read the pages", field="text.text_layer")
+        raise InvalidInput(
+            "a text layer is no answer in a conversation: let the model read the pages",
+            field="text.text_layer",
+        )
     asks_model = work.text_layer == "never" or bool(work.json_schema) or bool(work.turns)
     items: list[_Item] = []
     asked: list[Parts] = []
@@ -368,9 +448,15 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
             page = part.content
             if work.top_logprobs is not None or work.tools:
                 name = "text.tools" if work.tools else "text.top_logprobs"
-                raise InvalidInput(f"answers about pages of documents have no {name}: send images instead", field=name)
+                raise InvalidInput(
+                    f"answers about pages of documents have no {name}: send images instead",
+                    field=name,
+                )
             if not isinstance(page, Page):
-                raise InvalidInput("an item with a document has no other parts: send them as items", field=part.field)
+                raise InvalidInput(
+                    "an item with a document has no other parts: send them as items",
+                    field=part.field,
+                )
             lengths[page.document.key] = page.document.length
             layer = "" if asks_model else page.text(part.field)
             if layer.strip() or work.text_layer == "only":
@@ -386,8 +472,14 @@ def _seeds(work: TextWork, items: Sequence[_Item]) -> tuple[bytes, ...]:
     """Of each text that is to be written: its item's, with the page where it is a document's."""
     if not work.seeds:
         return ()
-    texts = [(text, seed) for item, seed in zip(items, work.seeds, strict=True) for text in item.texts]
-    return tuple(seed + text[1].to_bytes(4, "little") for text, seed in texts if not isinstance(text, PageText))
+    texts = [
+        (text, seed) for item, seed in zip(items, work.seeds, strict=True) for text in item.texts
+    ]
+    return tuple(
+        seed + text[1].to_bytes(4, "little")
+        for text, seed in texts
+        if not isinstance(text, PageText)
+    )
 
 
 def _answer(item: _Item, written: Sequence[Extraction]) -> Extraction:
@@ -404,5 +496,7 @@ def _answer(item: _Item, written: Sequence[Extraction]) -> Extraction:
             pages.append(PageText(each[1], written[each[0]].text, False))
     cut = any(each.finish == "length" for each in finishes)
     return Extraction(
-        pages=tuple(pages), document_pages=item.document_pages, finish="length" if cut else "stop" if finishes else ""
+        pages=tuple(pages),
+        document_pages=item.document_pages,
+        finish="length" if cut else "stop" if finishes else "",
     )

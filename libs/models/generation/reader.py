@@ -1,4 +1,6 @@
-"""The interface between what a model is asked for and the decode loop: a Reader makes prompts of jobs, and answers of tokens."""
+"""The interface between what a model is asked for and the decode loop: a Reader makes prompts of
+jobs, and answers of tokens.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,15 @@ TokenText = Callable[[int], str]
 """A token to its text alone; empty for one that is not in texts."""
 
 _WORD: Final = "\u2581"
-"""What tokens of SentencePiece have for the space before a word, which their decoders leave out at the beginning of a text."""
+"""What tokens of SentencePiece have for the space before a word, which their decoders leave out at
+the beginning of a text.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`InputSequence.input` of readers of texts and conversations. `most`: tokens of the answer, 0: the checkpoint's own number.
+    """`InputSequence.input` of readers of texts and conversations. `most`: tokens of the answer, 0:
+    the checkpoint's own number.
 
     The others are those of `Request`; a grammar and `ends` are the job's, a seed is the sequence's.
     """
@@ -53,7 +58,11 @@ class Asked:
         return sequence.input
 
     def request(
-        self, prompt: Ids | None = None, states: Tensor | None = None, given: GivenRows | None = None, axes: Ids | None = None
+        self,
+        prompt: Ids | None = None,
+        states: Tensor | None = None,
+        given: GivenRows | None = None,
+        axes: Ids | None = None,
     ) -> Request:
         """With the grammar from its beginning, since a sequence may be written again."""
         return Request(
@@ -70,22 +79,32 @@ class Asked:
         )
 
 
-def asked(work: TextWork, card: Card, settings: Settings, decode: Decode, grammar: Grammar | None) -> list[Asked]:
-    """One for each item. `settings`: the checkpoint's; `decode`: tokens to text. Raises TaskNotSupported."""
+def asked(
+    work: TextWork, card: Card, settings: Settings, decode: Decode, grammar: Grammar | None
+) -> list[Asked]:
+    """One for each item. `settings`: the checkpoint's; `decode`: tokens to text. Raises
+    TaskNotSupported.
+    """
     own = sampled_settings(settings, work.sampling)
     if work.top_logprobs is not None and own.beams > 1:
         reason = f"answers of {card.model} are by {own.beams} beams, which have no log probabilities: set a temperature above 0"
         raise TaskNotSupported(reason, field="text.top_logprobs")
     ends = StopStrings(decode, work.stops) if work.stops else None
-    same = Asked(work.max_tokens, grammar, None if own == settings else own, ends, work.top_logprobs)
+    same = Asked(
+        work.max_tokens, grammar, None if own == settings else own, ends, work.top_logprobs
+    )
     return [replace(same, seed=seed) for seed in work.seeds or (b"",) * len(work.texts)]
 
 
 def sampled_settings(settings: Settings, sampling: Sampling) -> Settings:
-    """The checkpoint's settings as a request changes them. Answers that are sampled are not by beams."""
+    """The checkpoint's settings as a request changes them. Answers that are sampled are not by
+    beams.
+    """
     given = {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
     temperature = sampling.temperature
-    if temperature is None and (sampling.top_k or sampling.min_p or (sampling.top_p is not None and sampling.top_p < 1)):
+    if temperature is None and (
+        sampling.top_k or sampling.min_p or (sampling.top_p is not None and sampling.top_p < 1)
+    ):
         temperature = settings.temperature or 1.0
     if temperature is not None:
         given["temperature"] = temperature
@@ -98,18 +117,26 @@ _SAMPLING: Final = tuple(field.name for field in fields(Sampling))
 
 
 def refuse_tools(work: WriteWork, card: Card) -> None:
-    """For models without a chat template that has tools in a form that is served. Raises TaskNotSupported."""
+    """For models without a chat template that has tools in a form that is served. Raises
+    TaskNotSupported.
+    """
     if not isinstance(work, TextWork):
         return
     cure = "the chat templates of Qwen 2.5 and 3, Hermes and Llama 3 have them"
     if work.tools:
         raise TaskNotSupported(f"{card.model} calls no functions: {cure}", field=TOOLS_FIELD)
-    if work.item_role == "tool" or any(turn.tool_calls or turn.role == "tool" for turn in work.turns):
-        raise TaskNotSupported(f"{card.model} reads no results of functions: {cure}", field="text.turns")
+    if work.item_role == "tool" or any(
+        turn.tool_calls or turn.role == "tool" for turn in work.turns
+    ):
+        raise TaskNotSupported(
+            f"{card.model} reads no results of functions: {cure}", field="text.turns"
+        )
 
 
 def refuse_sampling(work: WriteWork, card: Card) -> None:
-    """For models with answers in a form of theirs, which are always the likeliest. Raises TaskNotSupported."""
+    """For models with answers in a form of theirs, which are always the likeliest. Raises
+    TaskNotSupported.
+    """
     if not isinstance(work, TextWork):
         return
     own = sampled_settings(Settings(), work.sampling)
@@ -122,30 +149,45 @@ def refuse_sampling(work: WriteWork, card: Card) -> None:
     refuse_tools(work, card)
     for name, was_set in is_set.items():
         if was_set:
-            raise TaskNotSupported(f"{card.model} writes the likeliest answer to an image: leave {name} out", field=name)
+            raise TaskNotSupported(
+                f"{card.model} writes the likeliest answer to an image: leave {name} out",
+                field=name,
+            )
 
 
 def refuse_schema(work: WriteWork, card: Card) -> None:
     """For models that answer in no form, or in one of their own. Raises TaskNotSupported."""
     if isinstance(work, TextWork) and work.json_schema:
         raise TaskNotSupported(
-            f"{card.model} writes no JSON by a schema: models with a chat template do, of texts or of images", field=FIELD
+            f"{card.model} writes no JSON by a schema: models with a chat template do, of texts or of images",
+            field=FIELD,
         )
 
 
 def refuse_chat(work: WriteWork, card: Card) -> None:
-    """For models without a chat template, which read no conversations of several turns. Raises TaskNotSupported."""
+    """For models without a chat template, which read no conversations of several turns. Raises
+    TaskNotSupported.
+    """
     if isinstance(work, TextWork) and work.turns:
-        message = f"{card.model} reads one message: conversations are for models with a chat template"
+        message = (
+            f"{card.model} reads one message: conversations are for models with a chat template"
+        )
         raise TaskNotSupported(message, field="text.turns")
     if isinstance(work, TextWork) and work.template_values:
-        raise TaskNotSupported(f"{card.model} has no chat template to give values to", field="text.template_values")
+        raise TaskNotSupported(
+            f"{card.model} has no chat template to give values to", field="text.template_values"
+        )
 
 
 def extraction(
-    work: WriteWork, whole: str, written: WrittenIds, token_text: TokenText, tools: ToolForm | None = None
+    work: WriteWork,
+    whole: str,
+    written: WrittenIds,
+    token_text: TokenText,
+    tools: ToolForm | None = None,
 ) -> Extraction:
-    """An answer, with what it says where it is JSON, its calls of functions and its tokens. `whole`: the text of all its tokens.
+    """An answer, with what it says where it is JSON, its calls of functions and its tokens.
+    `whole`: the text of all its tokens.
 
     Raises InvalidInput for one whose grammar could not be followed to its end.
     """
@@ -160,8 +202,12 @@ def extraction(
     return Extraction(text=text, finish=written.finish, json=form, tokens=tokens, tool_calls=calls)
 
 
-def _tokens(characters: int, written: WrittenIds, token_text: TokenText) -> tuple[TokenLogprob, ...]:
-    """Those that a text of this many characters is made of: neither a stop token nor those of a stop string."""
+def _tokens(
+    characters: int, written: WrittenIds, token_text: TokenText
+) -> tuple[TokenLogprob, ...]:
+    """Those that a text of this many characters is made of: neither a stop token nor those of a
+    stop string.
+    """
     found: list[TokenLogprob] = []
     for number, score in zip(written.ids.tolist(), written.scores, strict=True):
         text = token_text(number)
@@ -182,7 +228,8 @@ def token_text(tokenizer: Tokenizer, number: int) -> str:
 
 
 class Reader(Protocol):
-    """`prepare` (preparing threads) -> `requests` (the device thread) -> the decode loop -> `finish` (finishing threads).
+    """`prepare` (preparing threads) -> `requests` (the device thread) -> the decode loop ->
+    `finish` (finishing threads).
 
     One sequence for each text that is written, in the order of items (and of an item's pages).
     `writer`: what the loop runs. `tokenizer`: the model's.
@@ -198,18 +245,25 @@ class Reader(Protocol):
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         """A job's prompts, and notes for `finish`. Raises InvalidInput with the path of the item.
 
-        `ids` has a token for each row of the prompt, or of the encoder's input, so that costs are known by its length; images are
-        in `rows` or `input`. `go_on` is called every few milliseconds.
+        `ids` has a token for each row of the prompt, or of the encoder's input, so that costs are
+        known by its length; images are in `rows` or `input`. `go_on` is called every few
+        milliseconds.
         """
 
     def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
-        """What the loop is to write: runs the encoder or the vision tower of a batch. `between`: a preemption point."""
+        """What the loop is to write: runs the encoder or the vision tower of a batch. `between`: a
+        preemption point.
+        """
 
     def reads_along(self, notes: object) -> bool:
-        """Whether the answers of a job are what `text` says while they are written. `notes`: those of `prepare`."""
+        """Whether the answers of a job are what `text` says while they are written. `notes`: those
+        of `prepare`.
+        """
 
     def text(self, ids: list[int]) -> str:
-        """The text of the tokens written so far, for clients that read along: ends before an incomplete character."""
+        """The text of the tokens written so far, for clients that read along: ends before an
+        incomplete character.
+        """
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         """The answer of a job."""

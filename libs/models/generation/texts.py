@@ -1,4 +1,6 @@
-"""The readers of texts: causal models with a chat template, and encoder-decoder models of tokens."""
+"""The readers of texts: causal models with a chat template, and encoder-decoder models of
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,46 @@ from libs.models.generation.chat import ChatTemplate, Message
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.grammars import Grammar, Grammars
-from libs.models.generation.reader import Asked, asked, extraction, refuse_chat, refuse_schema, refuse_tools, token_text
+from libs.models.generation.reader import (
+    Asked,
+    asked,
+    extraction,
+    refuse_chat,
+    refuse_schema,
+    refuse_tools,
+    token_text,
+)
 from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import Between, GoOn, InputSequence, TextWork, WriteWork, WrittenIds, items_as_parts
+from libs.models.work import (
+    Between,
+    GoOn,
+    InputSequence,
+    TextWork,
+    WriteWork,
+    WrittenIds,
+    items_as_parts,
+)
 
 _INCOMPLETE: Final = "�"
 """What tokenizers make of the first bytes of a character."""
 
 
 class TextReader:
-    """Writes about texts. An instruction is the system's message, or a paragraph before the user's first one where there is no
-    place for it. Turns stand before each text."""
+    """Writes about texts. An instruction is the system's message, or a paragraph before the user's
+    first one where there is no place for it. Turns stand before each text."""
 
     def __init__(self, card: Card, writer: Writer, root: Path, tokenizer: Tokenizer) -> None:
-        """`root`: where the tokenizer's files are. Raises ModelBroken for a chat template that cannot be used."""
+        """`root`: where the tokenizer's files are. Raises ModelBroken for a chat template that
+        cannot be used.
+        """
         self.writer = writer
         self._card, self.tokenizer = card, tokenizer
         self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
-        self._grammars = Grammars(tokenizer, writer.settings.vocabulary or writer.vocabulary, writer.settings.stops)
+        self._grammars = Grammars(
+            tokenizer, writer.settings.vocabulary or writer.vocabulary, writer.settings.stops
+        )
         self._chat = ChatTemplate(card, root) if card.template else None
         self.tool_form = None if self._chat is None else self._chat.tool_form
 
@@ -44,21 +66,29 @@ class TextReader:
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         if work.region is not None:
-            raise TaskNotSupported(f"{self._card.model} reads texts, and no regions of images", field="text.region")
+            raise TaskNotSupported(
+                f"{self._card.model} reads texts, and no regions of images", field="text.region"
+            )
         if work.text_kind == "ocr_regions":
-            raise TaskNotSupported(f"{self._card.model} reads texts, and no images", field="text.kind")
+            raise TaskNotSupported(
+                f"{self._card.model} reads texts, and no images", field="text.kind"
+            )
         if self.writer.encoder is not None:  # their vocabularies often lack the characters of JSON
             refuse_schema(work, self._card)
         if self._chat is None:
             refuse_chat(work, self._card)
-        every = asked(work, self._card, self.writer.settings, self.tokenizer.decode, self._grammar(work))
+        every = asked(
+            work, self._card, self.writer.settings, self.tokenizer.decode, self._grammar(work)
+        )
         found: list[InputSequence] = []
         for parts, own in zip(items_as_parts(work), every, strict=True):
             go_on()
             texts = []
             for part in parts:
                 if not isinstance(part.content, str):
-                    raise TaskNotSupported(f"{self._card.model} reads texts, and no images", field=part.field)
+                    raise TaskNotSupported(
+                        f"{self._card.model} reads texts, and no images", field=part.field
+                    )
                 texts.append(part.content)
             text, field = "\n".join(texts), parts[0].field
             if not text.strip():
@@ -82,7 +112,9 @@ class TextReader:
         if self.writer.encoder is None:
             return [Asked.of(each).request(each.ids) for each in sequences]
         states = self.writer.encode([each.ids for each in sequences], between)
-        return [Asked.of(each).request(states=own) for own, each in zip(states, sequences, strict=True)]
+        return [
+            Asked.of(each).request(states=own) for own, each in zip(states, sequences, strict=True)
+        ]
 
     def reads_along(self, notes: object) -> bool:
         return True
@@ -92,31 +124,57 @@ class TextReader:
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         own_text = partial(token_text, self.tokenizer)
-        items = [extraction(work, self.tokenizer.decode(each.ids.tolist()), each, own_text, self.tool_form) for each in written]
+        items = [
+            extraction(
+                work, self.tokenizer.decode(each.ids.tolist()), each, own_text, self.tool_form
+            )
+            for each in written
+        ]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
-    def _ids(self, text: str, field: str, work: TextWork, go_on: GoOn) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    def _ids(
+        self, text: str, field: str, work: TextWork, go_on: GoOn
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         """The prompt's ids, or one more than the limit of them. `field`: the text's path."""
         if self._chat is None or work.raw_prompt:
             whole = f"{work.instruction} {text}" if work.instruction else text
-            (part,) = self._text.encode([whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on)
+            (part,) = self._text.encode(
+                [whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on
+            )
             return part.ids
-        prompt = self._chat.prompt(_messages(text, field, work, has_system=self._chat.has_system), work.template_values, work.tools)
+        prompt = self._chat.prompt(
+            _messages(text, field, work, has_system=self._chat.has_system),
+            work.template_values,
+            work.tools,
+        )
         ((ids, is_whole),) = self._text.encode_plain([prompt], "end", go_on)
         return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
 
     def _longest(self, most: int) -> int:
-        """The longest prompt, or input of the encoder. A causal model's answer needs positions after it."""
-        return self._card.max_tokens if self.writer.encoder is not None else self._card.max_tokens - max(most, 1)
+        """The longest prompt, or input of the encoder. A causal model's answer needs positions
+        after it.
+        """
+        return (
+            self._card.max_tokens
+            if self.writer.encoder is not None
+            else self._card.max_tokens - max(most, 1)
+        )
 
 
 def _messages(text: str, field: str, work: TextWork, *, has_system: bool) -> list[Message]:
     """The conversation that ends with a text."""
-    turns = [Message(turn.role, turn.text, f"text.turns[{number}].text", turn.tool_calls) for number, turn in enumerate(work.turns)]
+    turns = [
+        Message(turn.role, turn.text, f"text.turns[{number}].text", turn.tool_calls)
+        for number, turn in enumerate(work.turns)
+    ]
     said = [*turns, Message(work.item_role, text, field)]
     if not work.instruction:
         return said
     if has_system:
         return [Message("system", work.instruction, "text.instruction"), *said]
     first = next(number for number, message in enumerate(said) if message.role == "user")
-    return [*said[:first], replace(said[first], text=f"{work.instruction}\n\n{said[first].text}"), *said[first + 1 :]]
+    return [
+        *said[:first],
+        replace(said[first], text=f"{work.instruction}\n\n{said[first].text}"),
+        *said[first + 1 :],
+    ]

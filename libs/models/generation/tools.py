@@ -1,7 +1,9 @@
-"""Calls of functions: the form in which a model's chat template has them, their grammar, and what an answer calls.
+"""Calls of functions: the form in which a model's chat template has them, their grammar, and what
+an answer calls.
 
-Served are the forms of Hermes and Qwen, a JSON object between `<tool_call>` and `</tool_call>`, any number of times after a text,
-and of Llama 3, where the whole answer is a JSON object. A template with another form is one without tools.
+Served are the forms of Hermes and Qwen, a JSON object between `<tool_call>` and `</tool_call>`, any
+number of times after a text, and of Llama 3, where the whole answer is a JSON object. A template
+with another form is one without tools.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _MAX_CALLS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """`opens`, `closes`: around a call; empty: the whole answer is one. `arguments`: the name of the arguments in it."""
+    """`opens`, `closes`: around a call; empty: the whole answer is one. `arguments`: the name of
+    the arguments in it.
+    """
 
     opens: str
     closes: str
@@ -34,11 +38,20 @@ class ToolForm:
         found = text.partition(self.opens)[0]
         if len(found) < len(text):
             return found
-        begun = next((size for size in range(len(self.opens) - 1, 0, -1) if text.endswith(self.opens[:size])), 0)
+        begun = next(
+            (
+                size
+                for size in range(len(self.opens) - 1, 0, -1)
+                if text.endswith(self.opens[:size])
+            ),
+            0,
+        )
         return text[: len(text) - begun]
 
     def read(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """The text before the first call, and the calls; the whole text where it has none, or one that is not whole."""
+        """The text before the first call, and the calls; the whole text where it has none, or one
+        that is not whole.
+        """
         before, calls = self._found(text)
         return (before, calls) if calls else (text, ())
 
@@ -92,8 +105,8 @@ def tool_form(template: str) -> ToolForm | None:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How a tokenizer has what stands around calls. `opens`, `closes`: their tokens; None: they have none of their own. `others`:
-    added tokens that stand in texts, such as `<think>`."""
+    """How a tokenizer has what stands around calls. `opens`, `closes`: their tokens; None: they
+    have none of their own. `others`: added tokens that stand in texts, such as `<think>`."""
 
     opens: int | None
     closes: int | None
@@ -101,22 +114,34 @@ class Marks:
 
 
 def schemas_of(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
-    """The path, the name and the parameters' schema of each function that may be called. A schema without a type is an object's."""
+    """The path, the name and the parameters' schema of each function that may be called. A schema
+    without a type is an object's.
+    """
     found = []
     for index, tool in enumerate(json.loads(work.tools)):
         function: Mapping[str, Any] = tool["function"]
         if work.tool in ("", function["name"]):
             parameters = {"type": "object", **(function.get("parameters") or {})}
-            found.append((f"{FIELD}[{index}].function.parameters", str(function["name"]), parameters))
+            found.append(
+                (f"{FIELD}[{index}].function.parameters", str(function["name"]), parameters)
+            )
     return found
 
 
-def grammar_source(work: TextWork, form: ToolForm, marks: Marks, options: Mapping[str, object]) -> str | None:
-    """A grammar in llguidance's Lark. None: the answer is free text, of which `ToolForm.read` makes calls. `options`: of JSON."""
+def grammar_source(
+    work: TextWork, form: ToolForm, marks: Marks, options: Mapping[str, object]
+) -> str | None:
+    """A grammar in llguidance's Lark. None: the answer is free text, of which `ToolForm.read` makes
+    calls. `options`: of JSON.
+    """
     has_tokens = marks.opens is not None and marks.closes is not None
     if not work.calls_tool and not has_tokens:
         return None
-    opens, closes = (f"<[{marks.opens}]>", f"<[{marks.closes}]>") if has_tokens else (json.dumps(_OPEN), json.dumps(_CLOSE))
+    opens, closes = (
+        (f"<[{marks.opens}]>", f"<[{marks.closes}]>")
+        if has_tokens
+        else (json.dumps(_OPEN), json.dumps(_CLOSE))
+    )
     schemas = schemas_of(work)
     is_single = work.single_tool_call or bool(work.tool) or not form.opens
     calls = "call" if is_single else f'call ("\\n" call){{0,{_MAX_CALLS - 1}}}'

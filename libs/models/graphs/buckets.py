@@ -1,8 +1,9 @@
 """Which shapes share a graph, and when a shape is worth one. Decisions only.
 
-A graph computes a fixed number of tokens in a fixed number of sequences. A batch is filled up to that with further sequences of
-placeholder tokens (fillers), each of at least one token and none longer than the encoder takes: kernels see an ordinary packed
-batch, and the batch's own sequences attend to nothing else.
+A graph computes a fixed number of tokens in a fixed number of sequences. A batch is filled up to
+that with further sequences of placeholder tokens (fillers), each of at least one token and none
+longer than the encoder takes: kernels see an ordinary packed batch, and the batch's own sequences
+attend to nothing else.
 """
 
 from __future__ import annotations
@@ -25,26 +26,33 @@ SMALL_MODEL_WEIGHTS: Final = 50_000_000
 SEQUENCES: Final = (2, 4, 8, 16, 32, 64)
 
 HOT: Final = ((128, 8), (64, 4), (32, 2), (16, 2))
-"""Tokens and sequences of the buckets that are captured after a load, before any batch needs them: one query, and a few together.
-The largest is first: the graphs of a model share memory, and the later ones fit into what the first one took."""
+"""Tokens and sequences of the buckets that are captured after a load, before any batch needs them:
+one query, and a few together. The largest is first: the graphs of a model share memory, and the
+later ones fit into what the first one took."""
 
 AFTER: Final = 16
 """How many batches of one bucket run eagerly before it is captured."""
 
 MAX_WAIT_BATCHES: Final = 1024
-"""How many batches of one bucket run eagerly at most after a capture was refused, before it is tried again."""
+"""How many batches of one bucket run eagerly at most after a capture was refused, before it is
+tried again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The shape of a graph's input. `longest`: the most tokens that one of its sequences may have."""
+    """The shape of a graph's input. `longest`: the most tokens that one of its sequences may
+    have.
+    """
 
     tokens: int
     sequences: int
     longest: int
 
     def fillers(self, tokens: int, sequences: int) -> tuple[int, ...] | None:
-        """The lengths of the fillers beside sequences of so many tokens in all; None: there are no such lengths."""
+        """The lengths of the fillers beside sequences of so many tokens in all; None: there are no
+        such lengths.
+        """
         tokens, sequences = self.tokens - tokens, self.sequences - sequences
         if sequences <= 0:
             return () if sequences == tokens == 0 else None
@@ -60,12 +68,19 @@ def max_tokens(weights: int) -> int:
 
 
 def hot_buckets(longest: int) -> list[Bucket]:
-    """Return the buckets to capture after a load, the largest first. `longest`: the most tokens that the encoder takes."""
-    return [Bucket(tokens, count, min(tokens, longest)) for tokens, count in HOT if tokens <= count * longest]
+    """Return the buckets to capture after a load, the largest first. `longest`: the most tokens
+    that the encoder takes.
+    """
+    return [
+        Bucket(tokens, count, min(tokens, longest))
+        for tokens, count in HOT
+        if tokens <= count * longest
+    ]
 
 
 def bucket_of(lengths: Sequence[int], longest: int, most: int = MAX_TOKENS) -> Bucket | None:
-    """The smallest bucket of at most `most` tokens for sequences of these lengths; None: they are too many.
+    """The smallest bucket of at most `most` tokens for sequences of these lengths; None: they are
+    too many.
 
     `longest`: the most tokens that the encoder takes."""
     total, count = sum(lengths), len(lengths)
@@ -78,8 +93,8 @@ def bucket_of(lengths: Sequence[int], longest: int, most: int = MAX_TOKENS) -> B
 
 
 class Uses:
-    """Counts batches until their shape is worth a capture: `after` of them, and twice as many after each refusal, up to
-    MAX_WAIT_BATCHES."""
+    """Counts batches until their shape is worth a capture: `after` of them, and twice as many after
+    each refusal, up to MAX_WAIT_BATCHES."""
 
     def __init__(self, after: int = AFTER) -> None:
         self._after = after
@@ -93,7 +108,9 @@ class Uses:
 
     def put_off(self, key: Hashable) -> None:
         """A capture was not possible now."""
-        self._waits[key] = self._left[key] = min(2 * self._waits.get(key, self._after), MAX_WAIT_BATCHES)
+        self._waits[key] = self._left[key] = min(
+            2 * self._waits.get(key, self._after), MAX_WAIT_BATCHES
+        )
 
     def captured(self, key: Hashable) -> None:
         """Forgets the shape: should its graph be dropped, it is counted anew."""

@@ -1,7 +1,9 @@
-"""What a graph reads: a batch and its fillers as one piece of int32, so that one copy brings it to the device.
+"""What a graph reads: a batch and its fillers as one piece of int32, so that one copy brings it to
+the device.
 
-Token ids, positions and token types ([tokens] each), then where each sequence begins and the last one ends ([sequences + 1]). The
-batch's own sequences come first, so heads, which are not in the graph, read them as views of the same buffer.
+Token ids, positions and token types ([tokens] each), then where each sequence begins and the last
+one ends ([sequences + 1]). The batch's own sequences come first, so heads, which are not in the
+graph, read them as views of the same buffer.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def empty_inputs(bucket: Bucket) -> Ids:
 
 
 def fill(inputs: Ids, bucket: Bucket, sequences: Sequence[InputSequence]) -> None:
-    """Write the buffer's content for these sequences to `inputs`. Fillers are of token 0 at position 0, which every encoder has.
+    """Write the buffer's content for these sequences to `inputs`. Fillers are of token 0 at
+    position 0, which every encoder has.
 
     Raises ValueError if the sequences do not fit the bucket."""
     lengths = [one.tokens for one in sequences]
@@ -52,9 +55,13 @@ def filled(bucket: Bucket, sequences: Sequence[InputSequence]) -> Ids:
 
 
 def whole_batch(buffer: Tensor, bucket: Bucket, *, typed: bool) -> Packed:
-    """All of a buffer as a batch, for the encoder. Lengths are not read from a device, whose kernels take them from `layout`."""
+    """All of a buffer as a batch, for the encoder. Lengths are not read from a device, whose
+    kernels take them from `layout`.
+    """
     ids, positions, types, ends = _parts(buffer, bucket)
-    lengths = tuple(ends.diff().tolist()) if buffer.device.type == "cpu" else ()  # attention on a CPU goes by runs
+    lengths = (
+        tuple(ends.diff().tolist()) if buffer.device.type == "cpu" else ()
+    )  # attention on a CPU goes by runs
     ones = torch.arange(bucket.sequences + 1, dtype=torch.int32, device=buffer.device)
     return Packed(
         ids=ids,

@@ -1,9 +1,11 @@
-"""The graphs of one model: which batches are replayed, when a shape is captured, and the checks against the eager forward.
+"""The graphs of one model: which batches are replayed, when a shape is captured, and the checks
+against the eager forward.
 
-`packed_model.py` calls `forward` for each batch, which never captures: it counts, and shapes that are worth it wait in a queue.
-`capture_one` takes the next of them on the device thread while no batch waits (`services/worker/jobs/execution/runner.py`). Pooled
-heads are in the graph; others run eagerly on the encoder's output, so all of them work. Memory is granted by whoever runs the
-model (`Owner`). Every failure ends in the eager forward.
+`packed_model.py` calls `forward` for each batch, which never captures: it counts, and shapes that
+are worth it wait in a queue. `capture_one` takes the next of them on the device thread while no
+batch waits (`services/worker/jobs/execution/runner.py`). Pooled heads are in the graph; others run
+eagerly on the encoder's output, so all of them work. Memory is granted by whoever runs the model
+(`Owner`). Every failure ends in the eager forward.
 """
 
 from __future__ import annotations
@@ -24,24 +26,29 @@ from libs.models.graphs.store import MAX_BYTES, GraphStore
 from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.work import InputSequence
 
 CHECK_EVERY: Final = 256
-"""One of so many replays of each graph is compared with the eager forward, in addition to one at its capture."""
+"""One of so many replays of each graph is compared with the eager forward, in addition to one at
+its capture.
+"""
 
 ROUGH_BYTES: Final = 64 << 20
-"""Memory that a graph may take in addition to the activations of its tokens, until it is measured: torch's allocator takes 2 and
-20 MiB at a time, cuBLAS up to 32 MiB once."""
+"""Memory that a graph may take in addition to the activations of its tokens, until it is measured:
+torch's allocator takes 2 and 20 MiB at a time, cuBLAS up to 32 MiB once."""
 
 Event = Literal["captured", "refused", "failed", "replayed", "checked", "differed"]
-"""refused: no memory, or the device was in use. failed, differed: the model has no graphs from now on."""
+"""refused: no memory, or the device was in use. failed, differed: the model has no graphs from now
+on.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who runs the model. `reserve(bytes)`: reserves so much device memory for all its graphs together, in place of what was
-    reserved before; False: there is not so much. `tell(event, detail)`. Both are called on the thread of the forward or `drop`."""
+    """Who runs the model. `reserve(bytes)`: reserves so much device memory for all its graphs
+    together, in place of what was reserved before; False: there is not so much. `tell(event,
+    detail)`. Both are called on the thread of the forward or `drop`."""
 
     reserve: Callable[[int], bool]
     tell: Callable[[Event, str], None]
@@ -50,11 +57,12 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A batch that was computed by a graph, or by the eager forward that checked it. Tensors are views that the next call
-    overwrites.
+    """A batch that was computed by a graph, or by the eager forward that checked it. Tensors are
+    views that the next call overwrites.
 
-    `output`: the encoder's hidden states, or the head's output if `is_pooled`. `batch`: the batch for heads. `copy`: the head's
-    output on its way to the host, with rows of fillers after the batch's own; None: `output` has to be copied.
+    `output`: the encoder's hidden states, or the head's output if `is_pooled`. `batch`: the batch
+    for heads. `copy`: the head's output on its way to the host, with rows of fillers after the
+    batch's own; None: `output` has to be copied.
     """
 
     output: Tensor
@@ -68,12 +76,14 @@ class _Pending:
     """A shape that waits for its capture, and the batch to capture and check it with."""
 
     shape: Shape
-    trunk: Trunk
+    trunk: Backbone
     sequences: Sequence[InputSequence]
 
 
 class Graphs:
-    """At most `most` graphs of `max_bytes` together. Calls must not overlap (the model's lock is held), except of `is_pending`."""
+    """At most `most` graphs of `max_bytes` together. Calls must not overlap (the model's lock is
+    held), except of `is_pending`.
+    """
 
     def __init__(
         self,
@@ -100,15 +110,23 @@ class Graphs:
         """Whether `capture_one` has something to do. May be called from any thread."""
         return bool(self._pending)
 
-    def expect(self, trunks: Iterable[Trunk]) -> None:
+    def expect(self, trunks: Iterable[Backbone]) -> None:
         """Queue the shapes that most batches have, after a load."""
         for trunk in trunks:
             for shape in hot_shapes(trunk):
                 self._pending[shape] = _Pending(shape, trunk, shape.sample())
 
-    def forward(self, trunk: Trunk, sequences: Sequence[InputSequence], heads: Sequence[ModelHead]) -> Replayed | None:
-        """Replay the batch, without waiting for the device unless it is checked. None: it has no graph and is to run eagerly."""
-        shape = None if self.is_off else shape_of(trunk.encoder, heads, sequences, self._limit(trunk.encoder))
+    def forward(
+        self, trunk: Backbone, sequences: Sequence[InputSequence], heads: Sequence[ModelHead]
+    ) -> Replayed | None:
+        """Replay the batch, without waiting for the device unless it is checked. None: it has no
+        graph and is to run eagerly.
+        """
+        shape = (
+            None
+            if self.is_off
+            else shape_of(trunk.encoder, heads, sequences, self._limit(trunk.encoder))
+        )
         if shape is None:
             return None
         self._now += 1
@@ -127,8 +145,8 @@ class Graphs:
         return replayed
 
     def capture_one(self) -> None:
-        """Capture the largest shape that waits, and check its graph against the eager forward. No batch may be in progress on the
-        device; takes tens of milliseconds."""
+        """Capture the largest shape that waits, and check its graph against the eager forward. No
+        batch may be in progress on the device; takes tens of milliseconds."""
         if not self._pending:
             return
         shape = max(self._pending, key=lambda one: (one.bucket.tokens, one.bucket.sequences))
@@ -142,7 +160,9 @@ class Graphs:
                 self._owner.tell("refused", "")
             return
         try:
-            _, is_equal = self._replay(shape, captured, pending.trunk, pending.sequences, is_checked=True)
+            _, is_equal = self._replay(
+                shape, captured, pending.trunk, pending.sequences, is_checked=True
+            )
         except Exception as error:
             self._switch_off("failed", f"{type(error).__name__}: {error}")
             return
@@ -165,9 +185,13 @@ class Graphs:
         return self._most_tokens[encoder]
 
     def _captured(self, pending: _Pending) -> Captured | None:
-        """Capture a graph if memory for it is granted. Afterwards what the pool takes is reserved, or all graphs are dropped."""
+        """Capture a graph if memory for it is granted. Afterwards what the pool takes is reserved,
+        or all graphs are dropped.
+        """
         shape, held = pending.shape, self._capture.bytes
-        size = held + ROUGH_BYTES + int(shape.bucket.tokens * self._owner.activation_bytes_per_token)
+        size = (
+            held + ROUGH_BYTES + int(shape.bucket.tokens * self._owner.activation_bytes_per_token)
+        )
         if size > self._max_bytes or not self._owner.reserve(size):
             return None
         captured = None
@@ -186,23 +210,45 @@ class Graphs:
         return captured
 
     def _replay(
-        self, shape: Shape, graph: Captured, trunk: Trunk, sequences: Sequence[InputSequence], *, is_checked: bool
+        self,
+        shape: Shape,
+        graph: Captured,
+        trunk: Backbone,
+        sequences: Sequence[InputSequence],
+        *,
+        is_checked: bool,
     ) -> tuple[Replayed, bool]:
-        """Replay a batch. The second value is False if it was checked and differs; then the first is the eager forward's."""
+        """Replay a batch. The second value is False if it was checked and differs; then the first
+        is the eager forward's.
+        """
         lengths = tuple(one.tokens for one in sequences)
-        output = graph.replay(partial(fill, bucket=shape.bucket, sequences=sequences))[: shape.output_rows(sequences)]
+        output = graph.replay(partial(fill, bucket=shape.bucket, sequences=sequences))[
+            : shape.output_rows(sequences)
+        ]
         is_pooled = shape.head is not None
         copy = graph.start_copy() if is_pooled else None
         if is_checked:
             wanted, eager = shape.run_eagerly(trunk, sequences)
             self._owner.tell("checked", "")
             # What reaches the host is compared, so that the copy is checked, too.
-            got = output if copy is None else torch.from_numpy(copy.wait())[: len(output)].to(output.device)
+            got = (
+                output
+                if copy is None
+                else torch.from_numpy(copy.wait())[: len(output)].to(output.device)
+            )
             if (apart := distance(got, wanted)) > tolerance(shape.encoder.dtype):
-                self._switch_off("differed", f"by {apart:.2g} in a batch of {len(lengths)} sequences and {sum(lengths)} tokens")
+                self._switch_off(
+                    "differed",
+                    f"by {apart:.2g} in a batch of {len(lengths)} sequences and {sum(lengths)} tokens",
+                )
                 return Replayed(wanted, eager, is_pooled), False
             copy = None
-        return Replayed(output, own_batch(graph.buffer, shape.bucket, lengths, typed=shape.typed), is_pooled, copy), True
+        return Replayed(
+            output,
+            own_batch(graph.buffer, shape.bucket, lengths, typed=shape.typed),
+            is_pooled,
+            copy,
+        ), True
 
     def _switch_off(self, why: Event, detail: str) -> None:
         self.is_off = True

@@ -1,4 +1,6 @@
-"""What one graph computes: an encoder, with a pooled head or for one or all rows of each sequence, in a bucket."""
+"""What one graph computes: an encoder, with a pooled head or for one or all rows of each sequence,
+in a bucket.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from libs.models.graphs.buffers import whole_batch
 from libs.models.head import CapturableHead, ModelHead
 from libs.models.layers.encoder import PackedEncoder, resident_bytes
 from libs.models.packed import Packed, Rows
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.work import InputSequence
 
 
@@ -22,8 +24,9 @@ from libs.models.work import InputSequence
 class Shape:
     """What one graph is for.
 
-    `head`: computed in the graph, whose output are its vectors; None: the output are the encoder's hidden states.
-    `rows`: the only row of each sequence that is computed; None: all. `typed`: the batch has token types.
+    `head`: computed in the graph, whose output are its vectors; None: the output are the encoder's
+    hidden states. `rows`: the only row of each sequence that is computed; None: all. `typed`: the
+    batch has token types.
     """
 
     encoder: PackedEncoder
@@ -33,39 +36,63 @@ class Shape:
     bucket: Bucket
 
     def run(self, buffer: Tensor) -> Tensor:
-        """Compute a buffer that `buffers.py` filled: [sequences, dimensions] with a head, [sequences, hidden] with `rows`, else
-        [tokens, hidden]."""
+        """Compute a buffer that `buffers.py` filled: [sequences, dimensions] with a head,
+        [sequences, hidden] with `rows`, else [tokens, hidden]."""
         batch = whole_batch(buffer, self.bucket, typed=self.typed)
         hidden = self.encoder.forward(batch, self.rows)
         if self.head is None:
             return hidden
         return self.head.pool(hidden, batch.cu_seqlens, is_one_row=self.rows is not None)
 
-    def run_eagerly(self, trunk: Trunk, sequences: Sequence[InputSequence]) -> tuple[Tensor, Packed]:
+    def run_eagerly(
+        self, trunk: Backbone, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, Packed]:
         """Compute the same for these sequences without a graph, and return the batch, too."""
         batch = trunk.pack(sequences, [None] * len(sequences))
         hidden = self.encoder.forward(batch, self.rows)
-        return (hidden, batch) if self.head is None else (self.head.forward(hidden, batch, sequences)[0], batch)
+        return (
+            (hidden, batch)
+            if self.head is None
+            else (self.head.forward(hidden, batch, sequences)[0], batch)
+        )
 
     def output_rows(self, sequences: Sequence[InputSequence]) -> int:
-        """Return how many rows of the output are of these sequences; those of the fillers follow."""
-        return sum(one.tokens for one in sequences) if self.head is None and self.rows is None else len(sequences)
+        """Return how many rows of the output are of these sequences; those of the fillers
+        follow.
+        """
+        return (
+            sum(one.tokens for one in sequences)
+            if self.head is None and self.rows is None
+            else len(sequences)
+        )
 
     def sample(self) -> list[InputSequence]:
-        """Return sequences of arbitrary tokens to capture and check a graph with: all but one of the bucket, of unequal lengths."""
+        """Return sequences of arbitrary tokens to capture and check a graph with: all but one of
+        the bucket, of unequal lengths.
+        """
         lengths = list(self.bucket.fillers(0, 0) or ())[:-1]
         for first in range(0, len(lengths) - 1, 2):
             moved = min(lengths[first] // 2, self.bucket.longest - lengths[first + 1])
             lengths[first], lengths[first + 1] = lengths[first] - moved, lengths[first + 1] + moved
         rng = np.random.default_rng(self.bucket.tokens)
         vocabulary = max(1, self.encoder.embed.vocabulary)
-        return [InputSequence(rng.integers(0, vocabulary, length, dtype=np.int32)) for length in lengths]
+        return [
+            InputSequence(rng.integers(0, vocabulary, length, dtype=np.int32)) for length in lengths
+        ]
 
 
-def shape_of(encoder: PackedEncoder, heads: Sequence[ModelHead], sequences: Sequence[InputSequence], most: int) -> Shape | None:
-    """Return the shape of a batch for these heads, or None if no graph is for it: it has more than `most` tokens, or adapters,
-    shared prefixes, masked keys or rows of embeddings."""
-    special = any(one.adapter or one.seen or one.before is not None or one.rows is not None for one in sequences)
+def shape_of(
+    encoder: PackedEncoder,
+    heads: Sequence[ModelHead],
+    sequences: Sequence[InputSequence],
+    most: int,
+) -> Shape | None:
+    """Return the shape of a batch for these heads, or None if no graph is for it: it has more than
+    `most` tokens, or adapters, shared prefixes, masked keys or rows of embeddings."""
+    special = any(
+        one.adapter or one.seen or one.before is not None or one.rows is not None
+        for one in sequences
+    )
     if special or encoder.goes_by_runs:
         return None
     bucket = bucket_of([one.tokens for one in sequences], encoder.max_positions, most)
@@ -80,21 +107,30 @@ def most_tokens(encoder: PackedEncoder) -> int:
     return max_tokens(resident_bytes(encoder) // encoder.dtype.itemsize)
 
 
-def hot_shapes(trunk: Trunk) -> list[Shape]:
-    """Return the shapes to capture after a load, the largest first: single texts without token types, for the first head."""
+def hot_shapes(trunk: Backbone) -> list[Shape]:
+    """Return the shapes to capture after a load, the largest first: single texts without token
+    types, for the first head.
+    """
     if trunk.encoder.goes_by_runs or not trunk.encoder.embed.vocabulary:
         return []
     heads = list(trunk.heads.values())[:1]
     if not heads:
         return []
     head, rows = computed_part(heads, is_prompted=False)
-    return [Shape(trunk.encoder, head, rows, False, bucket) for bucket in hot_buckets(trunk.encoder.max_positions)]
+    return [
+        Shape(trunk.encoder, head, rows, False, bucket)
+        for bucket in hot_buckets(trunk.encoder.max_positions)
+    ]
 
 
-def computed_part(heads: Sequence[ModelHead], *, is_prompted: bool) -> tuple[CapturableHead | None, Rows | None]:
-    """Return the head that is part of the graph, or None, and the row of each sequence that is computed, or None for all.
+def computed_part(
+    heads: Sequence[ModelHead], *, is_prompted: bool
+) -> tuple[CapturableHead | None, Rows | None]:
+    """Return the head that is part of the graph, or None, and the row of each sequence that is
+    computed, or None for all.
 
-    Prompts that are not pooled (`is_prompted`) differ in length from batch to batch, so that pooling them is in no graph.
+    Prompts that are not pooled (`is_prompted`) differ in length from batch to batch, so that
+    pooling them is in no graph.
     """
     if len(heads) != 1:
         return None, None
@@ -103,14 +139,19 @@ def computed_part(heads: Sequence[ModelHead], *, is_prompted: bool) -> tuple[Cap
 
 
 def distance(got: Tensor, wanted: Tensor) -> float:
-    """The largest distance of two rows, relative to the wanted row's length; infinite where only `wanted` is finite. Waits for the
-    device. [rows, size] each; rows that should not be finite are left out."""
+    """The largest distance of two rows, relative to the wanted row's length; infinite where only
+    `wanted` is finite. Waits for the device. [rows, size] each; rows that should not be finite are
+    left out."""
     got, wanted = got.float(), wanted.float()
-    relative = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+    relative = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(
+        min=torch.finfo(torch.float32).tiny
+    )
     relative = relative.nan_to_num(nan=torch.inf).masked_fill(~wanted.isfinite().all(-1), 0.0)
     return float(relative.max())
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Half of the type's digits: products of other sizes round differently, a wrong row differs by about 1."""
+    """Half of the type's digits: products of other sizes round differently, a wrong row differs by
+    about 1.
+    """
     return float(torch.finfo(dtype).eps ** 0.5)

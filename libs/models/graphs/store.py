@@ -1,4 +1,5 @@
-"""The graphs that a model keeps, and when all of them are dropped so that others can be captured. Decisions only.
+"""The graphs that a model keeps, and when all of them are dropped so that others can be captured.
+Decisions only.
 
 The graphs of a model share their memory, so dropping one of them would free next to nothing.
 """
@@ -20,7 +21,9 @@ _Graph = TypeVar("_Graph")
 
 @dataclass(slots=True)
 class Entry(Generic[_Graph]):
-    """A graph. `used_at`: the number of the forward that used it last. `uses`: how many forwards used it."""
+    """A graph. `used_at`: the number of the forward that used it last. `uses`: how many forwards
+    used it.
+    """
 
     graph: _Graph
     used_at: int
@@ -52,7 +55,9 @@ class GraphStore(Generic[_Graph]):
         return entry
 
     def is_stale(self, now: int) -> bool:
-        """Whether at least half of the graphs are stale: the shapes of batches have changed, and capturing again is worth it."""
+        """Whether at least half of the graphs are stale: the shapes of batches have changed, and
+        capturing again is worth it.
+        """
         stale = sum(now - entry.used_at >= STALE_FORWARDS for entry in self._entries.values())
         return 0 < len(self._entries) <= 2 * stale
 

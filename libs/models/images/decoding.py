@@ -1,9 +1,11 @@
-"""Bytes of an image file to pixels, safely: an allow-list of formats, and limits that are checked before anything is decoded.
+"""Bytes of an image file to pixels, safely: an allow-list of formats, and limits that are checked
+before anything is decoded.
 
-Runs on the worker's prepare threads; Pillow releases the interpreter's lock while it decodes. What a file means is as in
-transformers' `load_image` and its `pil` image processors: the EXIF orientation is applied, transparency is composited on white,
-colour profiles are ignored. One thing differs: a grey picture of 16 bits keeps its high bytes, as Pillow does for 16 bits of red,
-green and blue, where `convert("RGB")` would make nearly all of it white.
+Runs on the worker's prepare threads; Pillow releases the interpreter's lock while it decodes. What
+a file means is as in transformers' `load_image` and its `pil` image processors: the EXIF
+orientation is applied, transparency is composited on white, colour profiles are ignored. One thing
+differs: a grey picture of 16 bits keeps its high bytes, as Pillow does for 16 bits of red, green
+and blue, where `convert("RGB")` would make nearly all of it white.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "AVIF")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`bytes`: of the file. `pixels`: height × width, as the file's header has them. `side`: of the longer one; resizing takes
-    memory by the side: 0.6 GiB for 20,000,000 × 1 pixels by Pillow, 1.2 GiB by the kernel."""
+    """`bytes`: of the file. `pixels`: height × width, as the file's header has them. `side`: of the
+    longer one; resizing takes memory by the side: 0.6 GiB for 20,000,000 × 1 pixels by Pillow, 1.2
+    GiB by the kernel."""
 
     bytes: int = 32 << 20
     pixels: int = 50_000_000
@@ -49,7 +52,8 @@ _STRIP_PIXELS: Final = 1 << 20
 _WIDE_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 _UNDEFINED = ("I", "F")  # 32 bits a pixel: no range is agreed on
 
-# What turns a stored picture upright, by its EXIF orientation. From 5 on, height and width change places.
+# What turns a stored picture upright, by its EXIF orientation. From 5 on, height and width change
+# places.
 _UPRIGHT: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -60,7 +64,8 @@ _UPRIGHT: Final = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow's readers are written for honest files: for others they raise what Python raises for wrong offsets, lengths and numbers.
+# Pillow's readers are written for honest files: for others they raise what Python raises for wrong
+# offsets, lengths and numbers.
 _READERS_RAISE = (
     ArithmeticError,
     AssertionError,
@@ -79,7 +84,8 @@ _READERS_RAISE = (
 
 
 def header_size(data: bytes, field: str, limits: Limits = LIMITS) -> tuple[int, int]:
-    """Height and width of the picture that `decode` makes of a file, from its header: nothing is decoded.
+    """Height and width of the picture that `decode` makes of a file, from its header: nothing is
+    decoded.
 
     Raises as `decode`. A PNG whose orientation comes after its pixels is measured as it is stored.
     """
@@ -101,12 +107,15 @@ def decode(data: bytes, field: str, limits: Limits = LIMITS) -> Pixels:
 
 @contextmanager
 def decoding(data: bytes, field: str, limits: Limits = LIMITS) -> Iterator[Image.Image]:
-    """As `decode`, an image of mode RGB: for whoever resizes it, since each copy to an array or back takes 0.7 ms a megapixel.
+    """As `decode`, an image of mode RGB: for whoever resizes it, since each copy to an array or
+    back takes 0.7 ms a megapixel.
 
-    The context holds the memory for it (`memory.py`), and is entered before anything is decoded. Raises as `memory.reserved` too.
+    The context holds the memory for it (`memory.py`), and is entered before anything is decoded.
+    Raises as `memory.reserved` too.
     """
     if isinstance(data, Drawn):
-        # Drawn before the memory is reserved: the process that draws may take seconds, and others would wait for that memory.
+        # Drawn before the memory is reserved: the process that draws may take seconds, and others
+        # would wait for that memory.
         pixels = data.pixels(field)
         with reserved(pixels.shape[0] * pixels.shape[1], field):
             yield Image.fromarray(pixels)
@@ -123,9 +132,13 @@ def decoding(data: bytes, field: str, limits: Limits = LIMITS) -> Iterator[Image
 
 @contextmanager
 def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
-    """The image with its header read and within the limits. What its reader raises becomes InvalidInput."""
+    """The image with its header read and within the limits. What its reader raises becomes
+    InvalidInput.
+    """
     if len(data) > limits.bytes:
-        raise InvalidInput(f"the image has {len(data):,} bytes; at most {limits.bytes:,} are taken", field=field)
+        raise InvalidInput(
+            f"the image has {len(data):,} bytes; at most {limits.bytes:,} are taken", field=field
+        )
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > limits.pixels:
@@ -134,22 +147,34 @@ def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
                 text = f"the image has {image.width:,} x {image.height:,} pixels; a side may have at most {limits.side:,}"
                 raise InvalidInput(text, field=field)
             if image.mode in _UNDEFINED:
-                raise InvalidInput("the image has 32 bits a channel; 8 and 16 are served", field=field)
+                raise InvalidInput(
+                    "the image has 32 bits a channel; 8 and 16 are served", field=field
+                )
             yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_many("far too many", field, limits) from error
     except UnidentifiedImageError as error:
-        raise InvalidInput(f"the bytes are no image of a format that is served: {', '.join(FORMATS)}", field=field) from error
+        raise InvalidInput(
+            f"the bytes are no image of a format that is served: {', '.join(FORMATS)}", field=field
+        ) from error
     except _READERS_RAISE as error:
-        raise InvalidInput(f"the image is truncated or damaged: {str(error)[:200] or type(error).__name__}", field=field) from error
+        raise InvalidInput(
+            f"the image is truncated or damaged: {str(error)[:200] or type(error).__name__}",
+            field=field,
+        ) from error
 
 
 def _too_many(found: str, field: str, limits: Limits) -> InvalidInput:
-    return InvalidInput(f"the image has {found} pixels; at most {limits.pixels:,} are taken. Send a smaller copy", field=field)
+    return InvalidInput(
+        f"the image has {found} pixels; at most {limits.pixels:,} are taken. Send a smaller copy",
+        field=field,
+    )
 
 
 def _orientation(image: Image.Image) -> int:
-    """1 to 8; 1, upright, where the EXIF data has none or is damaged, and for TIFF, which Pillow's reader turns itself."""
+    """1 to 8; 1, upright, where the EXIF data has none or is damaged, and for TIFF, which Pillow's
+    reader turns itself.
+    """
     if image.format == "TIFF":
         return 1
     try:
@@ -170,7 +195,9 @@ def _rgb(image: Image.Image) -> Image.Image:
         grey = np.asarray(image)
         high = (grey >> 8).astype(np.uint8)
         clear = image.info.get("transparency")
-        return Image.fromarray(high if clear is None else np.where(grey == clear, np.uint8(255), high)).convert("RGB")
+        return Image.fromarray(
+            high if clear is None else np.where(grey == clear, np.uint8(255), high)
+        ).convert("RGB")
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
     # In strips: an image with transparency would be in memory four times.

@@ -1,4 +1,6 @@
-"""Loads a checkpoint directory of images: its config.json says which family it is, and that says which towers it has."""
+"""Loads a checkpoint directory of images: its config.json says which family it is, and that says
+which towers it has.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,26 @@ from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.registry import prepare
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import HeadRule, TensorFile
 
 _FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, dinov3, siglip, siglip2, vit)
 _PROCESSOR_FILE: Final = "preprocessor_config.json"
-_WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, where it has an `image_processor`
+_WHOLE_PROCESSOR_FILE: Final = (
+    "processor_config.json"  # of transformers 5, where it has an `image_processor`
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageModel:
-    """`trunks`: that of texts first, if there is one; the head of texts is "dense", that of images "image".
+    """`trunks`: that of texts first, if there is one; the head of texts is "dense", that of images
+    "image".
 
-    `input`: the host's part for an image. `state`: tensors that belong to no encoder, such as the scale of logits, float32.
+    `input`: the host's part for an image. `state`: tensors that belong to no encoder, such as the
+    scale of logits, float32.
     """
 
-    trunks: tuple[Trunk, ...]
+    trunks: tuple[Backbone, ...]
     input: ImageInput
     state: State
 
@@ -58,9 +64,16 @@ def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) ->
     for name, tower in found.towers.items():
         owned[name], rest = rest.split(tower.part)
     # A checkpoint of one encoder has nothing else.
-    state = _state(rest, found.rest if all(tower.part for tower in found.towers.values()) else {}, device)
-    trunks = [_trunk(name, tower, owned[name], state, found.processing, dtype, device) for name, tower in found.towers.items()]
-    patches = next(tower.input for tower in found.towers.values() if isinstance(tower.input, PatchSpec))
+    state = _state(
+        rest, found.rest if all(tower.part for tower in found.towers.values()) else {}, device
+    )
+    trunks = [
+        _trunk(name, tower, owned[name], state, found.processing, dtype, device)
+        for name, tower in found.towers.items()
+    ]
+    patches = next(
+        tower.input for tower in found.towers.values() if isinstance(tower.input, PatchSpec)
+    )
     return ImageModel(tuple(trunks), ImageInput(found.processing, patches), state)
 
 
@@ -81,17 +94,23 @@ def _transformers(directory: Path) -> _Found:
     if family is None:
         raise config.unsupported("model_type", f"supported are {', '.join(model_types())}")
     processing = read_processing(directory, folder, family.PROCESSOR)
-    return _Found(family.towers(config), family.REST, processing, TensorFile.open(directory, str(folder)))
+    return _Found(
+        family.towers(config), family.REST, processing, TensorFile.open(directory, str(folder))
+    )
 
 
 def _open_clip(directory: Path) -> _Found:
     config = Config(need_config(directory, open_clip.CONFIG).values, file=open_clip.CONFIG)
     tensors = TensorFile.of(directory, open_clip.WEIGHTS).renamed(open_clip.tensor_name)
-    return _Found(open_clip.towers(config, tensors), open_clip.REST, open_clip.processing(config), tensors)
+    return _Found(
+        open_clip.towers(config, tensors), open_clip.REST, open_clip.processing(config), tensors
+    )
 
 
 def _folder(directory: Path) -> Path:
-    """Where config.json lies; sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`)."""
+    """Where config.json lies; sentence-transformers has it in the folder of its first module
+    (`clip-ViT-B-32`: `0_CLIPModel`).
+    """
     if read_config(directory, "config.json") is not None:
         return Path()
     modules = read_json(directory, "modules.json")
@@ -101,12 +120,16 @@ def _folder(directory: Path) -> Path:
 
 
 def read_processing(directory: Path, folder: Path, default: str) -> ImageProcessing:
-    """What a checkpoint's files say of its images. Raises ModelBroken if there is none, or for a key that cannot be served."""
+    """What a checkpoint's files say of its images. Raises ModelBroken if there is none, or for a
+    key that cannot be served.
+    """
     return ImageProcessing.of(read_image_processor(directory, folder), default)
 
 
 def read_image_processor(directory: Path, folder: Path) -> Config:
-    """The configuration of a checkpoint's image processor, from either file. Raises ModelBroken if there is none."""
+    """The configuration of a checkpoint's image processor, from either file. Raises ModelBroken if
+    there is none.
+    """
     whole = read_config(directory, str(folder / _WHOLE_PROCESSOR_FILE))
     part = None if whole is None else whole.values.get("image_processor")
     if isinstance(part, Mapping):
@@ -123,7 +146,7 @@ def _trunk(
     processing: ImageProcessing,
     dtype: torch.dtype,
     device: torch.device,
-) -> Trunk:
+) -> Backbone:
     encoder = _empty(tower, processing)
     own = weights.load(
         encoder,
@@ -139,7 +162,11 @@ def _trunk(
     prepare(encoder)
     encoder = encoder.requires_grad_(False).eval()
     embed = encoder.embed
-    return Trunk(encoder, {name: tower.head({**state, **own})}, PatchRows(embed) if isinstance(embed, PatchEmbedding) else None)
+    return Backbone(
+        encoder,
+        {name: tower.head({**state, **own})},
+        PatchRows(embed) if isinstance(embed, PatchEmbedding) else None,
+    )
 
 
 def _empty(tower: TowerSpec, processing: ImageProcessing) -> PackedEncoder:
@@ -150,8 +177,17 @@ def _empty(tower: TowerSpec, processing: ImageProcessing) -> PackedEncoder:
                 _check_size(tower.input, processing)
                 return PackedEncoder(tower.encoder, PatchEmbedding(tower.input, processing))
             return PackedEncoder(tower.encoder, TokenEmbedding(tower.input))
-    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelBroken(shortened(f"config.json: describes no encoder that can be built: {error}")) from error
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ModelBroken(
+            shortened(f"config.json: describes no encoder that can be built: {error}")
+        ) from error
 
 
 def _check_size(patches: PatchSpec, processing: ImageProcessing) -> None:
@@ -160,11 +196,15 @@ def _check_size(patches: PatchSpec, processing: ImageProcessing) -> None:
     if patches.any_size or (isinstance(size, tuple) and patches.grid_of(*size) == patches.grid):
         return
     wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
-    raise ModelBroken(f"{_PROCESSOR_FILE}: makes images of size {size}, and the model of config.json takes {wanted} pixels")
+    raise ModelBroken(
+        f"{_PROCESSOR_FILE}: makes images of size {size}, and the model of config.json takes {wanted} pixels"
+    )
 
 
 def _fold_scales(encoder: PackedEncoder, state: State, source: str) -> None:
-    """Layer scale multiplies each block's output: folded into the weights of its last linear layer."""
+    """Layer scale multiplies each block's output: folded into the weights of its last linear
+    layer.
+    """
     for number, layer in enumerate(encoder.stack):
         blocks: dict[str, PackedLinear] = {"attn": layer.attn.out}
         if isinstance(layer.ffn, FeedForward):
@@ -172,7 +212,9 @@ def _fold_scales(encoder: PackedEncoder, state: State, source: str) -> None:
         for block, linear in blocks.items():
             scale = state.get(f"layers.{number}.{block}.lambda1")
             if scale is None or scale.shape != (linear.outputs,):
-                raise ModelBroken(f"{source}: the scale of layer {number} is missing, or not of {linear.outputs} numbers")
+                raise ModelBroken(
+                    f"{source}: the scale of layer {number} is missing, or not of {linear.outputs} numbers"
+                )
             linear.weight = _scaled(linear.weight, scale[:, None])
             if linear.bias is not None:
                 linear.bias = _scaled(linear.bias, scale)
@@ -187,5 +229,7 @@ def _state(tensors: TensorFile, table: Mapping[str, HeadRule], device: torch.dev
     left = {name: name for name in tensors.names()}
     state = weights.head_state(tensors, left, table, device)
     for name in left:
-        raise ModelBroken(f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models")
+        raise ModelBroken(
+            f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models"
+        )
     return state

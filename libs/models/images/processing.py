@@ -1,8 +1,9 @@
-"""The pixels that a model sees: resized and cropped as its preprocessor_config.json says, still uint8.
+"""The pixels that a model sees: resized and cropped as its preprocessor_config.json says, still
+uint8.
 
-Equal to transformers' `pil` image processors bit for bit. DINOv3 has none of those: its pixels are float32, as torchvision resizes
-them. Rescaling and normalising follow on the device (`patches.py`), from the
-numbers that stand here.
+Equal to transformers' `pil` image processors bit for bit. DINOv3 has none of those: its pixels are
+float32, as torchvision resizes them. Rescaling and normalising follow on the device (`patches.py`),
+from the numbers that stand here.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.2613
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5)
 
-_MOST_SIDE: Final = 1 << 14
-_MOST_PIXELS: Final = 50_000_000
+_MAX_SIDE: Final = 1 << 14
+_MAX_PIXELS: Final = 50_000_000
 _FILTERS: Final = 6
-_MOST_PATCHES: Final = 1 << 14
+_MAX_PATCHES: Final = 1 << 14
 _FINEST: Final = 1e-5
 MIN_SCALE: Final = 1e-6
 MAX_SCALE: Final = 1e3
@@ -41,7 +42,8 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class PatchBudget:
-    """A size that depends on the image (SigLIP 2's NaFlex): at most `most` square patches of `side` pixels, the proportions kept.
+    """A size that depends on the image (SigLIP 2's NaFlex): at most `most` square patches of `side`
+    pixels, the proportions kept.
 
     Height and width are rounded up to whole patches.
     """
@@ -50,7 +52,9 @@ class PatchBudget:
     most: int
 
     def of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width. The scale is found by halving, since another search would give other sizes than transformers'."""
+        """Height and width. The scale is found by halving, since another search would give other
+        sizes than transformers'.
+        """
         low, high = _FINEST / 10, 100.0
         while high - low >= _FINEST:
             scale = (low + high) / 2
@@ -64,7 +68,9 @@ class PatchBudget:
 
 @dataclass(frozen=True, slots=True)
 class _Defaults:
-    """What a class of transformers takes where its file has no key. `size`: the short side, or with `square` both sides."""
+    """What a class of transformers takes where its file has no key. `size`: the short side, or with
+    `square` both sides.
+    """
 
     mean: Numbers = _HALF
     std: Numbers = _HALF
@@ -81,7 +87,9 @@ _CLASSES: Final = {
     "BitImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
     "CLIPImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
     "DeiTImageProcessor": _Defaults(crop=True, squares_numbers=True),
-    "DINOv3ViTImageProcessor": _Defaults(_IMAGENET_MEAN, _IMAGENET_STD, resample=Image.Resampling.BILINEAR, rounded=False),
+    "DINOv3ViTImageProcessor": _Defaults(
+        _IMAGENET_MEAN, _IMAGENET_STD, resample=Image.Resampling.BILINEAR, rounded=False
+    ),
     "Siglip2ImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, budget=True),
     "SiglipImageProcessor": _Defaults(),
     "ViTImageProcessor": _Defaults(resample=Image.Resampling.BILINEAR, squares_numbers=True),
@@ -91,17 +99,23 @@ _OLD_NAMES: Final = {
 }  # of transformers before 4.26
 
 # What other processors do, and these do not.
-_NOT_SERVED = ("do_pad", "do_flip_channel_order", "do_reduce_labels", "do_thumbnail", "do_align_long_axis")
+_NOT_SERVED = (
+    "do_pad",
+    "do_flip_channel_order",
+    "do_reduce_labels",
+    "do_thumbnail",
+    "do_align_long_axis",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageProcessing:
     """How a model's images are made. Sizes are (height, width).
 
-    `size`: resized to it, or to a short side of that many pixels, the proportions kept, or by a budget; None: not resized.
-    `resample`: the number of Pillow's filter. `crop`: what is cut from the middle; an image that is too small gets black edges.
-    `scale`, `mean`, `std`, on the device: (pixel * scale - mean) / std, in float32. `rounded`: resized pixels are uint8; else
-    float32.
+    `size`: resized to it, or to a short side of that many pixels, the proportions kept, or by a
+    budget; None: not resized. `resample`: the number of Pillow's filter. `crop`: what is cut from
+    the middle; an image that is too small gets black edges. `scale`, `mean`, `std`, on the device:
+    (pixel * scale - mean) / std, in float32. `rounded`: resized pixels are uint8; else float32.
     """
 
     size: tuple[int, int] | int | PatchBudget | None
@@ -118,7 +132,11 @@ class ImageProcessing:
 
         Raises ModelBroken with the key that cannot be served.
         """
-        key = "image_processor_type" if config.has("image_processor_type") else "feature_extractor_type"
+        key = (
+            "image_processor_type"
+            if config.has("image_processor_type")
+            else "feature_extractor_type"
+        )
         name = config.text(key, default).removesuffix("Fast").removesuffix("Pil")
         known = _CLASSES.get(_OLD_NAMES.get(name, name))
         if known is None:
@@ -141,7 +159,8 @@ class ImageProcessing:
     def unsized(config: Config, like: str, resample: int) -> ImageProcessing:
         """The numbers and the filter alone, for images whose size the caller sees to.
 
-        `like`: the class that has the same numbers where the file has none. `resample`: the filter there.
+        `like`: the class that has the same numbers where the file has none. `resample`: the filter
+        there.
         """
         return ImageProcessing._plain(config, _CLASSES[like], resample)
 
@@ -153,21 +172,33 @@ class ImageProcessing:
             mean = config.numbers("image_mean", known.mean, least=-MAX_COLOUR, most=MAX_COLOUR)
             std = config.numbers("image_std", known.std, least=MIN_SCALE, most=MAX_COLOUR)
         scale = (
-            config.number("rescale_factor", 1 / 255, least=MIN_SCALE, most=MAX_SCALE) if config.flag("do_rescale", True) else 1.0
+            config.number("rescale_factor", 1 / 255, least=MIN_SCALE, most=MAX_SCALE)
+            if config.flag("do_rescale", True)
+            else 1.0
         )
-        return ImageProcessing(size=None, resample=_filter(config, resample), crop=None, scale=scale, mean=mean, std=std)
+        return ImageProcessing(
+            size=None,
+            resample=_filter(config, resample),
+            crop=None,
+            scale=scale,
+            mean=mean,
+            std=std,
+        )
 
     def seen(self, height: int, width: int, field: str) -> tuple[int, int]:
-        """The size of what `apply` makes of an image of this size, so that it can be priced before it is decoded.
+        """The size of what `apply` makes of an image of this size, so that it can be priced before
+        it is decoded.
 
-        Raises InvalidInput, with the item's path `field`, for one so thin that it would be resized to more than 50 million pixels.
+        Raises InvalidInput, with the item's path `field`, for one so thin that it would be resized
+        to more than 50 million pixels.
         """
         resized = self._resized(height, width, field)
         return self.crop or resized
 
     def apply(self, given: Pixels | Image.Image, field: str) -> NDArray[np.generic]:
-        """[height, width, 3], or an image of mode RGB, which takes less time -> [height, width, 3] of the size `seen`, which raises
-        for the same images. uint8, or float32 of 0 to 255 where pixels are not rounded."""
+        """[height, width, 3], or an image of mode RGB, which takes less time -> [height, width, 3]
+        of the size `seen`, which raises for the same images. uint8, or float32 of 0 to 255 where
+        pixels are not rounded."""
         pixels = self._pixels(given, self._resized(*size_of(given), field))
         return np.ascontiguousarray(pixels if self.crop is None else _cropped(pixels, *self.crop))
 
@@ -176,8 +207,11 @@ class ImageProcessing:
             return resized(given, size, self.resample)
         image = given if isinstance(given, Image.Image) else Image.fromarray(given)
         wide = (size[1], size[0]), Image.Resampling(self.resample)
-        # Pillow resizes float32 numbers of one colour at a time, as torch's antialiased interpolate does.
-        return np.stack([np.asarray(one.convert("F").resize(*wide)) for one in image.split()], axis=-1)
+        # Pillow resizes float32 numbers of one colour at a time, as torch's antialiased interpolate
+        # does.
+        return np.stack(
+            [np.asarray(one.convert("F").resize(*wide)) for one in image.split()], axis=-1
+        )
 
     def _resized(self, height: int, width: int, field: str) -> tuple[int, int]:
         if self.size is None:
@@ -187,13 +221,15 @@ class ImageProcessing:
         if isinstance(self.size, PatchBudget):
             return self.size.of(height, width)
         long = int(self.size * max(height, width) / min(height, width))
-        if long * self.size > _MOST_PIXELS:
+        if long * self.size > _MAX_PIXELS:
             raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
         return (long, self.size) if width <= height else (self.size, long)
 
 
 def _cropped(pixels: NDArray[np.generic], height: int, width: int) -> NDArray[np.generic]:
-    """The middle. An odd spare row is cut after it; where rows lack, they are black, and an odd one lies before it."""
+    """The middle. An odd spare row is cut after it; where rows lack, they are black, and an odd one
+    lies before it.
+    """
     for axis, wanted in enumerate((height, width)):
         spare = pixels.shape[axis] - wanted
         if spare < 0:
@@ -208,8 +244,8 @@ def _cropped(pixels: NDArray[np.generic], height: int, width: int) -> NDArray[np
 def _size(config: Config, known: _Defaults) -> tuple[int, int] | int | PatchBudget:
     if known.budget:
         most = config.size("max_num_patches", 256)
-        if most > _MOST_PATCHES:
-            raise config.unsupported("max_num_patches", f"at most {_MOST_PATCHES:,} is served")
+        if most > _MAX_PATCHES:
+            raise config.unsupported("max_num_patches", f"at most {_MAX_PATCHES:,} is served")
         return PatchBudget(_side(config, "patch_size", 16), most)
     if config.is_number("size"):
         side = _side(config, "size")
@@ -233,8 +269,8 @@ def _crop(config: Config) -> tuple[int, int]:
 
 def _side(config: Config, key: str, default: int | None = None) -> int:
     side = config.size(key, default)
-    if side > _MOST_SIDE:
-        raise config.unsupported(key, f"at most {_MOST_SIDE:,} is served")
+    if side > _MAX_SIDE:
+        raise config.unsupported(key, f"at most {_MAX_SIDE:,} is served")
     return side
 
 

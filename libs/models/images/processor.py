@@ -1,8 +1,9 @@
 """Encode, score and classify with a model of images, or of images and texts in one space.
 
-An item is one image or one text: each becomes one sequence, and goes to the trunk of its kind. Images are decoded here, on the
-threads that prepare jobs. A model that reads several parts as one sequence has a processor of its own with the same interface
-(`libs/models/processor.py`): it gets every item's parts in order (`work.items_as_parts`).
+An item is one image or one text: each becomes one sequence, and goes to the trunk of its kind.
+Images are decoded here, on the threads that prepare jobs. A model that reads several parts as one
+sequence has a processor of its own with the same interface (`libs/models/processor.py`): it gets
+every item's parts in order (`work.items_as_parts`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from libs.errors import TaskNotSupported
 from libs.models.answering import extracted
 from libs.models.images.patches import ImageInput
 from libs.models.images.texts import ImageModelTexts
-from libs.models.recall import JobRecall, Recall
+from libs.models.recall import JobRecall, OutputCache
 from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
 from libs.models.text.checks import hypotheses, need_labels, need_task, refuse_chunks, unsupported
 from libs.models.text.processing import answers
@@ -52,8 +53,9 @@ TEXT_HEAD, IMAGE_HEAD = "dense", "image"
 
 @dataclass(frozen=True, slots=True)
 class LabelScale:
-    """How cosines of images and labels become logits: cosine * `scale` + `bias`. `each_alone`: the model was trained to score each
-    label on its own (sigmoid), else one against the others (softmax)."""
+    """How cosines of images and labels become logits: cosine * `scale` + `bias`. `each_alone`: the
+    model was trained to score each label on its own (sigmoid), else one against the others
+    (softmax)."""
 
     scale: float
     bias: float
@@ -65,7 +67,9 @@ def _unmade(tokens: int) -> InputSequence:
 
 
 class ImageProcessor:
-    """`texts`: of a model that has them. `labels`: of a model that compares images with texts. `recall`: finds outputs."""
+    """`texts`: of a model that has them. `labels`: of a model that compares images with texts.
+    `recall`: finds outputs.
+    """
 
     def __init__(
         self,
@@ -73,10 +77,10 @@ class ImageProcessor:
         images: ImageInput,
         texts: ImageModelTexts | None,
         labels: LabelScale | None,
-        recall: Recall | None = None,
+        recall: OutputCache | None = None,
     ) -> None:
         self._card, self._images, self._texts, self._labels = card, images, texts, labels
-        self._recall = recall or Recall()
+        self._recall = recall or OutputCache()
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
@@ -90,7 +94,10 @@ class ImageProcessor:
             case ClassifyWork():
                 need_labels(work.labels, self._card, "classify.labels")
                 prompts = enumerate(hypotheses(work))
-                items = [*items_as_parts(work), *((Part(text, f"classify.labels[{i}]"),) for i, text in prompts)]
+                items = [
+                    *items_as_parts(work),
+                    *((Part(text, f"classify.labels[{i}]"),) for i, text in prompts),
+                ]
             case _:
                 raise unsupported(work, self._card)
         known = self._recall.job()
@@ -106,7 +113,9 @@ class ImageProcessor:
             known=known.known([sequence for _, sequence in found]),
         )
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work, rows = prepared.work, cast("Sequence[Array]", outputs)
         match work:
             case EncodeWork():
@@ -117,25 +126,40 @@ class ImageProcessor:
                 return self._classified(work, np.stack(rows), prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)
 
-    def _sequence(self, parts: Parts, truncation: Truncation, go_on: GoOn, known: JobRecall) -> tuple[Head, InputSequence]:
+    def _sequence(
+        self, parts: Parts, truncation: Truncation, go_on: GoOn, known: JobRecall
+    ) -> tuple[Head, InputSequence]:
         go_on()
         if len(parts) > 1:
             field = parts[1].field.rpartition(".")[0]
-            raise TaskNotSupported(f"{self._card.model} reads one image or one text an item, not {len(parts)} parts", field=field)
+            raise TaskNotSupported(
+                f"{self._card.model} reads one image or one text an item, not {len(parts)} parts",
+                field=field,
+            )
         (part,) = parts
         if isinstance(part.content, bytes):
-            return IMAGE_HEAD, known.sequence(IMAGE_HEAD, parts, partial(self._images.sequence, part.content, part.field), _unmade)
+            return IMAGE_HEAD, known.sequence(
+                IMAGE_HEAD, parts, partial(self._images.sequence, part.content, part.field), _unmade
+            )
         if self._texts is None:
             raise TaskNotSupported(f"{self._card.model} reads images, not texts", field=part.field)
         return TEXT_HEAD, self._texts.sequence(part.content, part.field, truncation, go_on)
 
-    def _classified(self, work: ClassifyWork, vectors: Array, answer_bytes: int, go_on: GoOn) -> ExtractResult:
+    def _classified(
+        self, work: ClassifyWork, vectors: Array, answer_bytes: int, go_on: GoOn
+    ) -> ExtractResult:
         """`vectors`: of the items, then of the labels' prompts."""
         if self._labels is None:
             raise unsupported(work, self._card)
-        items, labels = answers.unit(vectors[: len(work.texts)]), answers.unit(vectors[len(work.texts) :])
+        items, labels = (
+            answers.unit(vectors[: len(work.texts)]),
+            answers.unit(vectors[len(work.texts) :]),
+        )
         logits = items @ labels.T * np.float32(self._labels.scale) + np.float32(self._labels.bias)
         alone = self._labels.each_alone if work.multi_label is None else work.multi_label
         scores = answers.sigmoid(logits) if alone else np.stack([softmax(row) for row in logits])
-        found = (answers.best_first(list(zip(work.labels, row, strict=True)), work.threshold) for row in scores)
+        found = (
+            answers.best_first(list(zip(work.labels, row, strict=True)), work.threshold)
+            for row in scores
+        )
         return extracted((Extraction(labels=each) for each in found), answer_bytes, go_on)

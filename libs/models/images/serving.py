@@ -1,7 +1,9 @@
-"""Loads a checkpoint directory of images as a model that is served: `loading.py`'s trunks, with a processor around them.
+"""Loads a checkpoint directory of images as a model that is served: `loading.py`'s trunks, with a
+processor around them.
 
-The interface between image models and a worker is small: an `ImageModel` (trunks, and the host's part for an image), a Card of
-kind "images", and a `Processor` that makes sequences of items' parts and results of outputs.
+The interface between image models and a worker is small: an `ImageModel` (trunks, and the host's
+part for an image), a Card of kind "images", and a `Processor` that makes sequences of items' parts
+and results of outputs.
 """
 
 from __future__ import annotations
@@ -31,19 +33,23 @@ from libs.models.loaded.peft import Names
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
-from libs.models.recall import Recall
+from libs.models.recall import OutputCache
 from libs.models.text.loading import Tokenising, without_int8
 from libs.models.text.tokens import TokenProcessor
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 
 log = logging.getLogger(__name__)
 
 
 def load_image_model(
-    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+    directory: Path,
+    model_id: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    overrides: Overrides | None = None,
 ) -> PackedModel:
-    """As `libs.models.load_model`. LoRA adapters are refused when they are loaded. int8 is not served for images: the model is
-    loaded in the device's default type, and a warning is logged."""
+    """As `libs.models.load_model`. LoRA adapters are refused when they are loaded. int8 is not
+    served for images: the model is loaded in the device's default type, and a warning is logged."""
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     with copying(device):
@@ -55,13 +61,15 @@ def load_image_model(
             model.gather()
     if dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(load_image_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
+        model.widen = partial(
+            load_image_model, directory, model_id, torch.device("cpu"), torch.float32, wide
+        )
     return model
 
 
 def _parts(
     directory: Path, card: Card, dtype: torch.dtype, device: torch.device
-) -> tuple[Card, Sequence[Trunk], Processor, Recall | None, ImageModelTexts | None]:
+) -> tuple[Card, Sequence[Backbone], Processor, OutputCache | None, ImageModelTexts | None]:
     if "regions" in card.tasks:
         detector = load_detector(directory, dtype=dtype, device=device)
         images = detector_size(detector)
@@ -70,7 +78,7 @@ def _parts(
     loaded = load_images(directory, dtype=dtype, device=device)
     texts = _texts(directory, card, loaded)
     card = _measured(card, loaded, texts)
-    recall = Recall(card.model, card.revision, dtype, loaded.input)
+    recall = OutputCache(card.model, card.revision, dtype, loaded.input)
     return card, loaded.trunks, _processor(card, loaded, texts, recall), recall, texts
 
 
@@ -89,8 +97,19 @@ def detector_size(detector: Detector) -> ImageSize:
             maps=detector.maps,
         )
     height, width = size if isinstance(size, tuple) else (1, 1)
-    most = detector.count(height, width) if isinstance(size, tuple) else detector.trunk.encoder.max_positions
-    return ImageSize(height=height, width=width, short_side=0, patch=max(height, width), extra_tokens=most - 1, max_tokens=most)
+    most = (
+        detector.count(height, width)
+        if isinstance(size, tuple)
+        else detector.trunk.encoder.max_positions
+    )
+    return ImageSize(
+        height=height,
+        width=width,
+        short_side=0,
+        patch=max(height, width),
+        extra_tokens=most - 1,
+        max_tokens=most,
+    )
 
 
 def _measured(card: Card, loaded: ImageModel, read: ImageModelTexts | None) -> Card:
@@ -102,11 +121,15 @@ def _measured(card: Card, loaded: ImageModel, read: ImageModelTexts | None) -> C
 
 
 def image_size(given: ImageInput) -> ImageSize:
-    """How the images of an input become tokens. Scaled to a budget of patches, all have about the budget's tokens."""
+    """How the images of an input become tokens. Scaled to a budget of patches, all have about the
+    budget's tokens.
+    """
     processing, patches = given.processing, given.patches
     if isinstance(processing.size, PatchBudget):
         most = processing.size.most
-        return ImageSize(height=1, width=1, short_side=0, patch=1, extra_tokens=most - 1, max_tokens=most)
+        return ImageSize(
+            height=1, width=1, short_side=0, patch=1, extra_tokens=most - 1, max_tokens=most
+        )
     fixed = processing.crop or (processing.size if isinstance(processing.size, tuple) else None)
     height, width = fixed or (0, 0)
     return ImageSize(
@@ -129,17 +152,21 @@ def _texts(directory: Path, card: Card, loaded: ImageModel) -> ImageModelTexts |
     return read_texts(root, min(card.max_tokens, trunk.encoder.max_positions))
 
 
-def _processor(card: Card, loaded: ImageModel, texts: ImageModelTexts | None, recall: Recall) -> ImageProcessor:
+def _processor(
+    card: Card, loaded: ImageModel, texts: ImageModelTexts | None, recall: OutputCache
+) -> ImageProcessor:
     if texts is None:
         return ImageProcessor(card, loaded.input, None, None, recall)
     return ImageProcessor(card, loaded.input, texts, _labels(loaded), recall)
 
 
 def _labels(loaded: ImageModel) -> LabelScale:
-    """The family's REST tensors: the logarithm of the scale, and where labels are scored alone, a bias."""
+    """The family's REST tensors: the logarithm of the scale, and where labels are scored alone, a
+    bias.
+    """
     bias = loaded.state.get("logit_bias")
-    scale = math.exp(min(float(loaded.state["logit_scale"]), _MOST_SCALE))
+    scale = math.exp(min(float(loaded.state["logit_scale"]), _MAX_SCALE))
     return LabelScale(scale, 0.0 if bias is None else float(bias), each_alone=bias is not None)
 
 
-_MOST_SCALE = 80.0  # its exponential is still a float32
+_MAX_SCALE = 80.0  # its exponential is still a float32

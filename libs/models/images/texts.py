@@ -1,4 +1,6 @@
-"""The texts of a model of texts and images: what a family's tokenizer does that tokenizer.json does not say."""
+"""The texts of a model of texts and images: what a family's tokenizer does that tokenizer.json does
+not say.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """`lower`: texts are lower-cased. `spaced`: repeated white space becomes one space. `canonical`: texts lose ASCII punctuation
-    too; `underscore` is put in the place of an underscore. `padding`: the id with which each text is filled up to the model's
-    longest, as the model was trained; None: it is not. `ends_once`: the model reads a text up to its first token that ends it.
+    """`lower`: texts are lower-cased. `spaced`: repeated white space becomes one space.
+    `canonical`: texts lose ASCII punctuation too; `underscore` is put in the place of an
+    underscore. `padding`: the id with which each text is filled up to the model's longest, as the
+    model was trained; None: it is not. `ends_once`: the model reads a text up to its first token
+    that ends it.
     """
 
     lower: bool = False
@@ -59,12 +63,16 @@ class ImageModelTexts:
 
     def sequence(self, text: str, field: str, truncation: Truncation, go_on: GoOn) -> InputSequence:
         """Raises InputTooLong or InvalidInput with `field`, the text's path."""
-        (sequence,) = self._text.encode([self._written(text)], truncation, lambda _: field, go_on=go_on)
+        (sequence,) = self._text.encode(
+            [self._written(text)], truncation, lambda _: field, go_on=go_on
+        )
         ids = sequence.ids
         if self._rules.ends_once:
             ids = ids[: int(np.argmax(ids == ids[-1])) + 1]
         if self._rules.padding is not None:
-            ids = np.concatenate([ids, np.full(self._text.limit - len(ids), self._rules.padding, np.int32)])
+            ids = np.concatenate(
+                [ids, np.full(self._text.limit - len(ids), self._rules.padding, np.int32)]
+            )
         return InputSequence(ids)
 
     def _written(self, text: str) -> str:
@@ -75,23 +83,38 @@ class ImageModelTexts:
 
 
 def read_texts(root: Path, limit: int) -> ImageModelTexts:
-    """`root`: where config.json, or open_clip's, and the tokenizer lie. `limit`: the longest text in tokens. Raises ModelBroken."""
+    """`root`: where config.json, or open_clip's, and the tokenizer lie. `limit`: the longest text
+    in tokens. Raises ModelBroken.
+    """
     tokenizer = load_tokenizer(root, lowercase=False)
     text = TextProcessor(tokenizer, limit=limit, segments=False)
     if is_open_clip(root):
-        return ImageModelTexts(text, _open_clip_rules(root, Config(need_config(root, OPEN_CLIP).values, file=OPEN_CLIP), text))
-    return ImageModelTexts(text, _rules(root, Config(need_config(root, "config.json").values), text))
+        return ImageModelTexts(
+            text,
+            _open_clip_rules(
+                root, Config(need_config(root, OPEN_CLIP).values, file=OPEN_CLIP), text
+            ),
+        )
+    return ImageModelTexts(
+        text, _rules(root, Config(need_config(root, "config.json").values), text)
+    )
 
 
 def _open_clip_rules(root: Path, config: Config, text: TextProcessor) -> TextRules:
-    """open_clip's HFTokenizer: `clean` says how a text is written; without it only white space is. Texts are always filled up."""
+    """open_clip's HFTokenizer: `clean` says how a text is written; without it only white space is.
+    Texts are always filled up.
+    """
     texts = config.part("model_cfg").part("text_cfg")
     texts.require("strip_sep_token", False)  # of other models: ends of texts would become padding
     clean = texts.part("tokenizer_kwargs").text("clean", "whitespace")
     if clean not in _CLEANING:
-        raise texts.unsupported("tokenizer_kwargs", f"its `clean` is {clean!r}; supported are {', '.join(_CLEANING)}")
+        raise texts.unsupported(
+            "tokenizer_kwargs", f"its `clean` is {clean!r}; supported are {', '.join(_CLEANING)}"
+        )
     padding = text.token_id(special_token(root, "pad_token"))
-    return replace(_CLEANING[clean], padding=texts.integer("pad_id", 0) if padding is None else padding)
+    return replace(
+        _CLEANING[clean], padding=texts.integer("pad_id", 0) if padding is None else padding
+    )
 
 
 def _rules(root: Path, config: Config, text: TextProcessor) -> TextRules:
@@ -103,4 +126,8 @@ def _rules(root: Path, config: Config, text: TextProcessor) -> TextRules:
     if padding is None:
         padding = config.part("text_config").integer("pad_token_id", 1)
     # SigLIP 2 has Gemma's tokenizer, which keeps punctuation.
-    return TextRules(lower=True, canonical=kind.startswith("Siglip") and not kind.startswith("Siglip2"), padding=padding)
+    return TextRules(
+        lower=True,
+        canonical=kind.startswith("Siglip") and not kind.startswith("Siglip2"),
+        padding=padding,
+    )

@@ -1,1 +1,3 @@
-"""The packed encoder that all families share: `spec.py` describes its variants as data, `encoder.py` assembles them."""
+"""The packed encoder that all families share: `spec.py` describes its variants as data,
+`encoder.py` assembles them.
+"""

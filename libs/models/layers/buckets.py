@@ -1,6 +1,8 @@
-"""Relative position bias by buckets of distances, which T5 and MPNet add to the attention scores of all layers.
+"""Relative position bias by buckets of distances, which T5 and MPNet add to the attention scores of
+all layers.
 
-The table is computed once, when a model is loaded; a forward only looks it up (`libs/kernels/attention/varlen.py`).
+The table is computed once, when a model is loaded; a forward only looks it up
+(`libs/kernels/attention/varlen.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from libs.models.layers.spec import Config
 
 
 class BucketBias(PositionBias):
-    """T5's relative attention bias (arXiv 1910.10683, section 2.1): distances share buckets that widen with the logarithm.
+    """T5's relative attention bias (arXiv 1910.10683, section 2.1): distances share buckets that
+    widen with the logarithm.
 
-    `reach`: the largest distance there can be. `farthest`: distances from here on share the last bucket.
+    `reach`: the largest distance there can be. `farthest`: distances from here on share the last
+    bucket.
     """
 
     def __init__(self, buckets: int, heads: int, *, reach: int, farthest: int = 128) -> None:
@@ -29,11 +33,14 @@ class BucketBias(PositionBias):
 
     @classmethod
     def of(cls, config: Config, heads: int, *, reach: int, farthest: int = 128) -> BucketBias:
-        """The bias that config.json describes. Raises ModelBroken if no bucket is left for exact or for shared distances."""
+        """The bias that config.json describes. Raises ModelBroken if no bucket is left for exact or
+        for shared distances.
+        """
         buckets = config.size("relative_attention_num_buckets", 32)
         if not 4 <= buckets < 4 * farthest:
             raise config.unsupported(
-                "relative_attention_num_buckets", f"at least 4 are needed, and less than four times the distance {farthest}"
+                "relative_attention_num_buckets",
+                f"at least 4 are needed, and less than four times the distance {farthest}",
             )
         return cls(buckets, heads, reach=reach, farthest=farthest)
 
@@ -45,7 +52,9 @@ class BucketBias(PositionBias):
 
 
 def bucket_of(distance: Tensor, buckets: int, farthest: int) -> Tensor:
-    """The bucket of each distance (key minus query). One half is for keys after the query; half of each is for exact distances."""
+    """The bucket of each distance (key minus query). One half is for keys after the query; half of
+    each is for exact distances.
+    """
     half = buckets // 2
     exact = half // 2
     far = distance.abs()

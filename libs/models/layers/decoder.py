@@ -1,4 +1,6 @@
-"""The decoder of an encoder-decoder model (arXiv 1706.03762): each layer also attends to the encoder's states of its sequence."""
+"""The decoder of an encoder-decoder model (arXiv 1706.03762): each layer also attends to the
+encoder's states of its sequence.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from libs.models.work import Between, nothing_between
 
 
 class CrossAttention(nn.Module):
-    """The projections of attention to an encoder's states, which are `source` numbers wide. Heads are those of the decoder."""
+    """The projections of attention to an encoder's states, which are `source` numbers wide. Heads
+    are those of the decoder.
+    """
 
     def __init__(self, spec: EncoderSpec, source: int) -> None:
         super().__init__()
@@ -42,9 +46,18 @@ class CrossAttention(nn.Module):
 
 
 class CrossLayer(Layer):
-    """A decoder's layer. While a text is written, keys and values of the states (`keys`) are computed once and stored in pages."""
+    """A decoder's layer. While a text is written, keys and values of the states (`keys`) are
+    computed once and stored in pages.
+    """
 
-    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType = Attention, *, source: int) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        layer: LayerSpec,
+        attention: AttentionType = Attention,
+        *,
+        source: int,
+    ) -> None:
         """`source`: width of the encoder's states."""
         super().__init__(spec, layer, attention)
         self.cross = CrossAttention(spec, source)
@@ -57,11 +70,15 @@ class CrossLayer(Layer):
         return k, v
 
     def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's input and what its own attention mixed -> the residual so far, and queries [rows, heads, head_size]."""
+        """The layer's input and what its own attention mixed -> the residual so far, and queries
+        [rows, heads, head_size].
+        """
         raise NotImplementedError
 
     def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The residual so far and what attention to the states mixed, [rows, heads * head_size] -> the layer's result."""
+        """The residual so far and what attention to the states mixed, [rows, heads * head_size] ->
+        the layer's result.
+        """
         raise NotImplementedError
 
     def queries(self, x: Tensor) -> Tensor:
@@ -69,9 +86,13 @@ class CrossLayer(Layer):
 
     def decode(self, x: Tensor, states: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """[tokens, hidden] and the encoder's states of the same tokens -> [tokens, hidden]"""
-        return self._see(x, self.attn.forward(self.before_attention(x), batch, shared), states, batch.layout)
+        return self._see(
+            x, self.attn.forward(self.before_attention(x), batch, shared), states, batch.layout
+        )
 
-    def decode_rows(self, x: Tensor, states: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+    def decode_rows(
+        self, x: Tensor, states: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+    ) -> Tensor:
         """The same for one row of each sequence: [sequences, hidden]"""
         mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
         return self._see(x.index_select(0, rows), mixed, states, layout)
@@ -89,7 +110,11 @@ class PostNormCrossLayer(CrossLayer):
         return x
 
     def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.attn.out.add(mixed, x) if self.attn_norm is None else norm_of_sum(self.attn.out, self.attn_norm, mixed, x)
+        x = (
+            self.attn.out.add(mixed, x)
+            if self.attn_norm is None
+            else norm_of_sum(self.attn.out, self.attn_norm, mixed, x)
+        )
         return x, self.queries(x)
 
     def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
@@ -111,12 +136,16 @@ class PreNormCrossLayer(CrossLayer):
 
 
 def cross_layer(spec: EncoderSpec, source: int) -> Callable[..., CrossLayer]:
-    """The kind of layer that `spec.norm` names, for `PackedEncoder`. `source`: width of the encoder's states."""
+    """The kind of layer that `spec.norm` names, for `PackedEncoder`. `source`: width of the
+    encoder's states.
+    """
     return partial(PreNormCrossLayer if spec.norm == "pre" else PostNormCrossLayer, source=source)
 
 
 class DecoderEmbedding(nn.Module):
-    """A decoder's positions and norm; the vectors of tokens are the encoder's. `offset`: rows of `positions` before the first."""
+    """A decoder's positions and norm; the vectors of tokens are the encoder's. `offset`: rows of
+    `positions` before the first.
+    """
 
     def __init__(self, spec: EncoderSpec, positions: int, offset: int) -> None:
         super().__init__()
@@ -129,10 +158,17 @@ class DecoderEmbedding(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stack of layers with cross attention. `start`: the token before those of each sequence, of which the last is dropped."""
+    """A stack of layers with cross attention. `start`: the token before those of each sequence, of
+    which the last is dropped.
+    """
 
     def __init__(
-        self, spec: EncoderSpec, start: int, *, embed: DecoderEmbedding | None = None, relative: PositionBias | None = None
+        self,
+        spec: EncoderSpec,
+        start: int,
+        *,
+        embed: DecoderEmbedding | None = None,
+        relative: PositionBias | None = None,
     ) -> None:
         """`spec.causal` must be true. `embed` None: the vectors of tokens alone."""
         super().__init__()
@@ -144,9 +180,15 @@ class Decoder(nn.Module):
         self.start = start
 
     def forward(
-        self, states: Tensor, batch: Packed, table: Table, rows: Rows | None = None, between: Between = nothing_between
+        self,
+        states: Tensor,
+        batch: Packed,
+        table: Table,
+        rows: Rows | None = None,
+        between: Between = nothing_between,
     ) -> Tensor:
-        """The states of the batch's tokens shifted right by one: [tokens, hidden], or [sequences, hidden] with `rows`.
+        """The states of the batch's tokens shifted right by one: [tokens, hidden], or [sequences,
+        hidden] with `rows`.
 
         `states`: the encoder's, of the same batch. `table`: of token vectors.
         """
@@ -172,14 +214,25 @@ class Decoder(nn.Module):
 
 
 class EncoderDecoder(PackedEncoder):
-    """An encoder and a decoder over the same tokens shifted right, whose states are those that a head reads."""
+    """An encoder and a decoder over the same tokens shifted right, whose states are those that a
+    head reads.
+    """
 
-    def __init__(self, spec: EncoderSpec, embed: InputLayer, decoder: Decoder, *, relative: PositionBias | None = None) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        embed: InputLayer,
+        decoder: Decoder,
+        *,
+        relative: PositionBias | None = None,
+    ) -> None:
         super().__init__(spec, embed, relative=relative)
         self.decoder = decoder
 
     @torch.inference_mode()
-    def forward(self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between) -> Tensor:
+    def forward(
+        self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between
+    ) -> Tensor:
         states = super().forward(batch, None, between)
         return self.decoder.forward(states, batch, self.table, rows, between)
 

@@ -1,4 +1,6 @@
-"""The first layer of an encoder: token ids, or rows that no token id stands for, to hidden states."""
+"""The first layer of an encoder: token ids, or rows that no token id stands for, to hidden
+states.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,9 @@ class EmbeddingNorm(nn.LayerNorm):
 class InputLayer(nn.Module):
     """The first layer of an encoder: the batch's input to its first hidden states.
 
-    `max_positions`: the longest sequence. `vocabulary`: how many token ids there are; 0: its input are rows alone. `segments`: how
-    many segments (token types) it distinguishes; 0 or 1: none. `row_size`: numbers in a row of `Packed.given`.
+    `max_positions`: the longest sequence. `vocabulary`: how many token ids there are; 0: its input
+    are rows alone. `segments`: how many segments (token types) it distinguishes; 0 or 1: none.
+    `row_size`: numbers in a row of `Packed.given`.
     """
 
     max_positions: int
@@ -74,7 +77,9 @@ class InputLayer(nn.Module):
 
 
 class TokenEmbedding(InputLayer):
-    """Token ids to hidden states, as an EmbeddingSpec says; rows that the batch was given take the place of theirs."""
+    """Token ids to hidden states, as an EmbeddingSpec says; rows that the batch was given take the
+    place of theirs.
+    """
 
     def __init__(self, spec: EmbeddingSpec) -> None:
         super().__init__()
@@ -84,9 +89,21 @@ class TokenEmbedding(InputLayer):
         self.segment = Table(spec.segments, size) if spec.segments else None
         hidden = size if spec.hidden is None else spec.hidden
         width = hidden if spec.norm_last else size
-        self.norm = None if spec.norm_eps is None else EmbeddingNorm(width, eps=spec.norm_eps, bias=spec.norm_bias)
-        self.project = PackedLinear(size, hidden, bias=not spec.norm_last) if hidden != size or spec.projected else None
-        self.max_positions, self.vocabulary, self.segments = spec.positions - spec.offset, spec.vocabulary, spec.segments
+        self.norm = (
+            None
+            if spec.norm_eps is None
+            else EmbeddingNorm(width, eps=spec.norm_eps, bias=spec.norm_bias)
+        )
+        self.project = (
+            PackedLinear(size, hidden, bias=not spec.norm_last)
+            if hidden != size or spec.projected
+            else None
+        )
+        self.max_positions, self.vocabulary, self.segments = (
+            spec.positions - spec.offset,
+            spec.vocabulary,
+            spec.segments,
+        )
         self.row_size = hidden
         self._offset, self._scale, self._norm_last = spec.offset, spec.scale, spec.norm_last
         self.places: Tensor | None
@@ -99,7 +116,9 @@ class TokenEmbedding(InputLayer):
         self.segment.weight = nn.Parameter(weight.to(self.token.weight.dtype), requires_grad=False)
 
     def prepare(self) -> None:
-        """Once loaded: folds the offset and the vector of segment 0, which nearly every token has, into the position table."""
+        """Once loaded: folds the offset and the vector of segment 0, which nearly every token has,
+        into the position table.
+        """
         if self.position is not None:
             places = self.position.weight[self._offset :]
             self.places = places if self.segment is None else places + self.segment.weight[0]
@@ -113,7 +132,11 @@ class TokenEmbedding(InputLayer):
             x = self.norm.forward(x)
         if self.project is not None and not self._norm_last:
             x = self.project.forward(x)
-        return x if batch.given is None else x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))
+        return (
+            x
+            if batch.given is None
+            else x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))
+        )
 
     def _sum(self, batch: Packed) -> Tensor:
         x = self._plain_sum(batch)
@@ -124,7 +147,11 @@ class TokenEmbedding(InputLayer):
     def _plain_sum(self, batch: Packed) -> Tensor:
         """The sum without the adapters' update to segment 0, where the batch names no segments."""
         is_plain = self.token.codes is None and self.token.delta is None and self._scale == 1.0
-        if is_plain and self.places is not None and (self.segment is None or batch.type_ids is None):
+        if (
+            is_plain
+            and self.places is not None
+            and (self.segment is None or batch.type_ids is None)
+        ):
             done = native.embed(self.token.weight, batch.ids, self.places, batch.positions)
             if done is not None:
                 return done
@@ -133,7 +160,11 @@ class TokenEmbedding(InputLayer):
             x = x + F.embedding(batch.positions, self.places)
         else:
             if self.segment is not None:
-                x = x + (self.segment.weight[0] if batch.type_ids is None else self.segment.forward(batch.type_ids))
+                x = x + (
+                    self.segment.weight[0]
+                    if batch.type_ids is None
+                    else self.segment.forward(batch.type_ids)
+                )
             if self.position is not None:
                 x = x + self.position.forward(batch.positions + self._offset)
         return x if self._scale == 1.0 else x * self._scale

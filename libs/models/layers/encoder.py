@@ -1,7 +1,7 @@
 """The packed transformer encoder: one forward for every family, assembled from an EncoderSpec.
 
-Takes a Packed, and gives hidden states to the heads. Every variant is chosen in a constructor, so a forward compares no names and
-never waits for the device.
+Takes a Packed, and gives hidden states to the heads. Every variant is chosen in a constructor, so a
+forward compares no names and never waits for the device.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ Rotation = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Tensors that all layers of one forward share: the rotation for each Rope, the bias on attention scores by distance, and where
-    tokens stand in the chunks of gated delta nets, if there are such."""
+    """Tensors that all layers of one forward share: the rotation for each Rope, the bias on
+    attention scores by distance, and where tokens stand in the chunks of gated delta nets, if there
+    are such."""
 
     rotations: dict[Rope, Rotation]
     bias: Tensor | None
@@ -63,7 +64,9 @@ class Norm(nn.Module):
         size = spec.hidden if size is None else size
         self.weight: Tensor = nn.Parameter(torch.empty(size), requires_grad=False)
         has_bias = spec.norm_kind == "layer" and spec.norm_bias
-        self.bias: Tensor | None = nn.Parameter(torch.empty(size), requires_grad=False) if has_bias else None
+        self.bias: Tensor | None = (
+            nn.Parameter(torch.empty(size), requires_grad=False) if has_bias else None
+        )
         self.eps, self.shift, self.rms = spec.norm_eps, spec.norm_shift, spec.norm_kind == "rms"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,28 +95,40 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention without its output projection, which the layer applies, fused with the residual add.
+    """Self-attention without its output projection, which the layer applies, fused with the
+    residual add.
 
-    A family with an attention of its own gives PackedEncoder a subclass that overrides `project` or `mix`.
+    A family with an attention of its own gives PackedEncoder a subclass that overrides `project` or
+    `mix`.
     """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__()
         size = spec.head_size
         self.parts = (spec.heads, spec.shared, spec.shared)
-        self.qkv = PackedLinear(spec.hidden, sum(self.parts) * size, bias=spec.qkv_bias, slots=[part * size for part in self.parts])
+        self.qkv = PackedLinear(
+            spec.hidden,
+            sum(self.parts) * size,
+            bias=spec.qkv_bias,
+            slots=[part * size for part in self.parts],
+        )
         self.out = PackedLinear(spec.heads * size, spec.hidden, bias=spec.out_bias)
         rms = replace(spec, norm_kind="rms")
         self.q_norm = Norm(rms, size) if spec.qk_norm else None
         self.k_norm = Norm(rms, size) if spec.qk_norm else None
         self.head_size = size
         self.scale = size**-0.5 if spec.scale is None else spec.scale
-        self.causal, self.window, self.rope, self.softcap = spec.causal, layer.window, layer.rope, spec.softcap
+        self.causal, self.window, self.rope, self.softcap = (
+            spec.causal,
+            layer.window,
+            layer.rope,
+            spec.softcap,
+        )
 
     @property
     def goes_by_runs(self) -> bool:
-        """Whether it launches something for each run of equal lengths, so that the lengths, not the batch's shape, decide what is
-        launched."""
+        """Whether it launches something for each run of equal lengths, so that the lengths, not the
+        batch's shape, decide what is launched."""
         return False
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
@@ -121,29 +136,50 @@ class Attention(nn.Module):
         q, k, v = self.project(x, shared)
         return self.mix(q, k, v, batch, batch.layout, shared)
 
-    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
-        """The same for one row of each sequence only: [tokens, hidden] -> [sequences, heads * head_size]"""
+    def of_rows(
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+    ) -> Tensor:
+        """The same for one row of each sequence only: [tokens, hidden] -> [sequences, heads *
+        head_size]
+        """
         q, k, v = self.project(x, shared)
         return self.mix(q.index_select(0, rows), k, v, batch, layout, shared)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
-        """[queries, heads, head_size], [tokens, kv_heads, head_size] twice -> [queries, heads * head_size]"""
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+    ) -> Tensor:
+        """[queries, heads, head_size], [tokens, kv_heads, head_size] twice -> [queries, heads *
+        head_size]
+        """
         if batch.key_rows is not None:
             k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
         mixed = varlen_attention(
-            q, k, v, layout, scale=self.scale, causal=self.causal, window=self.window, bias=shared.bias, softcap=self.softcap
+            q,
+            k,
+            v,
+            layout,
+            scale=self.scale,
+            causal=self.causal,
+            window=self.window,
+            bias=shared.bias,
+            softcap=self.softcap,
         )
         return mixed.flatten(1)
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens, kv_heads, head_size]"""
+        """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens,
+        kv_heads, head_size]
+        """
         fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
-        # Queries and keys are adjacent in the fused projection, which may be changed in place: nothing else reads it.
+        # Queries and keys are adjacent in the fused projection, which may be changed in place:
+        # nothing else reads it.
         both, v = fused.split_with_sizes((sum(self.parts[:2]), self.parts[2]), dim=1)
         rotation = None if self.rope is None else shared.rotations[self.rope]
         if self.q_norm is not None and self.k_norm is not None:
             return *norm_rotate(both, self._head_norms(self.q_norm, self.k_norm), rotation), v
-        q, k = (both if rotation is None else rotate(both, *rotation)).split_with_sizes(self.parts[:2], dim=1)
+        q, k = (both if rotation is None else rotate(both, *rotation)).split_with_sizes(
+            self.parts[:2], dim=1
+        )
         return q, k, v
 
     def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms:
@@ -157,7 +193,13 @@ class FeedForward(nn.Module):
         super().__init__()
         fused = spec.activation == "gelu" and not spec.gated
         parts = [spec.ffn] * (2 if spec.gated else 1)
-        self.up = PackedLinear(spec.hidden, sum(parts), bias=spec.up_bias, activation="gelu" if fused else "none", slots=parts)
+        self.up = PackedLinear(
+            spec.hidden,
+            sum(parts),
+            bias=spec.up_bias,
+            activation="gelu" if fused else "none",
+            slots=parts,
+        )
         self.down = PackedLinear(spec.ffn, spec.hidden, bias=spec.down_bias)
         if spec.gated and spec.activation == "quick_gelu":
             raise ValueError("quick_gelu is not served with a gate")
@@ -186,7 +228,9 @@ Block = PackedLinear | FeedForward | Experts | GatedExperts
 
 
 def add_and_norm(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """block(x) + residual, and its norm: the residual add is fused into the norm's launch, or into the block's matrix product."""
+    """block(x) + residual, and its norm: the residual add is fused into the norm's launch, or into
+    the block's matrix product.
+    """
     if has_triton(x):
         return norm.add(_whole(block, x), residual)
     total = block.add(x, residual)
@@ -194,7 +238,9 @@ def add_and_norm(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> tuple
 
 
 def norm_of_sum(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> Tensor:
-    """The norm of block(x) + residual, as `add_and_norm` computes it, where the sum itself is not needed."""
+    """The norm of block(x) + residual, as `add_and_norm` computes it, where the sum itself is not
+    needed.
+    """
     if has_triton(x):
         return norm.of_sum(_whole(block, x), residual)
     return norm.forward(block.add(x, residual))
@@ -212,7 +258,8 @@ AttentionType = Callable[[EncoderSpec, LayerSpec], Attention]
 
 
 class Layer(nn.Module):
-    """One transformer layer: attention and feed-forward, each with its residual. Subclasses place the norms.
+    """One transformer layer: attention and feed-forward, each with its residual. Subclasses place
+    the norms.
 
     `goes_by_runs`: as `Attention.goes_by_runs`, of the layer beside its attention.
     """
@@ -222,18 +269,25 @@ class Layer(nn.Module):
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__()
         self.attn = attention(spec, layer)
-        self.ffn: FeedForward | Experts | GatedExperts = FeedForward(spec) if not layer.experts else _experts(spec, layer.experts)
+        self.ffn: FeedForward | Experts | GatedExperts = (
+            FeedForward(spec) if not layer.experts else _experts(spec, layer.experts)
+        )
         self.attn_norm = Norm(spec) if layer.attention_norm else None
         self.ffn_norm = Norm(spec)
         self._linears: tuple[PackedLinear, ...] = ()
         self._native: native_layer.NativeLayer | None = None
-        # Beside layers with experts operators compute all: what rounds elsewhere than they do sends tokens to other experts.
+        # Beside layers with experts operators compute all: what rounds elsewhere than they do sends
+        # tokens to other experts.
         self._is_asked = any(one.experts for one in spec.layers)
 
     def _parts(self) -> native_layer.LayerParts | None:
         """What the layer consists of, if it is one of the common forms."""
         attn, ffn, post = self.attn, self.ffn, type(self) is PostNormLayer
-        if not (post or type(self) is PreNormLayer) or type(attn) is not Attention or type(ffn) is not FeedForward:
+        if (
+            not (post or type(self) is PreNormLayer)
+            or type(attn) is not Attention
+            or type(ffn) is not FeedForward
+        ):
             return None
         if attn.softcap is not None:
             return None
@@ -278,9 +332,11 @@ class Layer(nn.Module):
         layout: Layout,
         pages: native_layer.LayerPages | None = None,
     ) -> Tensor | None:
-        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can; or None.
+        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can; or
+        None.
 
-        `pages`: where keys and values are stored beside that, and perhaps read (`NativeLayer.forward`).
+        `pages`: where keys and values are stored beside that, and perhaps read
+        (`NativeLayer.forward`).
         """
         if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
@@ -306,8 +362,12 @@ class Layer(nn.Module):
             return done
         return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
 
-    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
-        """The same for one row of each sequence: only keys and values are computed for the others. Returns [sequences, hidden]."""
+    def of_rows(
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+    ) -> Tensor:
+        """The same for one row of each sequence: only keys and values are computed for the others.
+        Returns [sequences, hidden].
+        """
         done = self.at_once(x, batch, shared, rows, layout)
         if done is not None:
             return done
@@ -328,7 +388,11 @@ class PostNormLayer(Layer):
         return x
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
-        normed = self.attn.out.add(mixed, x) if self.attn_norm is None else norm_of_sum(self.attn.out, self.attn_norm, mixed, x)
+        normed = (
+            self.attn.out.add(mixed, x)
+            if self.attn_norm is None
+            else norm_of_sum(self.attn.out, self.attn_norm, mixed, x)
+        )
         return norm_of_sum(self.ffn, self.ffn_norm, normed, normed)
 
 
@@ -353,22 +417,27 @@ class SandwichLayer(Layer):
         return self.ffn_out_norm.plus(self.ffn.whole(self.ffn_norm.forward(x)), x)
 
 
-_LAYERS: dict[str, type[Layer]] = {"post": PostNormLayer, "pre": PreNormLayer, "sandwich": SandwichLayer}
+_LAYERS: dict[str, type[Layer]] = {
+    "post": PostNormLayer,
+    "pre": PreNormLayer,
+    "sandwich": SandwichLayer,
+}
 
 
 LayerType = Callable[[EncoderSpec, LayerSpec, AttentionType], Layer]
 
 
 class PositionBias(nn.Module):
-    """A family's bias on attention scores by distance. `table` is `varlen_attention`'s `bias`; a subclass computes it in
-    `prepare`.
+    """A family's bias on attention scores by distance. `table` is `varlen_attention`'s `bias`; a
+    subclass computes it in `prepare`.
     """
 
     table: Tensor
 
 
 class PackedEncoder(nn.Module):
-    """A packed batch to hidden states. Its input layer decides what the input is: token ids, or rows that stand for no token.
+    """A packed batch to hidden states. Its input layer decides what the input is: token ids, or
+    rows that stand for no token.
 
     `max_positions`: the longest sequence it takes.
     """
@@ -387,7 +456,9 @@ class PackedEncoder(nn.Module):
         self.hidden_size, self.max_positions = spec.hidden, embed.max_positions
         self.causal = spec.causal
         self.recurrent = any(each.delta is not None for each in spec.layers)
-        """Whether a layer carries a state from token to token: it has no keys of which some could be hidden, or shared."""
+        """Whether a layer carries a state from token to token: it has no keys of which some could
+        be hidden, or shared.
+        """
         self.embed, self.relative = embed, relative
         kind = _LAYERS[spec.norm] if layer is None else layer
         own = [kind(spec, each, attention) for each in spec.layers]
@@ -395,23 +466,45 @@ class PackedEncoder(nn.Module):
         self.stack = tuple(own[number] for number in spec.order) if spec.order else tuple(own)
         final = spec if spec.final_eps is None else replace(spec, norm_eps=spec.final_eps)
         self.norm = None if spec.norm == "post" else Norm(final)
-        self.long_from = max((each.rope.long_from for each in spec.layers if each.rope is not None), default=0)
-        """Sequences of more tokens have other rotary frequencies, from their first token on (LongRoPE); 0: none have."""
-        self._ropes = tuple(dict.fromkeys(each.rope for each in spec.layers if each.rope is not None))
+        self.long_from = max(
+            (each.rope.long_from for each in spec.layers if each.rope is not None), default=0
+        )
+        """Sequences of more tokens have other rotary frequencies, from their first token on
+        (LongRoPE); 0: none have.
+        """
+        self._ropes = tuple(
+            dict.fromkeys(each.rope for each in spec.layers if each.rope is not None)
+        )
         self._frequencies: dict[Rope, Tensor] = {}
         self._long: dict[Rope, Tensor] = {}
         self._axes: dict[Rope, Tensor] = {}
-        self._together: Tensor | None = None  # the frequencies of all rotations of plain positions with one factor, end to end
-        # Kernels place a single query at the end of its keys, so masks and biases by distance would be wrong for a first token.
-        plain = bool(spec.layers) and not spec.causal and spec.layers[-1].window is None and relative is None
-        self._short: tuple[Rows, ...] = ("first", "last") if plain else ("last",) if spec.layers else ()
+        self._together: Tensor | None = (
+            None  # the frequencies of all rotations of plain positions with one factor, end to end
+        )
+        # Kernels place a single query at the end of its keys, so masks and biases by distance would
+        # be wrong for a first token.
+        plain = (
+            bool(spec.layers)
+            and not spec.causal
+            and spec.layers[-1].window is None
+            and relative is None
+        )
+        self._short: tuple[Rows, ...] = (
+            ("first", "last") if plain else ("last",) if spec.layers else ()
+        )
 
     def prepare(self) -> None:
-        """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the encoder's type."""
+        """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the
+        encoder's type.
+        """
         self._frequencies = {rope: self._on_device(rope.frequencies) for rope in self._ropes}
         self._long = {rope: self._on_device(rope.long) for rope in self._ropes if rope.long}
-        self._axes = {rope: torch.tensor(rope.axes, device=self.device) for rope in self._ropes if rope.axes}
-        is_plain = len({rope.factor for rope in self._ropes}) == 1 and not self._long and not self._axes
+        self._axes = {
+            rope: torch.tensor(rope.axes, device=self.device) for rope in self._ropes if rope.axes
+        }
+        is_plain = (
+            len({rope.factor for rope in self._ropes}) == 1 and not self._long and not self._axes
+        )
         self._together = torch.cat(list(self._frequencies.values())) if is_plain else None
 
     def _on_device(self, numbers: tuple[float, ...]) -> Tensor:
@@ -419,8 +512,12 @@ class PackedEncoder(nn.Module):
 
     @cached_property
     def goes_by_runs(self) -> bool:
-        """Whether the lengths of a batch's sequences decide what is launched, and not its shape alone."""
-        return self.long_from > 0 or any(layer.goes_by_runs or layer.attn.goes_by_runs for layer in self.stack)
+        """Whether the lengths of a batch's sequences decide what is launched, and not its shape
+        alone.
+        """
+        return self.long_from > 0 or any(
+            layer.goes_by_runs or layer.attn.goes_by_runs for layer in self.stack
+        )
 
     @property
     def shares_prefixes(self) -> bool:
@@ -429,7 +526,9 @@ class PackedEncoder(nn.Module):
 
     @property
     def token_weight(self) -> Tensor:
-        """The token table [vocabulary, embedding size] in the encoder's type, for heads that share it (a tied decoder)."""
+        """The token table [vocabulary, embedding size] in the encoder's type, for heads that share
+        it (a tied decoder).
+        """
         if not isinstance(self.embed, TokenEmbedding):
             raise TypeError("the encoder takes no token ids")
         return self.embed.token.weight
@@ -449,11 +548,13 @@ class PackedEncoder(nn.Module):
         return resident_bytes(self)
 
     @torch.inference_mode()
-    def forward(self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between) -> Tensor:
+    def forward(
+        self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between
+    ) -> Tensor:
         """Hidden states [tokens, hidden] in the encoder's type.
 
-        With `rows`, only one row of each sequence, in their order: [sequences, hidden]. Most of the last layer is then skipped
-        where the family allows it.
+        With `rows`, only one row of each sequence, in their order: [sequences, hidden]. Most of the
+        last layer is then skipped where the family allows it.
         """
         shared = self.shared(batch)
         short = rows in self._short
@@ -464,7 +565,11 @@ class PackedEncoder(nn.Module):
         if rows is not None:
             between()
             chosen = batch.rows(rows)
-            x = self.stack[-1].of_rows(x, batch, shared, chosen, batch.row_layout()) if short else x.index_select(0, chosen)
+            x = (
+                self.stack[-1].of_rows(x, batch, shared, chosen, batch.row_layout())
+                if short
+                else x.index_select(0, chosen)
+            )
         return x if self.norm is None else self.norm.forward(x)
 
     def shared(self, batch: Packed) -> Shared:
@@ -489,22 +594,34 @@ class PackedEncoder(nn.Module):
         # One launch for all of them; the kernels that rotate take slices of its rows.
         cos, sin = angles(batch.positions, self._together, self._ropes[0].factor)
         pairs = [len(rope.frequencies) for rope in self._ropes]
-        parts = zip(cos.split_with_sizes(pairs, dim=1), sin.split_with_sizes(pairs, dim=1), strict=True)
+        parts = zip(
+            cos.split_with_sizes(pairs, dim=1), sin.split_with_sizes(pairs, dim=1), strict=True
+        )
         return dict(zip(self._ropes, parts, strict=True))
 
     def _rotation(self, rope: Rope, batch: Packed) -> Rotation:
         if batch.axes is None or not rope.axes:
             return angles(batch.positions, self._of_lengths(rope, batch), rope.factor)
-        return angles(batch.axes.index_select(0, self._axes[rope]).T.contiguous(), self._frequencies[rope], rope.factor)
+        return angles(
+            batch.axes.index_select(0, self._axes[rope]).T.contiguous(),
+            self._frequencies[rope],
+            rope.factor,
+        )
 
     def _of_lengths(self, rope: Rope, batch: Packed) -> Tensor:
-        """The frequencies [pairs], or [tokens, pairs] where some of the batch's sequences are long."""
+        """The frequencies [pairs], or [tokens, pairs] where some of the batch's sequences are
+        long.
+        """
         short = self._frequencies[rope]
-        is_long = [bool(rope.long) and length > rope.long_from for length in batch.wholes or batch.keys]
+        is_long = [
+            bool(rope.long) and length > rope.long_from for length in batch.wholes or batch.keys
+        ]
         if not any(is_long):
             return short
         both = torch.stack((short, self._long[rope]))
-        return both.index_select(0, to_device(np.repeat(is_long, batch.lengths).astype(np.int32), self.device))
+        return both.index_select(
+            0, to_device(np.repeat(is_long, batch.lengths).astype(np.int32), self.device)
+        )
 
 
 def resident_bytes(module: nn.Module) -> int:

@@ -1,9 +1,12 @@
-"""Mixture of experts (MoE), in place of a layer's feed-forward: a router sends each token to its top-k experts.
+"""Mixture of experts (MoE), in place of a layer's feed-forward: a router sends each token to its
+top-k experts.
 
-On the CPU the tokens of each expert are gathered, so that only the chosen experts compute. So they are on GPUs that have grouped
-products (`libs/kernels/linear/grouped.py`). Other devices would need the number of each expert's tokens on the host, which would
-synchronise the host with the device, so all experts compute all tokens there: two matrix products for all experts, the unchosen
-weighted with 0. That costs experts / used times the arithmetic, and beside the router no more launches than a plain feed-forward.
+On the CPU the tokens of each expert are gathered, so that only the chosen experts compute. So they
+are on GPUs that have grouped products (`libs/kernels/linear/grouped.py`). Other devices would need
+the number of each expert's tokens on the host, which would synchronise the host with the device, so
+all experts compute all tokens there: two matrix products for all experts, the unchosen weighted
+with 0. That costs experts / used times the arithmetic, and beside the router no more launches than
+a plain feed-forward.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from libs.models.layers.spec import EncoderSpec
 
 
 class ExpertWeights(nn.Module):
-    """`w1` and `w2` of all experts, stacked by rows: [experts * ffn, hidden] each; w2 is not transposed."""
+    """`w1` and `w2` of all experts, stacked by rows: [experts * ffn, hidden] each; w2 is not
+    transposed.
+    """
 
     def __init__(self, experts: int, ffn: int, hidden: int) -> None:
         super().__init__()
@@ -29,8 +34,9 @@ class ExpertWeights(nn.Module):
 
 
 class Experts(nn.Module):
-    """The sum over the chosen experts of share * (activation(x w1') w2), plus one bias. Shares are the router's softmax over all
-    experts, not renormalised over the chosen ones (MegaBlocks' dropless MoE, as nomic-embed-text-v2-moe was trained).
+    """The sum over the chosen experts of share * (activation(x w1') w2), plus one bias. Shares are
+    the router's softmax over all experts, not renormalised over the chosen ones (MegaBlocks'
+    dropless MoE, as nomic-embed-text-v2-moe was trained).
     """
 
     def __init__(self, spec: EncoderSpec, experts: int) -> None:
@@ -40,10 +46,16 @@ class Experts(nn.Module):
         self.weights = ExpertWeights(experts, spec.ffn, spec.hidden)
         self.bias: Tensor = nn.Parameter(torch.empty(spec.hidden), requires_grad=False)
         self.up, self.down = nn.ModuleList(), nn.ModuleList()
-        self._experts, self._used, self._function = experts, spec.experts_used, FUNCTIONS[spec.activation]
+        self._experts, self._used, self._function = (
+            experts,
+            spec.experts_used,
+            FUNCTIONS[spec.activation],
+        )
 
     def prepare(self) -> None:
-        """Once loaded: on the CPU, splits the weights into a linear layer per expert, which is prepacked when it is prepared."""
+        """Once loaded: on the CPU, splits the weights into a linear layer per expert, which is
+        prepacked when it is prepared.
+        """
         if self.weights.w1.device.type != "cpu" or len(self.up):
             return
         for w1 in self.weights.w1.chunk(self._experts):
@@ -79,7 +91,10 @@ class Experts(nn.Module):
     def by_expert(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """`of_chosen` in grouped products. `shares`, `chosen`: [rows, used]."""
         pairs = ByExpert.of(chosen, self._experts)
-        w1, w2 = (weight.view(self._experts, -1, x.shape[1]) for weight in (self.weights.w1, self.weights.w2))
+        w1, w2 = (
+            weight.view(self._experts, -1, x.shape[1])
+            for weight in (self.weights.w1, self.weights.w2)
+        )
         inner = self._function(pairs.product(x.index_select(0, pairs.rows), w1.transpose(1, 2)))
         return (pairs.weighted(pairs.product(inner, w2), shares) + self.bias).to(x.dtype)
 
@@ -88,15 +103,20 @@ class Experts(nn.Module):
 
         They are applied before the second product, which then sums over the experts as well.
         """
-        inner = self._function(x @ self.weights.w1.T).view(len(x), self._experts, -1) * shares[..., None]
+        inner = (
+            self._function(x @ self.weights.w1.T).view(len(x), self._experts, -1)
+            * shares[..., None]
+        )
         return torch.addmm(self.bias, inner.flatten(1), self.weights.w2)
 
 
 class GatedExperts(nn.Module):
-    """The sum over the chosen experts of share * (((up + 1) * activation(gate)) down), biases everywhere, gate and up clamped.
+    """The sum over the chosen experts of share * (((up + 1) * activation(gate)) down), biases
+    everywhere, gate and up clamped.
 
-    Shares are the router's softmax over the chosen experts only (gpt-oss). Where all experts compute all tokens, some tokens at a
-    time are computed, since all experts' inner states would be large.
+    Shares are the router's softmax over the chosen experts only (gpt-oss). Where all experts
+    compute all tokens, some tokens at a time are computed, since all experts' inner states would be
+    large.
     """
 
     ROWS: Final = 256
@@ -104,11 +124,23 @@ class GatedExperts(nn.Module):
     def __init__(self, spec: EncoderSpec, experts: int) -> None:
         super().__init__()
         self.router = PackedLinear(spec.hidden, experts, bias=True, exact=True)
-        self.gate_up_proj: Tensor = nn.Parameter(torch.empty(experts, spec.hidden, 2 * spec.ffn), requires_grad=False)
-        self.gate_up_proj_bias: Tensor = nn.Parameter(torch.empty(experts, 2 * spec.ffn), requires_grad=False)
-        self.down_proj: Tensor = nn.Parameter(torch.empty(experts, spec.ffn, spec.hidden), requires_grad=False)
-        self.down_proj_bias: Tensor = nn.Parameter(torch.empty(experts, spec.hidden), requires_grad=False)
-        self._used, self._limit, self._function = spec.experts_used, spec.gate_limit, FUNCTIONS[spec.activation]
+        self.gate_up_proj: Tensor = nn.Parameter(
+            torch.empty(experts, spec.hidden, 2 * spec.ffn), requires_grad=False
+        )
+        self.gate_up_proj_bias: Tensor = nn.Parameter(
+            torch.empty(experts, 2 * spec.ffn), requires_grad=False
+        )
+        self.down_proj: Tensor = nn.Parameter(
+            torch.empty(experts, spec.ffn, spec.hidden), requires_grad=False
+        )
+        self.down_proj_bias: Tensor = nn.Parameter(
+            torch.empty(experts, spec.hidden), requires_grad=False
+        )
+        self._used, self._limit, self._function = (
+            spec.experts_used,
+            spec.gate_limit,
+            FUNCTIONS[spec.activation],
+        )
 
     def whole(self, x: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, hidden]"""
@@ -118,10 +150,17 @@ class GatedExperts(nn.Module):
             return self.of_chosen(x, shares, chosen)
         if has_grouped(x, *self.down_proj.shape[1:]):
             return self.by_expert(x, shares, chosen)
-        spread = shares.new_zeros(len(x), len(self.down_proj)).scatter(-1, chosen, shares).to(x.dtype)
+        spread = (
+            shares.new_zeros(len(x), len(self.down_proj)).scatter(-1, chosen, shares).to(x.dtype)
+        )
         parts = [min(self.ROWS, len(x) - first) for first in range(0, len(x), self.ROWS)]
         return torch.cat(
-            [self.of_all(*part) for part in zip(x.split_with_sizes(parts), spread.split_with_sizes(parts), strict=True)]
+            [
+                self.of_all(*part)
+                for part in zip(
+                    x.split_with_sizes(parts), spread.split_with_sizes(parts), strict=True
+                )
+            ]
         )
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
@@ -129,12 +168,17 @@ class GatedExperts(nn.Module):
         return self.whole(x) + residual
 
     def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """Computes each expert for the rows routed to it, and adds them up in float32. `shares`, `chosen`: [rows, used]."""
+        """Computes each expert for the rows routed to it, and adds them up in float32. `shares`,
+        `chosen`: [rows, used].
+        """
         out = torch.zeros_like(x, dtype=torch.float32)
         for number in range(len(self.down_proj)):
             rows, places = (chosen == number).nonzero(as_tuple=True)
             if len(rows):
-                inner = self._gated(x.index_select(0, rows) @ self.gate_up_proj[number] + self.gate_up_proj_bias[number])
+                inner = self._gated(
+                    x.index_select(0, rows) @ self.gate_up_proj[number]
+                    + self.gate_up_proj_bias[number]
+                )
                 answer = inner @ self.down_proj[number] + self.down_proj_bias[number]
                 out.index_add_(0, rows, answer.float() * shares[rows, places, None])
         return out.to(x.dtype)
@@ -144,19 +188,25 @@ class GatedExperts(nn.Module):
         pairs = ByExpert.of(chosen, len(self.down_proj))
         both = pairs.product(x.index_select(0, pairs.rows), self.gate_up_proj)
         inner = self._gated(both + self.gate_up_proj_bias.index_select(0, pairs.experts))
-        answers = pairs.product(inner, self.down_proj) + self.down_proj_bias.index_select(0, pairs.experts)
+        answers = pairs.product(inner, self.down_proj) + self.down_proj_bias.index_select(
+            0, pairs.experts
+        )
         return pairs.weighted(answers, shares).to(x.dtype)
 
     def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
         """Computes every expert for all rows. `shares`: [rows, experts], 0 for the unchosen."""
         inner = self._gated(torch.matmul(x, self.gate_up_proj) + self.gate_up_proj_bias[:, None])
         inner = inner.transpose(0, 1) * shares[..., None]
-        return torch.addmm(shares @ self.down_proj_bias, inner.flatten(1), self.down_proj.flatten(0, 1))
+        return torch.addmm(
+            shares @ self.down_proj_bias, inner.flatten(1), self.down_proj.flatten(0, 1)
+        )
 
     def _gated(self, both: Tensor) -> Tensor:
         """[..., 2 * ffn], the gate first -> [..., ffn]"""
         gate, up = both.chunk(2, dim=-1)
-        return (up.clamp(-self._limit, self._limit) + 1) * self._function(gate.clamp(max=self._limit))
+        return (up.clamp(-self._limit, self._limit) + 1) * self._function(
+            gate.clamp(max=self._limit)
+        )
 
 
 def _linear(weight: Tensor) -> PackedLinear:

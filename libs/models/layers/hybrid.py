@@ -1,4 +1,6 @@
-"""What mixes tokens in Qwen3.5: a gated delta net in most layers, and attention with a gate on its output in the others."""
+"""What mixes tokens in Qwen3.5: a gated delta net in most layers, and attention with a gate on its
+output in the others.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def mixer(spec: EncoderSpec, layer: LayerSpec) -> Attention:
 
 
 class GatedAttention(Attention):
-    """Attention whose output is multiplied by the sigmoid of a gate, which the query projection gives after each head's query."""
+    """Attention whose output is multiplied by the sigmoid of a gate, which the query projection
+    gives after each head's query.
+    """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__(spec, layer)
@@ -34,12 +38,18 @@ class GatedAttention(Attention):
         q, k, v, gate = self._projected(x, shared)
         return self.mix(q, k, v, batch, batch.layout, shared) * gate
 
-    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+    def of_rows(
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+    ) -> Tensor:
         q, k, v, gate = self._projected(x, shared)
-        return self.mix(q.index_select(0, rows), k, v, batch, layout, shared) * gate.index_select(0, rows)
+        return self.mix(q.index_select(0, rows), k, v, batch, layout, shared) * gate.index_select(
+            0, rows
+        )
 
     def _projected(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values as of `project`, and what the output is multiplied by: [tokens, heads * head_size]"""
+        """Queries, keys and values as of `project`, and what the output is multiplied by: [tokens,
+        heads * head_size]
+        """
         heads, keys, values = self.parts
         fused = self.qkv.forward(x).view(len(x), -1, self.head_size)
         both, k, v = fused.split_with_sizes((2 * heads, keys, values), dim=1)
@@ -65,9 +75,11 @@ class Convolution(nn.Module):
 
 
 class GatedDeltaNet(Attention):
-    """A gated delta net (`delta.py`) in the place of attention; its output projection is applied by the layer as well.
+    """A gated delta net (`delta.py`) in the place of attention; its output projection is applied by
+    the layer as well.
 
-    `inputs` projects to queries, keys and values, the gate on the output, the share that is overwritten, and the decay.
+    `inputs` projects to queries, keys and values, the gate on the output, the share that is
+    overwritten, and the decay.
     """
 
     goes_by_runs = True
@@ -76,8 +88,11 @@ class GatedDeltaNet(Attention):
         nn.Module.__init__(self)
         values = delta.widths[2]
         self.slots = (sum(delta.widths), values, delta.value_heads, delta.value_heads)
-        # In int8 its errors are kept in the state: of random weights cosines of 0.984 to 0.997 were measured, and without it 0.998.
-        self.inputs = PackedLinear(spec.hidden, sum(self.slots), bias=False, slots=self.slots, exact=True)
+        # In int8 its errors are kept in the state: of random weights cosines of 0.984 to 0.997 were
+        # measured, and without it 0.998.
+        self.inputs = PackedLinear(
+            spec.hidden, sum(self.slots), bias=False, slots=self.slots, exact=True
+        )
         self.out = PackedLinear(values, spec.hidden, bias=False)
         self.conv = Convolution(sum(delta.widths), delta.width)
         self.dt_bias: Tensor = nn.Parameter(torch.empty(delta.value_heads), requires_grad=False)
@@ -94,13 +109,20 @@ class GatedDeltaNet(Attention):
         mixed = functional.silu(self.conv.forward(qkv, shared.chunks.positions)).float()
         q, k, v = mixed.split_with_sizes(delta.widths, dim=1)
         repeats = delta.value_heads // delta.key_heads
-        q, k = (_unit(each.view(-1, delta.key_heads, delta.key_size)).repeat_interleave(repeats, dim=1) for each in (q, k))
+        q, k = (
+            _unit(each.view(-1, delta.key_heads, delta.key_size)).repeat_interleave(repeats, dim=1)
+            for each in (q, k)
+        )
         decay = -self.A_log.float().exp() * functional.softplus(step.float() + self.dt_bias.float())
         v = v.view(-1, delta.value_heads, delta.value_size)
-        reads = self.norm.forward(delta_rule(q, k, v, decay, beta.sigmoid().float(), shared.chunks).to(x.dtype))
+        reads = self.norm.forward(
+            delta_rule(q, k, v, decay, beta.sigmoid().float(), shared.chunks).to(x.dtype)
+        )
         return (reads * functional.silu(gate.float()).view_as(reads)).to(x.dtype).flatten(1)
 
-    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+    def of_rows(
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+    ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 
 

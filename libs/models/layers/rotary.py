@@ -1,7 +1,9 @@
-"""Reads the rotary positions (RoPE) and RoPE scaling of a config.json to a Rope. Called by every family with rotary positions.
+"""Reads the rotary positions (RoPE) and RoPE scaling of a config.json to a Rope. Called by every
+family with rotary positions.
 
-Scalings are in `rope_parameters`, flat or with an entry for each layer type (transformers 5), or in `rope_scaling` (older).
-The formulas are those of transformers' modeling_rope_utils, step by step in float32, so that frequencies agree to the last bit.
+Scalings are in `rope_parameters`, flat or with an entry for each layer type (transformers 5), or in
+`rope_scaling` (older). The formulas are those of transformers' modeling_rope_utils, step by step in
+float32, so that frequencies agree to the last bit.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from libs.errors import ModelBroken
 from libs.models.layers.spec import MIN_POSITIVE, Config, Rope
 
 _THETA = 10_000.0
-_MOST_TURNED = 1 << 13
+_MAX_TURNED = 1 << 13
 
 
 def rope_of(
@@ -29,29 +31,37 @@ def rope_of(
     scaled: bool = True,
     partial: bool = False,
 ) -> Rope:
-    """The rotation of heads of `size` dimensions, the last of which `partial_rotary_factor` may leave unrotated.
+    """The rotation of heads of `size` dimensions, the last of which `partial_rotary_factor` may
+    leave unrotated.
 
-    `partial`: whether the family reads that key. transformers' Llama and the families like it ignore the key without a scaling;
-    with one they fail, so this is refused.
-    `theta`: the base, unless the scaling's own keys have one; None: `rope_theta`. `kind`: the layer type ("full_attention",
-    "sliding_attention"), where `rope_parameters` has an entry for each. `scaled` False: `rope_scaling` does not apply to these
-    layers. Raises ModelBroken for an unknown scaling, naming the key, and for a size that cannot be rotated.
+    `partial`: whether the family reads that key. transformers' Llama and the families like it
+    ignore the key without a scaling; with one they fail, so this is refused. `theta`: the base,
+    unless the scaling's own keys have one; None: `rope_theta`. `kind`: the layer type
+    ("full_attention", "sliding_attention"), where `rope_parameters` has an entry for each. `scaled`
+    False: `rope_scaling` does not apply to these layers. Raises ModelBroken for an unknown scaling,
+    naming the key, and for a size that cannot be rotated.
     """
     values = config.part("rope_scaling")
     if not scaled or not config.has("rope_scaling"):
         values = config.part("rope_parameters")
         values = values.part(kind) if values.has(kind) else values
-    base = values.number("rope_theta", config.number("rope_theta", _THETA) if theta is None else theta)
+    base = values.number(
+        "rope_theta", config.number("rope_theta", _THETA) if theta is None else theta
+    )
     key = "rope_type" if values.has("rope_type") else "type"
     name = values.text(key, "default")
     share = values.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if not partial and share != 1.0 and name != "default":
         where = values if values.has("partial_rotary_factor") else config
-        raise where.unsupported("partial_rotary_factor", f"this family rotates whole heads where {key} is {name}")
+        raise where.unsupported(
+            "partial_rotary_factor", f"this family rotates whole heads where {key} is {name}"
+        )
     turned = int(size * share) if partial else size
-    if turned < 2 or turned % 2 or turned > _MOST_TURNED:
-        wanted = f"an even number of numbers of each head, at most {_MOST_TURNED:,}"
-        raise ModelBroken(f"config.json: rotary positions need {wanted}: of {size} they get {turned}")
+    if turned < 2 or turned % 2 or turned > _MAX_TURNED:
+        wanted = f"an even number of numbers of each head, at most {_MAX_TURNED:,}"
+        raise ModelBroken(
+            f"config.json: rotary positions need {wanted}: of {size} they get {turned}"
+        )
     if name not in _SCALINGS:
         raise values.unsupported(key, f"supported are {', '.join(_SCALINGS)}")
     frequencies, factor = _SCALINGS[name](values, config, base, turned)
@@ -60,19 +70,25 @@ def rope_of(
 
 
 def _axes(values: Config, pairs: int) -> tuple[int, ...]:
-    """M-RoPE (arXiv 2409.12191): which of time, height and width turns each pair; none for a model of one dimension."""
+    """M-RoPE (arXiv 2409.12191): which of time, height and width turns each pair; none for a model
+    of one dimension.
+    """
     if not values.has("mrope_section"):
         return ()
     sections = [int(size) for size in values.numbers("mrope_section", (0.0, 0.0, 0.0))]
     if sum(sections) != pairs or min(sections) < 0:
-        raise values.unsupported("mrope_section", f"three numbers are needed that make up the {pairs} pairs of a head")
+        raise values.unsupported(
+            "mrope_section", f"three numbers are needed that make up the {pairs} pairs of a head"
+        )
     if not values.flag("mrope_interleaved", False):
         return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
     return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(pairs))
 
 
 def _plain(base: float, size: int) -> Tensor:
-    """RoFormer's base^(-2i / size) (arXiv 2104.09864): float32 [size / 2], on the CPU whichever device a model is built on."""
+    """RoFormer's base^(-2i / size) (arXiv 2104.09864): float32 [size / 2], on the CPU whichever
+    device a model is built on.
+    """
     return 1.0 / base ** _exponents(size)
 
 
@@ -81,7 +97,9 @@ def _exponents(size: int) -> Tensor:
 
 
 def _default(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """No scaling; also `dynamic`, which changes frequencies only beyond `max_position_embeddings`, a length never served."""
+    """No scaling; also `dynamic`, which changes frequencies only beyond `max_position_embeddings`,
+    a length never served.
+    """
     return _plain(base, size), 1.0
 
 
@@ -91,7 +109,9 @@ def _linear(values: Config, config: Config, base: float, size: int) -> tuple[Ten
 
 
 def _ntk(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """Alibaba-NLP/new-impl's: fixed NTK and, with `mixed_b`, mixed NTK (kexue.fm/archives/9706, formulas 6 and 10 to 13)."""
+    """Alibaba-NLP/new-impl's: fixed NTK and, with `mixed_b`, mixed NTK (kexue.fm/archives/9706,
+    formulas 6 and 10 to 13).
+    """
     factor = values.number("factor")
     if factor <= 1.0:
         return _plain(base, size), 1.0
@@ -99,13 +119,21 @@ def _ntk(values: Config, config: Config, base: float, size: int) -> tuple[Tensor
         return _plain(base * factor, size) / factor ** (2 / size), 1.0
     power = values.number("mixed_b")
     step = math.log(factor) / (size / 2) ** power
-    return _plain(base, size) / (step * torch.arange(1, size // 2 + 1, device="cpu").float() ** power).exp(), 1.0
+    return _plain(base, size) / (
+        step * torch.arange(1, size // 2 + 1, device="cpu").float() ** power
+    ).exp(), 1.0
 
 
 def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """YaRN: low frequencies are interpolated, high ones kept, with a linear ramp between them (arXiv 2309.00071)."""
+    """YaRN: low frequencies are interpolated, high ones kept, with a linear ramp between them
+    (arXiv 2309.00071).
+    """
     original = _original_length(values, config)
-    factor = values.number("factor") if values.has("factor") else config.size("max_position_embeddings") / original
+    factor = (
+        values.number("factor")
+        if values.has("factor")
+        else config.size("max_position_embeddings") / original
+    )
 
     def pair(turns: float) -> float:
         """The index of the pair that makes so many rotations within the original context length."""
@@ -115,14 +143,20 @@ def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tenso
     if values.flag("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
-    ramp = (torch.arange(size // 2, dtype=torch.float32, device="cpu") - low) / (high - low or 0.001)
+    ramp = (torch.arange(size // 2, dtype=torch.float32, device="cpu") - low) / (
+        high - low or 0.001
+    )
     kept = 1 - ramp.clamp(0, 1)
     periods = base ** _exponents(size)
-    return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept, _yarn_factor(values, factor)
+    return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept, _yarn_factor(
+        values, factor
+    )
 
 
 def _yarn_factor(values: Config, factor: float) -> float:
-    """YaRN's attention factor on cos and sin: the given one, or the paper's, or DeepSeek's ratio of two."""
+    """YaRN's attention factor on cos and sin: the given one, or the paper's, or DeepSeek's ratio of
+    two.
+    """
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -134,9 +168,15 @@ def _yarn_factor(values: Config, factor: float) -> float:
 
 
 def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1's reference code)."""
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama
+    3.1's reference code).
+    """
     original = _original_length(values, config)
-    factor, low, high = values.number("factor"), values.number("low_freq_factor"), values.number("high_freq_factor")
+    factor, low, high = (
+        values.number("factor"),
+        values.number("low_freq_factor"),
+        values.number("high_freq_factor"),
+    )
     plain = _plain(base, size)
     waves = 2 * math.pi / plain
     share = (original / waves - low) / (high - low)
@@ -146,7 +186,9 @@ def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Ten
 
 
 def _longrope(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753), for sequences within the original context: each pair is slowed by a factor of its own."""
+    """LongRoPE (arXiv 2402.13753), for sequences within the original context: each pair is slowed
+    by a factor of its own.
+    """
     original = _original_length(values, config)
     factor = values.positive("factor", config.size("max_position_embeddings") / original)
     scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -155,7 +197,10 @@ def _longrope(values: Config, config: Config, base: float, size: int) -> tuple[T
 
 def _with_long(rope: Rope, values: Config, config: Config, base: float, size: int) -> Rope:
     """The same with the frequencies of longer sequences, unless no sequence is longer."""
-    frequencies, original = _slowed("long_factor", values, base, size), _original_length(values, config)
+    frequencies, original = (
+        _slowed("long_factor", values, base, size),
+        _original_length(values, config),
+    )
     if config.size("max_position_embeddings") <= original:
         return rope
     return replace(rope, long=tuple(frequencies.tolist()), long_from=original)
@@ -165,11 +210,15 @@ def _slowed(key: str, values: Config, base: float, size: int) -> Tensor:
     if not values.has(key):
         raise values.unsupported(key, f"a list of {size // 2} numbers is needed")
     factors = values.numbers(key, (0.0,) * (size // 2), least=MIN_POSITIVE)
-    return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * base ** _exponents(size))
+    return 1.0 / (
+        torch.tensor(factors, dtype=torch.float32, device="cpu") * base ** _exponents(size)
+    )
 
 
 def _original_length(values: Config, config: Config) -> int:
-    """The context length before RoPE scaling; config.json's top-level key takes precedence, as in transformers."""
+    """The context length before RoPE scaling; config.json's top-level key takes precedence, as in
+    transformers.
+    """
     inner = values.size("original_max_position_embeddings", config.size("max_position_embeddings"))
     return config.size("original_max_position_embeddings", inner)
 

@@ -1,7 +1,8 @@
-"""Attention with sinks in a window: each head has a learnt score that takes part in the softmax and stands for no token (gpt-oss).
+"""Attention with sinks in a window: each head has a learnt score that takes part in the softmax and
+stands for no token (gpt-oss).
 
-No kernel of `libs/kernels` takes sinks. The window makes that cheap to do without one: tokens are cut into blocks as long as the
-window, of which each attends to itself and its two neighbours.
+No kernel of `libs/kernels` takes sinks. The window makes that cheap to do without one: tokens are
+cut into blocks as long as the window, of which each attends to itself and its two neighbours.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from libs.models.layers.encoder import Attention, Shared
 from libs.models.layers.spec import EncoderSpec, LayerSpec
 from libs.models.packed import Packed
 
-_LEAST_BLOCK: Final = 32
+_MIN_BLOCK: Final = 32
 _BLOCKS: Final = 32
 """Blocks whose scores are in memory at a time."""
 
 
 class SinkAttention(Attention):
-    """Bidirectional attention in a window, with sinks, and rotary positions of pairs 2i and 2i + 1 of a head."""
+    """Bidirectional attention in a window, with sinks, and rotary positions of pairs 2i and 2i + 1
+    of a head.
+    """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__(spec, layer)
-        # In int8 they would send tokens to other experts, which hold nearly all weights and stay as they are.
+        # In int8 they would send tokens to other experts, which hold nearly all weights and stay as
+        # they are.
         self.qkv.exact = self.out.exact = True
         self.sinks: Tensor = nn.Parameter(torch.empty(spec.heads), requires_grad=False)
 
@@ -42,22 +46,31 @@ class SinkAttention(Attention):
         q, k = turned.split_with_sizes(self.parts[:2], dim=1)
         return q, k, v
 
-    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+    def of_rows(
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+    ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+    ) -> Tensor:
         if self.window is None:
             raise ValueError("attention with sinks needs a window")
-        return attend(q, k, v, batch.positions, self.sinks, scale=self.scale, window=self.window).flatten(1)
+        return attend(
+            q, k, v, batch.positions, self.sinks, scale=self.scale, window=self.window
+        ).flatten(1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, sinks: Tensor, *, scale: float, window: int) -> Tensor:
-    """softmax over a sequence's keys within `window` on each side and the head's sink, times the values; computed in float32.
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, sinks: Tensor, *, scale: float, window: int
+) -> Tensor:
+    """softmax over a sequence's keys within `window` on each side and the head's sink, times the
+    values; computed in float32.
 
-    q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]. `positions`: [tokens], 0 where a sequence begins. `sinks`: [heads].
-    Returns [tokens, heads, dim] in the type of q.
+    q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]. `positions`: [tokens], 0 where a
+    sequence begins. `sinks`: [heads]. Returns [tokens, heads, dim] in the type of q.
     """
-    tokens, block = len(q), max(window, _LEAST_BLOCK)
+    tokens, block = len(q), max(window, _MIN_BLOCK)
     blocks = -(-tokens // block)
     after = blocks * block - tokens
     # The number of each token's sequence; no sequence has those of the tokens around.
@@ -65,24 +78,40 @@ def attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, sinks: Tensor, *,
     own = F.pad(number, (0, after), value=-1).view(blocks, block)
     other = F.pad(number, (block, after + block), value=-2).view(blocks + 2, block)
     queries = F.pad(q, (0, 0, 0, 0, 0, after)).view(blocks, block, *q.shape[1:])
-    keys, values = (F.pad(x, (0, 0, 0, 0, block, after + block)).view(blocks + 2, block, *x.shape[1:]) for x in (k, v))
+    keys, values = (
+        F.pad(x, (0, 0, 0, 0, block, after + block)).view(blocks + 2, block, *x.shape[1:])
+        for x in (k, v)
+    )
     places = torch.arange(3 * block, device=q.device)
     near = (places[block : 2 * block, None] - places).abs() <= window
     found = []
     for first in range(0, blocks, _BLOCKS):
         last = min(first + _BLOCKS, blocks)
         seen = near & (own[first:last, :, None] == _three(other, first, last)[:, None])
-        found.append(_mixed(queries[first:last], _three(keys, first, last), _three(values, first, last), seen, sinks, scale))
+        found.append(
+            _mixed(
+                queries[first:last],
+                _three(keys, first, last),
+                _three(values, first, last),
+                seen,
+                sinks,
+                scale,
+            )
+        )
     return torch.cat(found).flatten(0, 1)[:tokens].to(q.dtype)
 
 
 def _three(x: Tensor, first: int, last: int) -> Tensor:
-    """Each block with its neighbours: of [blocks + 2, block, ...], [last - first, 3 * block, ...]"""
+    """Each block with its neighbours: of [blocks + 2, block, ...], [last - first, 3 * block,
+    ...]
+    """
     return torch.cat([x[first + shift : last + shift] for shift in range(3)], dim=1)
 
 
 def _mixed(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor, scale: float) -> Tensor:
-    """[blocks, queries, heads, dim], [blocks, keys, kv_heads, dim] twice, [blocks, queries, keys] -> as q, float32"""
+    """[blocks, queries, heads, dim], [blocks, keys, kv_heads, dim] twice, [blocks, queries, keys]
+    -> as q, float32
+    """
     grouped = q.float().view(*q.shape[:2], k.shape[2], -1, q.shape[3])
     scores = torch.einsum("nqhgd,nkhd->nhgqk", grouped * scale, k.float())
     scores = scores.masked_fill(~seen[:, None, None], float("-inf"))

@@ -1,4 +1,6 @@
-"""The specification of an encoder, as data; and the typed reader of a checkpoint's config.json, from which families build it."""
+"""The specification of an encoder, as data; and the typed reader of a checkpoint's config.json,
+from which families build it.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-# Upper bounds: far above every model's, and low enough that an encoder without weights takes neither long nor memory to build.
-_MOST_SIZE: Final = 1 << 24
-_MOST_HEADS: Final = 1 << 10
-_MOST_LAYERS: Final = 1 << 10
+# Upper bounds: far above every model's, and low enough that an encoder without weights takes
+# neither long nor memory to build.
+_MAX_SIZE: Final = 1 << 24
+_MAX_HEADS: Final = 1 << 10
+_MAX_LAYERS: Final = 1 << 10
 MAX_NUMBER: Final = 1e12
 """Of fractional settings: below it no product with a size overflows float32 or int64."""
 MIN_POSITIVE: Final = 1e-30
@@ -37,10 +40,12 @@ _MAX_RATIO: Final = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token, and the factor on cos and sin.
+    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token,
+    and the factor on cos and sin.
 
-    `axes`: which row of `Packed.axes` turns each pair, for positions in several dimensions; empty: a token's place turns all.
-    `long`: the frequencies of sequences of more than `long_from` tokens (LongRoPE); empty: the same for all lengths.
+    `axes`: which row of `Packed.axes` turns each pair, for positions in several dimensions; empty:
+    a token's place turns all. `long`: the frequencies of sequences of more than `long_from` tokens
+    (LongRoPE); empty: the same for all lengths.
     """
 
     frequencies: tuple[float, ...]
@@ -52,7 +57,9 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSpec:
-    """A gated delta net. `value_heads` is a multiple of `key_heads`; `width`: tokens that its convolution covers."""
+    """A gated delta net. `value_heads` is a multiple of `key_heads`; `width`: tokens that its
+    convolution covers.
+    """
 
     key_heads: int
     value_heads: int
@@ -69,7 +76,9 @@ class DeltaSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Settings that may differ between layers. `window`: tokens visible on each side; None: the whole sequence."""
+    """Settings that may differ between layers. `window`: tokens visible on each side; None: the
+    whole sequence.
+    """
 
     rope: Rope | None = None
     window: int | None = None
@@ -80,12 +89,14 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
-    """The embedding layer: the sum of token and, where the family has them, position and segment embeddings; normalised, projected.
+    """The embedding layer: the sum of token and, where the family has them, position and segment
+    embeddings; normalised, projected.
 
-    `positions`: the rows of the position table, of which the first `offset` are for padding (RoBERTa); the rest are the longest
-    sequence. `table` False: no position embeddings (RoPE, ALiBi). `norm_eps` None: no norm. `scale`: the factor on the sum.
-    `hidden` None: as `size`. `norm_last`: projected first, without a bias, then normalised. `projected`:
-    the projection exists even if `size` equals `hidden` (ALBERT).
+    `positions`: the rows of the position table, of which the first `offset` are for padding
+    (RoBERTa); the rest are the longest sequence. `table` False: no position embeddings (RoPE,
+    ALiBi). `norm_eps` None: no norm. `scale`: the factor on the sum. `hidden` None: as `size`.
+    `norm_last`: projected first, without a bias, then normalised. `projected`: the projection
+    exists even if `size` equals `hidden` (ALBERT).
     """
 
     vocabulary: int
@@ -106,9 +117,10 @@ class EmbeddingSpec:
 class EncoderSpec:
     """A stack of transformer layers.
 
-    `norm`: after each residual add (post), before each block and once at the end (pre), or both before and after each block, the
-    residual left out (sandwich). `norm_shift`: what RMSNorm adds to its weights. `gated`: activation(gate) * up, the gate
-    stored first or, with `gate_last`, after up. `scale` of attention scores None: head_size ** -0.5.
+    `norm`: after each residual add (post), before each block and once at the end (pre), or both
+    before and after each block, the residual left out (sandwich). `norm_shift`: what RMSNorm adds
+    to its weights. `gated`: activation(gate) * up, the gate stored first or, with `gate_last`,
+    after up. `scale` of attention scores None: head_size ** -0.5.
     """
 
     hidden: int
@@ -135,8 +147,12 @@ class EncoderSpec:
     out_bias: bool = True
     up_bias: bool = True
     down_bias: bool = True
-    order: tuple[int, ...] = ()  # indices of `layers` in the order of computation, with repetitions (ALBERT); empty: each once
-    softcap: float | None = None  # replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)
+    order: tuple[
+        int, ...
+    ] = ()  # indices of `layers` in the order of computation, with repetitions (ALBERT); empty: each once
+    softcap: float | None = (
+        None  # replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)
+    )
 
     @property
     def shared(self) -> int:
@@ -145,10 +161,16 @@ class EncoderSpec:
 
 
 class Config:
-    """Typed access to a config.json. A value that cannot be served raises ModelBroken with its key."""
+    """Typed access to a config.json. A value that cannot be served raises ModelBroken with its
+    key.
+    """
 
-    def __init__(self, values: Mapping[str, object], place: str = "", file: str = "config.json") -> None:
-        """For messages: `place`, the keys that lead to these values, empty for the whole file, and `file`, its name."""
+    def __init__(
+        self, values: Mapping[str, object], place: str = "", file: str = "config.json"
+    ) -> None:
+        """For messages: `place`, the keys that lead to these values, empty for the whole file, and
+        `file`, its name.
+        """
         self._values, self._place, self._file = values, place, file
 
     @property
@@ -187,15 +209,19 @@ class Config:
     def words(self, key: str) -> tuple[str, ...]:
         """A list of texts, or one text in which `|` stands between them."""
         value = self._value(key, [])
-        return tuple(word.strip() for word in value.split("|")) if isinstance(value, str) else self.texts(key)
+        return (
+            tuple(word.strip() for word in value.split("|"))
+            if isinstance(value, str)
+            else self.texts(key)
+        )
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number; without a default the key must be there."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.unsupported(key, "a whole number is needed")
-        if abs(value) > _MOST_SIZE:
-            raise self.unsupported(key, f"at most {_MOST_SIZE:,} is served")
+        if abs(value) > _MAX_SIZE:
+            raise self.unsupported(key, f"at most {_MAX_SIZE:,} is served")
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
@@ -207,11 +233,11 @@ class Config:
 
     def layers(self, key: str, default: int | None = None) -> int:
         """How many layers there are."""
-        return self._few(key, _MOST_LAYERS, default)
+        return self._few(key, _MAX_LAYERS, default)
 
     def heads(self, key: str, default: int | None = None) -> int:
         """How many attention heads there are."""
-        return self._few(key, _MOST_HEADS, default)
+        return self._few(key, _MAX_HEADS, default)
 
     def _few(self, key: str, most: int, default: int | None) -> int:
         value = self.size(key, default)
@@ -219,7 +245,14 @@ class Config:
             raise self.unsupported(key, f"at most {most:,} are served")
         return value
 
-    def number(self, key: str, default: float | None = None, *, least: float = -MAX_NUMBER, most: float = MAX_NUMBER) -> float:
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        least: float = -MAX_NUMBER,
+        most: float = MAX_NUMBER,
+    ) -> float:
         """A finite number from `least` to `most`; without a default the key must be there."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -230,7 +263,9 @@ class Config:
             raise self.unsupported(key, f"a number from {least:g} to {most:g} is needed")
         return float(value)
 
-    def positive(self, key: str, default: float | None = None, *, most: float = MAX_NUMBER) -> float:
+    def positive(
+        self, key: str, default: float | None = None, *, most: float = MAX_NUMBER
+    ) -> float:
         """A number above 0, for settings that are divided by."""
         return self.number(key, default, least=MIN_POSITIVE, most=most)
 
@@ -243,14 +278,25 @@ class Config:
         return isinstance(self._values.get(key), int | float)
 
     def numbers(
-        self, key: str, default: tuple[float, ...], *, least: float = -MAX_NUMBER, most: float = MAX_NUMBER
+        self,
+        key: str,
+        default: tuple[float, ...],
+        *,
+        least: float = -MAX_NUMBER,
+        most: float = MAX_NUMBER,
     ) -> tuple[float, ...]:
         """As many numbers from `least` to `most` as the default has."""
         value = self._value(key, list(default))
         if not isinstance(value, list) or len(value) != len(default):
             raise self.unsupported(key, f"a list of {len(default)} numbers is needed")
-        found = Config({f"{key}[{place}]": number for place, number in enumerate(value)}, self._place, self._file)
-        return tuple(found.number(f"{key}[{place}]", least=least, most=most) for place in range(len(default)))
+        found = Config(
+            {f"{key}[{place}]": number for place, number in enumerate(value)},
+            self._place,
+            self._file,
+        )
+        return tuple(
+            found.number(f"{key}[{place}]", least=least, most=most) for place in range(len(default))
+        )
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._value(key, default)
@@ -273,7 +319,9 @@ class Config:
         return heads
 
     def require(self, key: str, wanted: object) -> None:
-        """Refuse a checkpoint that asks for anything but `wanted` (which also stands for an absent key)."""
+        """Refuse a checkpoint that asks for anything but `wanted` (which also stands for an absent
+        key).
+        """
         if self._value(key, wanted) != wanted:
             raise self.unsupported(key, f"only {wanted!r} is supported")
 
@@ -281,7 +329,9 @@ class Config:
         """The error for a key's value, to be raised by the caller."""
         if self._values.get(key) is None:
             return ModelBroken(f"{self._file}: {self._place}{key} is missing: {reason}")
-        return ModelBroken(f"{self._file}: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}")
+        return ModelBroken(
+            f"{self._file}: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}"
+        )
 
     def _value(self, key: str, default: object) -> object:
         """Null counts as absent, as it does for transformers."""

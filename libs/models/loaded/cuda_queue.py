@@ -1,7 +1,9 @@
-"""The queue of one CUDA device: batches are launched on the current stream, and events mark where each begins and ends.
+"""The queue of one CUDA device: batches are launched on the current stream, and events mark where
+each begins and ends.
 
-Answers are copied to page-locked memory behind the batch's kernels, so that a batch is over when its last event is. Waiting for an
-event releases the interpreter's lock. No line of this has run on a GPU yet (docs/gpu.md).
+Answers are copied to page-locked memory behind the batch's kernels, so that a batch is over when
+its last event is. Waiting for an event releases the interpreter's lock. No line of this has run on
+a GPU yet (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ class CudaSubmission:
     """A `Submission`. `before`: the end of the batch before."""
 
     def __init__(
-        self, copies: tuple[Tensor, ...], before: torch.cuda.Event | None, began: torch.cuda.Event, ended: torch.cuda.Event
+        self,
+        copies: tuple[Tensor, ...],
+        before: torch.cuda.Event | None,
+        began: torch.cuda.Event,
+        ended: torch.cuda.Event,
     ) -> None:
         self.copies = copies
         self._before, self._began, self._ended = before, began, ended
@@ -45,7 +51,8 @@ class CudaQueue:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Apart from the stream of the batches, so that it need not wait for a batch that was launched since.
+        # Apart from the stream of the batches, so that it need not wait for a batch that was
+        # launched since.
         self._reads = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._began = _event()
         self._ended: torch.cuda.Event | None = None
@@ -55,7 +62,9 @@ class CudaQueue:
         self._began.record(torch.cuda.current_stream(self._device))
 
     def submit(self, tensors: Sequence[Tensor]) -> CudaSubmission:
-        copies = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
+        copies = tuple(
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors
+        )
         for copy, tensor in zip(copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
         before, self._ended = self._ended, _event()
@@ -64,7 +73,8 @@ class CudaQueue:
 
     def read(self, function: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         with torch.cuda.stream(self._reads):
-            # `cpu` waits for this stream, so the results may be freed afterwards although another stream has allocated them.
+            # `cpu` waits for this stream, so the results may be freed afterwards although another
+            # stream has allocated them.
             return tuple(tensor.cpu() for tensor in function())
 
 

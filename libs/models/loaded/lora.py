@@ -1,7 +1,8 @@
 """LoRA adapters of a loaded model: binds a batch's adapters to the linear layers (multi-LoRA).
 
-Adapters are loaded into a resident model, and unloaded, while it serves. `PackedModel.forward` binds those of a batch to the layers
-(`Adapters.bound`), which add the low-rank products (`libs/kernels/linear/lora.py`). `peft.py` reads their files.
+Adapters are loaded into a resident model, and unloaded, while it serves. `PackedModel.forward`
+binds those of a batch to the layers (`Adapters.bound`), which add the low-rank products
+(`libs/kernels/linear/lora.py`). `peft.py` reads their files.
 """
 
 from __future__ import annotations
@@ -45,18 +46,24 @@ _Made = TypeVar("_Made", covariant=True)
 
 @runtime_checkable
 class PrecomputesConstants(Protocol):
-    """An encoder that precomputes constants with linear layers after loading (DeBERTa), and recomputes them for each adapter."""
+    """An encoder that precomputes constants with linear layers after loading (DeBERTa), and
+    recomputes them for each adapter.
+    """
 
     def spent(self) -> Mapping[str, Shape]:
         """The layers that were needed only for that and were freed, by name."""
 
     def relearn(self, parts: Mapping[str, LowRank]) -> Mapping[str, AdapterConstants]:
-        """The adapter's share of these constants, by the name of the module to which it is bound as `delta` (`BoundConstants`)."""
+        """The adapter's share of these constants, by the name of the module to which it is bound as
+        `delta` (`BoundConstants`).
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class BoundConstants(Generic[_Made]):
-    """The results of `PrecomputesConstants.relearn` for one module and the adapters of a batch, by their numbers in `rows`."""
+    """The results of `PrecomputesConstants.relearn` for one module and the adapters of a batch, by
+    their numbers in `rows`.
+    """
 
     rows: Rows
     parts: Mapping[int, _Made]
@@ -74,7 +81,9 @@ _Binding = tuple[_Bindable, "Delta | BoundConstants[Any]"]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An adapter on the device. `parts`: by our name of a linear layer; `learned`: by name of a module (`PrecomputesConstants`)."""
+    """An adapter on the device. `parts`: by our name of a linear layer; `learned`: by name of a
+    module (`PrecomputesConstants`).
+    """
 
     directory: Path
     bytes: int
@@ -83,7 +92,9 @@ class Loaded:
 
 
 class OwnFactors(nn.Module):
-    """The adapters of a checkpoint itself. A module, so that their tensors are counted and moved with the model's."""
+    """The adapters of a checkpoint itself. A module, so that their tensors are counted and moved
+    with the model's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,13 +109,20 @@ class OwnFactors(nn.Module):
 
 
 def _tensors_of(parts: Mapping[str, LowRank]) -> list[Tensor]:
-    return [one for part in parts.values() for one in (part.a, part.b, part.gain, part.shift) if one is not None]
+    return [
+        one
+        for part in parts.values()
+        for one in (part.a, part.b, part.gain, part.shift)
+        if one is not None
+    ]
 
 
 class Adapters:
-    """The adapters of one model, by name. `add` and `remove` may be called from any thread during a forward.
+    """The adapters of one model, by name. `add` and `remove` may be called from any thread during a
+    forward.
 
-    Binding writes to the layers, so a forward needs exclusive use of the encoder (`PackedModel.forward` takes a lock).
+    Binding writes to the layers, so a forward needs exclusive use of the encoder
+    (`PackedModel.forward` takes a lock).
     """
 
     def __init__(
@@ -115,18 +133,33 @@ class Adapters:
         device: torch.device,
         base: Callable[[], TensorFile] | None = None,
     ) -> None:
-        """`base`: opens the encoder's tensors, of which adapters with magnitudes (DoRA) need the weights; None: it cannot have
-        such adapters."""
+        """`base`: opens the encoder's tensors, of which adapters with magnitudes (DoRA) need the
+        weights; None: it cannot have such adapters."""
         self._encoder, self.names, self._device, self._base = encoder, names, device, base
-        self._dtype = torch.float32 if must_widen(torch.empty(0, dtype=dtype, device=device)) else dtype
-        self._bindable = {name: module for name, module in encoder.named_modules() if isinstance(module, _Bindable)}
-        linears = {name: module for name, module in self._bindable.items() if isinstance(module, PackedLinear)}
+        self._dtype = (
+            torch.float32 if must_widen(torch.empty(0, dtype=dtype, device=device)) else dtype
+        )
+        self._bindable = {
+            name: module
+            for name, module in encoder.named_modules()
+            if isinstance(module, _Bindable)
+        }
+        linears = {
+            name: module
+            for name, module in self._bindable.items()
+            if isinstance(module, PackedLinear)
+        }
         self.shapes = {name: Shape(linear.inputs, linear.slots) for name, linear in linears.items()}
         if isinstance(encoder, PrecomputesConstants):
             self.shapes.update(encoder.spent())
-        tables = {name: module for name, module in self._bindable.items() if isinstance(module, Table)}
+        tables = {
+            name: module for name, module in self._bindable.items() if isinstance(module, Table)
+        }
         self.shapes.update(
-            {name: Shape(len(table.weight), table.weight.shape[1:], is_table=True) for name, table in tables.items()}
+            {
+                name: Shape(len(table.weight), table.weight.shape[1:], is_table=True)
+                for name, table in tables.items()
+            }
         )
         self.own = OwnFactors()
         """The factors of the checkpoint's own adapters, which are part of the model."""
@@ -147,36 +180,49 @@ class Adapters:
 
     @torch.inference_mode()
     def add(self, name: str, directory: Path) -> int:
-        """Reads an adapter's directory; returns its bytes on the device. Raises ModelBroken with the file and key or tensor."""
+        """Reads an adapter's directory; returns its bytes on the device. Raises ModelBroken with
+        the file and key or tensor.
+        """
         parts = self._parts(self.read(directory))
         size = sum(tensor.nbytes for tensor in _tensors_of(parts))
-        learned = self._encoder.relearn(parts) if isinstance(self._encoder, PrecomputesConstants) else {}
+        learned = (
+            self._encoder.relearn(parts) if isinstance(self._encoder, PrecomputesConstants) else {}
+        )
         size += sum(made.bytes for made in learned.values())
         with self._replacing:
             self._loaded = {**self._loaded, name: Loaded(directory, size, parts, learned)}
         return size
 
     def read(self, directory: Path) -> list[Piece]:
-        """The factors of an adapter's directory. Raises ModelBroken with the file and key or tensor."""
+        """The factors of an adapter's directory. Raises ModelBroken with the file and key or
+        tensor.
+        """
         return read_pieces(directory, self.names, self.shapes)
 
     @torch.inference_mode()
     def add_own(self, name: str, pieces: Sequence[Piece]) -> None:
-        """Adds an adapter of the checkpoint itself: it stays while the model is there, also in host memory. Before any forward."""
+        """Adds an adapter of the checkpoint itself: it stays while the model is there, also in host
+        memory. Before any forward.
+        """
         self.own.add(name, self._parts(pieces))
 
     def remove(self, name: str) -> None:
-        """Unloads an adapter, if it is loaded. Its memory is free once the forward in progress is over."""
+        """Unloads an adapter, if it is loaded. Its memory is free once the forward in progress is
+        over.
+        """
         with self._replacing:
-            self._loaded = {other: adapter for other, adapter in self._loaded.items() if other != name}
+            self._loaded = {
+                other: adapter for other, adapter in self._loaded.items() if other != name
+            }
 
     @contextmanager
     def bound(self, names: Sequence[str], lengths: Sequence[int]) -> Iterator[None]:
-        """Binds a batch's adapters to the layers. `names`: the adapter of each sequence, empty for none; `lengths`: tokens of
-        each. A batch that preempts another replaces its bindings, which are restored afterwards.
+        """Binds a batch's adapters to the layers. `names`: the adapter of each sequence, empty for
+        none; `lengths`: tokens of each. A batch that preempts another replaces its bindings, which
+        are restored afterwards.
 
-        Raises KeyError for an adapter that is not loaded, ModelBroken for one that is fetched from another model (`follow`) and
-        cannot be read.
+        Raises KeyError for an adapter that is not loaded, ModelBroken for one that is fetched from
+        another model (`follow`) and cannot be read.
         """
         used = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
         before = self._bound
@@ -185,7 +231,9 @@ class Adapters:
             return
         known = self._loaded if self._followed is None else self._fetched(used, self._followed)
         known = {**self.own.adapters, **known}
-        bindings = self._bindings([known[name] for name in used], Rows.of([used.get(name) for name in names], lengths))
+        bindings = self._bindings(
+            [known[name] for name in used], Rows.of([used.get(name) for name in names], lengths)
+        )
         try:
             self._bind(bindings)
             yield
@@ -201,8 +249,8 @@ class Adapters:
         self._bound = bindings
 
     def follow(self, other: Adapters) -> None:
-        """Adapters that a batch needs and that are not loaded here are read from the directories of `other`, which belongs to the
-        same model in another data type."""
+        """Adapters that a batch needs and that are not loaded here are read from the directories of
+        `other`, which belongs to the same model in another data type."""
         self._followed = other
 
     def _fetched(self, names: Iterable[str], other: Adapters) -> Mapping[str, Loaded]:
@@ -220,8 +268,15 @@ class Adapters:
                 parts.setdefault(name, {})[number] = part
             for name, made in adapter.learned.items():
                 learned.setdefault(name, {})[number] = made
-        found = [(self._bindable[name], Delta(rows, own)) for name, own in parts.items() if name in self._bindable]
-        return [*found, *((self._bindable[name], BoundConstants(rows, own)) for name, own in learned.items())]
+        found = [
+            (self._bindable[name], Delta(rows, own))
+            for name, own in parts.items()
+            if name in self._bindable
+        ]
+        return [
+            *found,
+            *((self._bindable[name], BoundConstants(rows, own)) for name, own in learned.items()),
+        ]
 
     def _parts(self, pieces: Sequence[Piece]) -> dict[str, LowRank]:
         """The factors of each layer, on the device."""
@@ -229,8 +284,13 @@ class Adapters:
         for piece in pieces:
             by_layer.setdefault(piece.place.layer, []).append(piece)
         weights = self._weights(pieces)
-        fused = [_fused(of_it, self.shapes[layer], cache(partial(weights, layer))) for layer, of_it in by_layer.items()]
-        factors = iter(self._placed([factor for one in fused for factor in (one.a, one.b)], self._dtype))
+        fused = [
+            _fused(of_it, self.shapes[layer], cache(partial(weights, layer)))
+            for layer, of_it in by_layer.items()
+        ]
+        factors = iter(
+            self._placed([factor for one in fused for factor in (one.a, one.b)], self._dtype)
+        )
         # A gain is near 1, where bfloat16 has steps of 0.8 %.
         scales = iter(self._placed([scale for one in fused for scale in one.scales], torch.float32))
         return {
@@ -242,23 +302,34 @@ class Adapters:
         """The tensors in one buffer on the device."""
         if not tensors:
             return []
-        buffer = torch.cat([tensor.flatten() for tensor in tensors]).to(device=self._device, dtype=dtype)
+        buffer = torch.cat([tensor.flatten() for tensor in tensors]).to(
+            device=self._device, dtype=dtype
+        )
         ends = accumulate(tensor.numel() for tensor in tensors)
-        return [buffer[end - tensor.numel() : end].view(tensor.shape) for tensor, end in zip(tensors, ends, strict=True)]
+        return [
+            buffer[end - tensor.numel() : end].view(tensor.shape)
+            for tensor, end in zip(tensors, ends, strict=True)
+        ]
 
     def _weights(self, pieces: Sequence[Piece]) -> Callable[[str], Weights]:
         """What returns the stored weight and bias of a layer, of which magnitudes need both."""
         if all(piece.magnitude is None for piece in pieces):
             return _no_weights
         if self._base is None or isinstance(self._encoder, PrecomputesConstants):
-            raise ModelBroken(f"{FILE}: `use_dora` is true, which is not served for a model of this family: {MERGE}")
+            raise ModelBroken(
+                f"{FILE}: `use_dora` is true, which is not served for a model of this family: {MERGE}"
+            )
         tensors = self._base()
 
         def weights(layer: str) -> Weights:
             weight = stored_tensor(tensors, self.names.table, self.names.prefixes, layer, "weight")
             if weight is None:
-                raise ModelBroken(f"{tensors.source}: holds no weight of {layer}, which an adapter with `use_dora` needs: {MERGE}")
-            return weight, stored_tensor(tensors, self.names.table, self.names.prefixes, layer, "bias")
+                raise ModelBroken(
+                    f"{tensors.source}: holds no weight of {layer}, which an adapter with `use_dora` needs: {MERGE}"
+                )
+            return weight, stored_tensor(
+                tensors, self.names.table, self.names.prefixes, layer, "bias"
+            )
 
         return weights
 
@@ -269,8 +340,8 @@ def _no_weights(layer: str) -> Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Fused:
-    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's slot. `scales`: gain and shift
-    (`LowRank`), where a piece has magnitudes."""
+    """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's
+    slot. `scales`: gain and shift (`LowRank`), where a piece has magnitudes."""
 
     a: Tensor
     b: Tensor
@@ -296,4 +367,6 @@ def _fused(pieces: Sequence[Piece], shape: Shape, weights: Callable[[], Weights]
             b[first:last, own] *= gain[own]
             shift[own] = 0.0 if bias is None else (1 - gain[own]) * bias[own]
         first = last
-    return _Fused(a, b, (gain, shift) if any(piece.magnitude is not None for piece in pieces) else ())
+    return _Fused(
+        a, b, (gain, shift) if any(piece.magnitude is not None for piece in pieces) else ()
+    )

@@ -1,6 +1,8 @@
-"""Reads the factors of LoRA adapters as PEFT writes them, and finds the layers of a family that they are for.
+"""Reads the factors of LoRA adapters as PEFT writes them, and finds the layers of a family that
+they are for.
 
-As with weights, every tensor of a file must be accounted for by the family's table, or reading fails with its name.
+As with weights, every tensor of a file must be accounted for by the family's table, or reading
+fails with its name.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from libs.catalog.checkpoint.files import NOT_OPENED, shortened
 from libs.errors import ModelBroken
 from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
 
-# `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight until PEFT takes it out.
+# `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight
+# until PEFT takes it out.
 _NAME: Final = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_"
     r"(?:(?P<factor>[AB])(?:\.[\w-]+)?\.weight|(?P<magnitude>magnitude_vector)(?:\.[\w-]+){0,2})",
@@ -26,13 +29,15 @@ _NAME: Final = re.compile(
 )
 _MAGNITUDE: Final = "magnitude_vector"
 
-_MOST_NAME: Final = 1024
+_MAX_NAME: Final = 1024
 """Characters. Layers of real models have names of a hundred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a layer that can be adapted: `slots` add up to its outputs. `is_table`: a lookup table, of `inputs` rows."""
+    """The shape of a layer that can be adapted: `slots` add up to its outputs. `is_table`: a lookup
+    table, of `inputs` rows.
+    """
 
     inputs: int
     slots: tuple[int, ...]
@@ -41,22 +46,27 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The tensor names of a family's checkpoints: the family's table, the prefixes of its names, and the table of the head."""
+    """The tensor names of a family's checkpoints: the family's table, the prefixes of its names,
+    and the table of the head.
+    """
 
     table: Mapping[str, Rule]
     prefixes: tuple[str, ...]
     head_table: Mapping[str, HeadRule]
 
     def place(self, module: str) -> Place | None:
-        """The place of a linear layer, by its name; None if the family ignores such layers. Raises KeyError for an unknown name,
-        and LookupError with the reason for a layer that cannot have adapters."""
+        """The place of a linear layer, by its name; None if the family ignores such layers. Raises
+        KeyError for an unknown name, and LookupError with the reason for a layer that cannot have
+        adapters."""
         for prefix in sorted(self.prefixes, key=len, reverse=True):
             stem = module.removeprefix(prefix)
             if not module.startswith(prefix):
                 continue
             own = find(f"{stem}.weight", self.head_table)
             if own is not None and self.head_table[own.stem] is not None:
-                raise LookupError("belongs to the model's head; only layers of the encoder can have adapters")
+                raise LookupError(
+                    "belongs to the model's head; only layers of the encoder can have adapters"
+                )
             found = find(f"{stem}.weight", self.table)
             if found is not None:
                 return _place(self.table[found.stem], found.number)
@@ -81,9 +91,11 @@ def _place(rule: Rule, number: str) -> Place | None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and the scale of their product b a.
+    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and
+    the scale of their product b a.
 
-    Of a lookup table a is [rows, rank]. `magnitude`, of DoRA: the length of each row of the model's weight with the product.
+    Of a lookup table a is [rows, rank]. `magnitude`, of DoRA: the length of each row of the model's
+    weight with the product.
     """
 
     place: Place
@@ -101,7 +113,9 @@ def outputs_of(place: Place, shape: Shape) -> tuple[int, int]:
 
 
 def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> list[Piece]:
-    """An adapter's factors, as views of the mapped file. Raises ModelBroken with the file and the key or tensor at fault."""
+    """An adapter's factors, as views of the mapped file. Raises ModelBroken with the file and the
+    key or tensor at fault.
+    """
     adapter = read_adapter(directory)
     tensors = _open(directory)
     factors: dict[str, dict[str, str]] = {}
@@ -109,7 +123,9 @@ def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> l
         module, factor = _parse(stored)
         if factors.setdefault(module, {}).setdefault(factor, stored) != stored:
             raise _broken(stored, f"is there twice: as {factors[module][factor]!r} too")
-    pieces = [_piece(module, found, adapter, tensors, names, shapes) for module, found in factors.items()]
+    pieces = [
+        _piece(module, found, adapter, tensors, names, shapes) for module, found in factors.items()
+    ]
     wanted = [piece for piece in pieces if piece is not None]
     if not wanted:
         raise ModelBroken(f"{WEIGHTS}: no tensor adapts a layer that this model computes")
@@ -121,7 +137,9 @@ def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> l
 
 
 def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
-    """An adapter's factors by their modules, to be merged into a checkpoint's tensors. Raises ModelBroken as `read_pieces`."""
+    """An adapter's factors by their modules, to be merged into a checkpoint's tensors. Raises
+    ModelBroken as `read_pieces`.
+    """
     adapter = read_adapter(directory)
     tensors = _open(directory)
     factors: dict[str, dict[str, str]] = {}
@@ -133,8 +151,13 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
         _check_partners(found)
         a, b, rank = tensors.read(found["A"]), tensors.read(found["B"]), adapter.rank_of(module)
         if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
-            raise _broken(found["A"], f"and its partner have the shapes {list(a.shape)} and {list(b.shape)}; the rank is {rank}")
-        updates[module] = LowRankUpdate(a, b, adapter.scale_of(module), _magnitude(found, adapter, tensors, len(b)))
+            raise _broken(
+                found["A"],
+                f"and its partner have the shapes {list(a.shape)} and {list(b.shape)}; the rank is {rank}",
+            )
+        updates[module] = LowRankUpdate(
+            a, b, adapter.scale_of(module), _magnitude(found, adapter, tensors, len(b))
+        )
     return updates
 
 
@@ -149,23 +172,35 @@ def _open(directory: Path) -> TensorFile:
 def _parse(stored: str) -> tuple[str, str]:
     """Module and factor (A, B or magnitude_vector) of a tensor's name."""
     match = _NAME.fullmatch(stored)
-    if match is not None and len(stored) <= _MOST_NAME:
+    if match is not None and len(stored) <= _MAX_NAME:
         return match["module"], match["factor"] or match["magnitude"]
     if "lora_embedding_" in stored:
         raise _broken(stored, "adapts an embedding; only linear layers can have adapters")
     if "lora_" in stored:
-        raise _broken(stored, "is not known; only lora_A.weight and lora_B.weight of linear layers are")
-    raise _broken(stored, "is of what was trained as a whole (modules_to_save, or a bias); only LoRA's factors are served")
+        raise _broken(
+            stored, "is not known; only lora_A.weight and lora_B.weight of linear layers are"
+        )
+    raise _broken(
+        stored,
+        "is of what was trained as a whole (modules_to_save, or a bias); only LoRA's factors are served",
+    )
 
 
 def _piece(
-    module: str, found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, names: Names, shapes: Mapping[str, Shape]
+    module: str,
+    found: Mapping[str, str],
+    adapter: Adapter,
+    tensors: TensorFile,
+    names: Names,
+    shapes: Mapping[str, Shape],
 ) -> Piece | None:
     """None for a layer that the family leaves out of the model itself."""
     stored = next(iter(found.values()))
     _check_partners(found)
     if not adapter.is_target(module):
-        raise ModelBroken(f"{FILE}: `target_modules` does not name the module of tensor {stored!r} of {WEIGHTS}")
+        raise ModelBroken(
+            f"{FILE}: `target_modules` does not name the module of tensor {stored!r} of {WEIGHTS}"
+        )
     try:
         place = names.place(module)
     except KeyError:
@@ -176,12 +211,21 @@ def _piece(
         return None
     shape = shapes.get(place.layer)
     if shape is None or shape.is_table:
-        raise _broken(stored, "adapts a layer that is not a linear layer of this model; only linear layers can have adapters")
+        raise _broken(
+            stored,
+            "adapts a layer that is not a linear layer of this model; only linear layers can have adapters",
+        )
     rank = adapter.rank_of(module)
     _check_shape(tensors, found["A"], (rank, shape.inputs))
     _check_shape(tensors, found["B"], (outputs_of(place, shape)[1], rank))
     magnitude = _magnitude(found, adapter, tensors, outputs_of(place, shape)[1])
-    return Piece(place, tensors.read(found["A"]), tensors.read(found["B"]), adapter.scale_of(module), magnitude)
+    return Piece(
+        place,
+        tensors.read(found["A"]),
+        tensors.read(found["B"]),
+        adapter.scale_of(module),
+        magnitude,
+    )
 
 
 def _check_partners(found: Mapping[str, str]) -> None:
@@ -190,12 +234,19 @@ def _check_partners(found: Mapping[str, str]) -> None:
             raise _broken(next(iter(found.values())), f"has no partner lora_{factor}")
 
 
-def _magnitude(found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, outputs: int) -> Tensor | None:
-    """The magnitudes of a module of an adapter with DoRA. Raises ModelBroken where adapter_config.json and tensors differ on it."""
+def _magnitude(
+    found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, outputs: int
+) -> Tensor | None:
+    """The magnitudes of a module of an adapter with DoRA. Raises ModelBroken where
+    adapter_config.json and tensors differ on it.
+    """
     stored = found.get(_MAGNITUDE)
     if (stored is not None) != adapter.dora:
         named = stored or found["A"]
-        raise _broken(named, f"has {'a' if stored else 'no'} magnitude beside it, and {FILE} says `use_dora` {adapter.dora}")
+        raise _broken(
+            named,
+            f"has {'a' if stored else 'no'} magnitude beside it, and {FILE} says `use_dora` {adapter.dora}",
+        )
     if stored is None:
         return None
     _check_shape(tensors, stored, (outputs,))
@@ -205,7 +256,10 @@ def _magnitude(found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, 
 def _check_shape(tensors: TensorFile, stored: str, wanted: tuple[int, ...]) -> None:
     shape = tensors.shape(stored)
     if shape != wanted:
-        raise _broken(stored, f"has shape {list(shape)}; the model and the rank in {FILE} ask for {list(wanted)}")
+        raise _broken(
+            stored,
+            f"has shape {list(shape)}; the model and the rank in {FILE} ask for {list(wanted)}",
+        )
 
 
 def _broken(stored: str, problem: str) -> ModelBroken:

@@ -1,7 +1,7 @@
 """Host memory that a CUDA device copies from and to, page-locked where the driver allows it.
 
-Memory is registered with the driver rather than allocated as page-locked: torch keeps such allocations for good, and rounds them up
-to powers of two.
+Memory is registered with the driver rather than allocated as page-locked: torch keeps such
+allocations for good, and rounds them up to powers of two.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ALIGNMENT: Final = 256
 class HostMemory:
     """`size` bytes of aligned host memory, page-locked for a CUDA device.
 
-    Where the driver refuses to lock it, for instance beyond `ulimit -l` or without enough physical memory, it stays pageable:
-    copies are right, but slower.
+    Where the driver refuses to lock it, for instance beyond `ulimit -l` or without enough physical
+    memory, it stays pageable: copies are right, but slower.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -53,8 +53,8 @@ class HostMemory:
 def clear_error(device: torch.device) -> None:
     """Forget the error of this thread's last call to the CUDA runtime.
 
-    The runtime keeps the error of a failed call until it is read. torch reads it after its next kernel launch, which would then
-    raise although it succeeded.
+    The runtime keeps the error of a failed call until it is read. torch reads it after its next
+    kernel launch, which would then raise although it succeeded.
     """
     library = _runtime_library()
     if library is not None:
@@ -66,7 +66,8 @@ def clear_error(device: torch.device) -> None:
 
 @cache
 def _runtime_library() -> ctypes.CDLL | None:
-    """The CUDA runtime that torch has loaded; None if torch has none, or one without a name of its own.
+    """The CUDA runtime that torch has loaded; None if torch has none, or one without a name of its
+    own.
 
     RTLD_NOLOAD: a second runtime beside torch's would have an error state of its own.
     """
@@ -74,7 +75,9 @@ def _runtime_library() -> ctypes.CDLL | None:
     if version is None:
         return None
     with suppress(OSError):
-        return ctypes.CDLL(f"libcudart.so.{version.partition('.')[0]}", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.CDLL(
+            f"libcudart.so.{version.partition('.')[0]}", mode=os.RTLD_NOLOAD | os.RTLD_NOW
+        )
     return None
 
 

@@ -1,7 +1,9 @@
-"""Measures the activation memory of a batch, beside the weights: the peak bytes of new tensors that live at a time.
+"""Measures the activation memory of a batch, beside the weights: the peak bytes of new tensors that
+live at a time.
 
-Once per model and process, after its first load, with a tiny forward. Counted at operator dispatch, so that it is the same on every
-device and needs no idle one; a kernel's internal workspace is not seen.
+Once per model and process, after its first load, with a tiny forward. Counted at operator dispatch,
+so that it is the same on every device and needs no idle one; a kernel's internal workspace is not
+seen.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from libs.models.layers.embeddings import InputLayer
-from libs.models.trunk import LayeredTower, SampledTower, Trunk
+from libs.models.trunk import Backbone, LayeredTower, SampledTower
 from libs.models.work import InputRows, InputSequence, nothing_between
 
 _SEQUENCES = 4
@@ -30,19 +32,26 @@ _ALONE = Lock()  # torch keeps in globals that a dispatch mode is active
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active on this thread: `peak` is the most bytes that new storages of strided tensors took at a time."""
+    """While active on this thread: `peak` is the most bytes that new storages of strided tensors
+    took at a time.
+    """
 
     def __init__(self, known: Sequence[Tensor] = ()) -> None:
         """`known`: existing tensors, which are not counted."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._live = 0
-        self._known = {tensor.untyped_storage().data_ptr() for tensor in known if tensor.layout is torch.strided}
+        self._known = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in known
+            if tensor.layout is torch.strided
+        }
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch imports its compiler, which takes seconds, only to disable it here
+        # otherwise torch imports its compiler, which takes seconds, only to disable it here
+        return False
 
     def __torch_dispatch__(
         self,
@@ -72,11 +81,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @torch.inference_mode()
-def activation_bytes_per_token(trunk: Trunk, weights: Sequence[Tensor]) -> float:
-    """Measured with a few short sequences, through the trunk's encoder and each head. `weights`: existing tensors, not counted.
+def activation_bytes_per_token(trunk: Backbone, weights: Sequence[Tensor]) -> float:
+    """Measured with a few short sequences, through the trunk's encoder and each head. `weights`:
+    existing tensors, not counted.
 
-    Heads that need more input of a sequence than its tokens are left out, and so is a tower, as its input is not of tokens: that is
-    `image_bytes`. Raises what the encoder raises.
+    Heads that need more input of a sequence than its tokens are left out, and so is a tower, as its
+    input is not of tokens: that is `image_bytes`. Raises what the encoder raises.
     """
     trunk = replace(trunk, tower=None)
     length = min(_TOKENS, trunk.encoder.max_positions)
@@ -88,11 +98,15 @@ def activation_bytes_per_token(trunk: Trunk, weights: Sequence[Tensor]) -> float
 
 
 @torch.inference_mode()
-def image_bytes(trunk: Trunk, weights: Sequence[Tensor], tokens: int, largest: int, picture: int) -> int:
-    """Bytes of activations of a batch of `tokens` tokens that are all of images, or of the largest image alone if that needs more;
-    0 for a trunk of texts. Measured with one small image, and taken to grow with the tokens.
+def image_bytes(
+    trunk: Backbone, weights: Sequence[Tensor], tokens: int, largest: int, picture: int
+) -> int:
+    """Bytes of activations of a batch of `tokens` tokens that are all of images, or of the largest
+    image alone if that needs more; 0 for a trunk of texts. Measured with one small image, and taken
+    to grow with the tokens.
 
-    `largest`: tokens of the largest image; `picture`: those of a tower's largest input, of its own. Raises what the trunk raises.
+    `largest`: tokens of the largest image; `picture`: those of a tower's largest input, of its own.
+    Raises what the trunk raises.
     """
     tower, tokens = trunk.tower, max(tokens, largest)
     if not isinstance(tower, SampledTower):
@@ -113,7 +127,7 @@ def image_bytes(trunk: Trunk, weights: Sequence[Tensor], tokens: int, largest: i
     return math.ceil(max(live.peak / patches * at_once, a_token * tokens))
 
 
-def _run(trunk: Trunk, rows: Sequence[InputSequence]) -> None:
+def _run(trunk: Backbone, rows: Sequence[InputSequence]) -> None:
     """A forward through the encoder and each head."""
     batch = trunk.pack(rows, [None] * len(rows))
     hidden = trunk.encoder.forward(batch)
@@ -127,5 +141,7 @@ def _run(trunk: Trunk, rows: Sequence[InputSequence]) -> None:
 def _sequence(embed: InputLayer, number: int, length: int) -> InputSequence:
     if embed.vocabulary:
         return InputSequence(np.arange(number, number + length, dtype=np.int32) % embed.vocabulary)
-    rows = InputRows(np.arange(length, dtype=np.int32), np.zeros((length, embed.row_size), np.float32))
+    rows = InputRows(
+        np.arange(length, dtype=np.int32), np.zeros((length, embed.row_size), np.float32)
+    )
     return InputSequence(np.zeros(length, np.int32), rows=rows)

@@ -1,8 +1,10 @@
-"""The LoRA adapters that a checkpoint has of its own, one for each of its tasks: those of jina-embeddings-v3 and -v5.
+"""The LoRA adapters that a checkpoint has of its own, one for each of its tasks: those of
+jina-embeddings-v3 and -v5.
 
-jina-embeddings-v3 keeps them among the model's tensors, as parametrizations of its linear layers and tables: instead of
-`X.weight` there are `X.parametrizations.weight.original` and, for all tasks together, `X.parametrizations.weight.0.lora_A` and
-`lora_B`, whose first dimension is the task. jina-embeddings-v5 has a directory of PEFT's for each.
+jina-embeddings-v3 keeps them among the model's tensors, as parametrizations of its linear layers
+and tables: instead of `X.weight` there are `X.parametrizations.weight.original` and, for all tasks
+together, `X.parametrizations.weight.0.lora_A` and `lora_B`, whose first dimension is the task.
+jina-embeddings-v5 has a directory of PEFT's for each.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from libs.models.loaded.peft import Names, Piece, Place, Shape
 from libs.models.weights import TensorFile
 
 _ORIGINAL: Final = ".parametrizations.weight.original"
-_FACTOR: Final = re.compile(r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<factor>[AB])", re.ASCII)
+_FACTOR: Final = re.compile(
+    r"(?P<module>.+)\.parametrizations\.weight\.0\.lora_(?P<factor>[AB])", re.ASCII
+)
 
 
 def without_parametrizations(tensors: TensorFile) -> tuple[TensorFile, TensorFile]:
-    """Return the tensors as a checkpoint without parametrizations names them, and the factors of the parametrizations."""
+    """Return the tensors as a checkpoint without parametrizations names them, and the factors of
+    the parametrizations.
+    """
     factors, plain = tensors.partition(lambda name: _FACTOR.fullmatch(name) is not None)
     return plain.renamed(_plain_name), factors
 
@@ -32,11 +38,17 @@ def _plain_name(stored: str) -> str:
     return f"{stored.removesuffix(_ORIGINAL)}.weight" if stored.endswith(_ORIGINAL) else stored
 
 
-def add_own_adapters(adapters: Adapters, own: OwnAdapters, directory: Path, factors: TensorFile) -> None:
-    """Load every adapter of the checkpoint itself. Raise ModelBroken with the file and the key or tensor at fault."""
+def add_own_adapters(
+    adapters: Adapters, own: OwnAdapters, directory: Path, factors: TensorFile
+) -> None:
+    """Load every adapter of the checkpoint itself. Raise ModelBroken with the file and the key or
+    tensor at fault.
+    """
     if not own.names and factors.names():
         name = factors.names()[0]
-        raise ModelBroken(f"{factors.file_of(name)}: tensor {name!r} is of an adapter, and config.json names none")
+        raise ModelBroken(
+            f"{factors.file_of(name)}: tensor {name!r} is of an adapter, and config.json names none"
+        )
     if not own.names:
         return
     if own.folder:
@@ -55,8 +67,12 @@ def _read_directory(adapters: Adapters, directory: Path, folder: str) -> list[Pi
         raise ModelBroken(f"{folder}/{error.message}") from error
 
 
-def _read_factors(factors: TensorFile, own: OwnAdapters, names: Names, shapes: Mapping[str, Shape]) -> list[list[Piece]]:
-    """Return the pieces of each task's adapter, in the order of config.json's `lora_adaptations`."""
+def _read_factors(
+    factors: TensorFile, own: OwnAdapters, names: Names, shapes: Mapping[str, Shape]
+) -> list[list[Piece]]:
+    """Return the pieces of each task's adapter, in the order of config.json's
+    `lora_adaptations`.
+    """
     found: dict[str, dict[str, str]] = {}
     for stored in factors.names():
         match = _FACTOR.fullmatch(stored)
@@ -70,15 +86,27 @@ def _read_factors(factors: TensorFile, own: OwnAdapters, names: Names, shapes: M
             continue
         shape = shapes.get(place.layer)
         if shape is None or place.slot is not None or len(stored_by) < 2:
-            raise _broken(factors, stored, "adapts no whole linear layer or table of this model, or has no partner")
-        a, b = (len(own.names), own.rank, shape.inputs), (len(own.names), sum(shape.slots), own.rank)
+            raise _broken(
+                factors,
+                stored,
+                "adapts no whole linear layer or table of this model, or has no partner",
+            )
+        a, b = (
+            (len(own.names), own.rank, shape.inputs),
+            (len(own.names), sum(shape.slots), own.rank),
+        )
         if shape.is_table:
-            a, b = (len(own.names), shape.inputs, own.rank), (len(own.names), own.rank, sum(shape.slots))
+            a, b = (
+                (len(own.names), shape.inputs, own.rank),
+                (len(own.names), own.rank, sum(shape.slots)),
+            )
         _check_shape(factors, stored_by["A"], a)
         _check_shape(factors, stored_by["B"], b)
         down, up = factors.read(stored_by["A"]), factors.read(stored_by["B"])
         for task, own_pieces in enumerate(pieces):
-            own_pieces.append(Piece(place, down[task], up[task].T if shape.is_table else up[task], own.scale))
+            own_pieces.append(
+                Piece(place, down[task], up[task].T if shape.is_table else up[task], own.scale)
+            )
     if not pieces[0]:
         raise ModelBroken(
             f"{factors.source}: config.json names the tasks {', '.join(own.names)} in `lora_adaptations`, and the file has no "
@@ -100,7 +128,9 @@ def _place(module: str, names: Names, factors: TensorFile, stored: str) -> Place
 def _check_shape(factors: TensorFile, stored: str, wanted: tuple[int, ...]) -> None:
     shape = factors.shape(stored)
     if shape != wanted:
-        raise _broken(factors, stored, f"has shape {list(shape)}; config.json asks for {list(wanted)}")
+        raise _broken(
+            factors, stored, f"has shape {list(shape)}; config.json asks for {list(wanted)}"
+        )
 
 
 def _broken(factors: TensorFile, stored: str, problem: str) -> ModelBroken:

@@ -1,8 +1,10 @@
-"""Moves a loaded model between device and host memory: its tensors share one buffer on either side, moved by one copy.
+"""Moves a loaded model between device and host memory: its tensors share one buffer on either side,
+moved by one copy.
 
-Weights of recurrent layers have buffers of their own on the device. Used after a model was loaded on an accelerator, and whenever
-it is made warm or resident again. The copy to the device is asynchronous, on a stream of its own; the first forward's stream waits
-for it, the host never does. On a CPU there is nothing to move.
+Weights of recurrent layers have buffers of their own on the device. Used after a model was loaded
+on an accelerator, and whenever it is made warm or resident again. The copy to the device is
+asynchronous, on a stream of its own; the first forward's stream waits for it, the host never does.
+On a CPU there is nothing to move.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _Model = TypeVar("_Model")
 
 
 def tensors_of(*roots: object) -> list[Tensor]:
-    """All distinct tensors that modules hold: parameters, buffers, and attributes, also within tuples, lists and mappings."""
+    """All distinct tensors that modules hold: parameters, buffers, and attributes, also within
+    tuples, lists and mappings.
+    """
     found: dict[int, Tensor] = {}
     seen: set[int] = set()
     waiting = list(roots)
@@ -37,16 +41,25 @@ def tensors_of(*roots: object) -> list[Tensor]:
     return list(found.values())
 
 
-def _parts(one: nn.Module | Mapping[object, object] | tuple[object, ...] | list[object]) -> Iterable[object]:
+def _parts(
+    one: nn.Module | Mapping[object, object] | tuple[object, ...] | list[object],
+) -> Iterable[object]:
     if isinstance(one, nn.Module):
         return vars(one).values()
     return one.values() if isinstance(one, Mapping) else one
 
 
 def _apart(*roots: object) -> set[int]:
-    """The ids of recurrent layers' tensors: cuDNN needs each layer's in one contiguous buffer that holds nothing else."""
+    """The ids of recurrent layers' tensors: cuDNN needs each layer's in one contiguous buffer that
+    holds nothing else.
+    """
     modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
-    return {id(tensor) for module in modules if isinstance(module, nn.RNNBase) for tensor in module.parameters()}
+    return {
+        id(tensor)
+        for module in modules
+        if isinstance(module, nn.RNNBase)
+        for tensor in module.parameters()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +79,9 @@ class ParkedModel(Generic[_Model]):
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A tensor, and where its elements lie in a region: `begin` in bytes, the rest as in torch.as_strided."""
+    """A tensor, and where its elements lie in a region: `begin` in bytes, the rest as in
+    torch.as_strided.
+    """
 
     tensor: Tensor
     region: int
@@ -78,7 +93,9 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """The memory of one torch storage: `bytes` of host and device memory from `begin` on. Its views keep their offsets."""
+    """The memory of one torch storage: `bytes` of host and device memory from `begin` on. Its views
+    keep their offsets.
+    """
 
     begin: int
     bytes: int
@@ -86,9 +103,11 @@ class _Region:
 
 
 class Arena:
-    """The tensors on `device` that `roots` (modules) hold: `stow` moves them to host memory, `bring` moves them back.
+    """The tensors on `device` that `roots` (modules) hold: `stow` moves them to host memory,
+    `bring` moves them back.
 
-    Tensors that shared storage still share it. Callers of `stow` and `bring` need exclusive use of the model.
+    Tensors that shared storage still share it. Callers of `stow` and `bring` need exclusive use of
+    the model.
     """
 
     def __init__(self, roots: Iterable[object], device: torch.device) -> None:
@@ -100,7 +119,11 @@ class Arena:
         self._pieces: list[Tensor] | None = None  # of the device, one for each region
         self._host: HostMemory | None = None
         self._arrived: torch.cuda.Event | None = None
-        mine = [one for one in tensors_of(*roots) if one.device.type == device.type and one.layout is torch.strided]
+        mine = [
+            one
+            for one in tensors_of(*roots)
+            if one.device.type == device.type and one.layout is torch.strided
+        ]
         self._lay_out(mine, _apart(*roots))
 
     @property
@@ -114,7 +137,9 @@ class Arena:
         return 0 if self._host is None else self.bytes
 
     def stow(self) -> None:
-        """Moves the tensors to host memory and frees the device's. Copies nothing if the host has a copy: weights never change."""
+        """Moves the tensors to host memory and frees the device's. Copies nothing if the host has a
+        copy: weights never change.
+        """
         self._settle()
         if self._host is None:
             with copying(self._device):
@@ -159,7 +184,9 @@ class Arena:
         return piece.copy_(host.part(region.begin, region.bytes), non_blocking=True)
 
     def _lay_out(self, tensors: Iterable[Tensor], apart: set[int]) -> None:
-        """Lays out one region for each storage: the part that its tensors span. Regions with buffers of their own come last."""
+        """Lays out one region for each storage: the part that its tensors span. Regions with
+        buffers of their own come last.
+        """
         by_storage: dict[int, list[Tensor]] = {}
         for tensor in tensors:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
@@ -171,7 +198,14 @@ class Arena:
             size = max(end for _, end in spans) - first
             for tensor, (start, _) in zip(group, spans, strict=True):
                 self._views.append(
-                    _View(tensor, len(self._regions), start - first, tensor.dtype, tuple(tensor.size()), tensor.stride())
+                    _View(
+                        tensor,
+                        len(self._regions),
+                        start - first,
+                        tensor.dtype,
+                        tuple(tensor.size()),
+                        tensor.stride(),
+                    )
                 )
             self._regions.append(_Region(begin, size, is_apart=id(group[0]) in apart))
             begin += _padded(size)
@@ -189,7 +223,9 @@ class Arena:
         return host
 
     def _bind(self, pieces: list[Tensor]) -> None:
-        """Points every tensor at the buffer of its region. The tensor objects stay, so references to them remain valid."""
+        """Points every tensor at the buffer of its region. The tensor objects stay, so references
+        to them remain valid.
+        """
         for view in self._views:
             piece = pieces[view.region]
             offset = (piece.storage_offset() + view.begin) // view.dtype.itemsize
@@ -202,12 +238,17 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     start = int(tensor.storage_offset()) * tensor.itemsize
     if tensor.numel() == 0:
         return start, start
-    last = sum((size - 1) * stride for size, stride in zip(tuple(tensor.size()), tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride
+        for size, stride in zip(tuple(tensor.size()), tensor.stride(), strict=True)
+    )
     return start, start + (last + 1) * tensor.itemsize
 
 
 def _bytes_of(storage: torch.UntypedStorage, start: int, size: int) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (size,), (1,))
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
+        storage, start, (size,), (1,)
+    )
 
 
 def _padded(size: int) -> int:
@@ -221,14 +262,16 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def copying(device: torch.device) -> Iterator[None]:
-    """The stream for loads and copies, apart from the serving stream. torch gives it memory of its own, too, so that filling it
-    need not wait for the serving stream."""
+    """The stream for loads and copies, apart from the serving stream. torch gives it memory of its
+    own, too, so that filling it need not wait for the serving stream."""
     with sharing(), torch.cuda.stream(_stream(device)) if device.type == "cuda" else nullcontext():
         yield
 
 
 class _Users:
-    """The threads that allocate, copy or free device memory beside the device thread. Guarded by `changed`."""
+    """The threads that allocate, copy or free device memory beside the device thread. Guarded by
+    `changed`.
+    """
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -241,8 +284,8 @@ _USERS: Final = _Users()
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """For work on device memory beside the forwards, on any thread: waits while the device thread captures a graph, which such work
-    could spoil. May be nested."""
+    """For work on device memory beside the forwards, on any thread: waits while the device thread
+    captures a graph, which such work could spoil. May be nested."""
     with _USERS.changed:
         _USERS.changed.wait_for(lambda: not _USERS.is_alone)
         _USERS.count += 1

@@ -1,4 +1,6 @@
-"""How near a model's answers in one number format are to those in another: cosines of vectors, differences of probabilities."""
+"""How near a model's answers in one number format are to those in another: cosines of vectors,
+differences of probabilities.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,33 @@ from libs.models.packed_model import PackedModel
 from libs.models.results import ScoreResult
 from libs.models.work import Output, Prepared, Representation, ScoreWork, SparseRow
 
-LEAST_COSINE: Final = 0.99
-"""Of each text's vectors to those of the model in float32: below it a model loses too much quality in another number format."""
+MIN_COSINE: Final = 0.99
+"""Of each text's vectors to those of the model in float32: below it a model loses too much quality
+in another number format.
+"""
 
-MOST_DIFFERENCE: Final = 0.1
+MAX_DIFFERENCE: Final = 0.1
 """Of the probability of a score, a label or an entity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """`figure` as text: the lowest cosine of a text's vectors, or the largest difference of a probability. `is_good`: within its
-    bound, LEAST_COSINE or MOST_DIFFERENCE."""
+    """`figure` as text: the lowest cosine of a text's vectors, or the largest difference of a
+    probability. `is_good`: within its bound, MIN_COSINE or MAX_DIFFERENCE."""
 
     figure: str
     is_good: bool
 
 
-def agreement(model: PackedModel, prepared: Prepared, outputs: Sequence[Output], wanted: Sequence[Output]) -> Agreement:
+def agreement(
+    model: PackedModel, prepared: Prepared, outputs: Sequence[Output], wanted: Sequence[Output]
+) -> Agreement:
     """Of a job's `outputs` with those that are right, one for each of its sequences."""
     if set(prepared.head.split("+")) <= set(get_args(Representation)):
-        lowest = _lowest(cosine(*pair) for one in zip(outputs, wanted, strict=True) for pair in _parts(*one))
-        return Agreement(f"lowest cosine {lowest:.5f}", lowest >= LEAST_COSINE)
+        lowest = _lowest(
+            cosine(*pair) for one in zip(outputs, wanted, strict=True) for pair in _parts(*one)
+        )
+        return Agreement(f"lowest cosine {lowest:.5f}", lowest >= MIN_COSINE)
     parts = [_parts(*one) for one in zip(outputs, wanted, strict=True)]
     largest = float(np.max([_difference(model.card, *own[0]) for own in parts], initial=0.0))
     lowest = _lowest(cosine(*pair) for own in parts for pair in own[1:])
@@ -43,7 +51,7 @@ def agreement(model: PackedModel, prepared: Prepared, outputs: Sequence[Output],
     if lowest < 1.0:
         words += f", lowest cosine of a state {lowest:.5f}"
     ranked = _ranked_alike(model, prepared, outputs, wanted)
-    return Agreement(words + ranked, largest <= MOST_DIFFERENCE and lowest >= LEAST_COSINE)
+    return Agreement(words + ranked, largest <= MAX_DIFFERENCE and lowest >= MIN_COSINE)
 
 
 def _lowest(cosines: Iterable[float]) -> float:
@@ -55,7 +63,9 @@ def cosine(one: Output, other: Output) -> float:
     a, b = vector(one, other), vector(other, one)
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     # Two empty answers are the same answer.
-    return float(a @ b) / norms if norms else float(a.shape == b.shape and not a.any() and not b.any())
+    return (
+        float(a @ b) / norms if norms else float(a.shape == b.shape and not a.any() and not b.any())
+    )
 
 
 def vector(output: Output, other: Output) -> NDArray[np.float64]:
@@ -64,7 +74,11 @@ def vector(output: Output, other: Output) -> NDArray[np.float64]:
         others: Sequence[Output] = other if isinstance(other, tuple) else (other,) * len(output)
         return np.concatenate([vector(part, its) for part, its in zip(output, others, strict=True)])
     if isinstance(output, SparseRow):
-        columns = np.union1d(output.indices, other.indices) if isinstance(other, SparseRow) else output.indices
+        columns = (
+            np.union1d(output.indices, other.indices)
+            if isinstance(other, SparseRow)
+            else output.indices
+        )
         values = np.zeros(len(columns))
         values[np.searchsorted(columns, output.indices)] = output.values
         return values
@@ -79,13 +93,17 @@ def _parts(output: Output, other: Output) -> list[tuple[Output, Output]]:
 
 def _difference(card: Card, logits: Output, right: Output) -> float:
     """The largest difference of a probability."""
-    a, b = (_probabilities(card, np.asarray(values, dtype=np.float64)) for values in (logits, right))
+    a, b = (
+        _probabilities(card, np.asarray(values, dtype=np.float64)) for values in (logits, right)
+    )
     return float(np.abs(a - b).max(initial=0.0)) if a.shape == b.shape else float("inf")
 
 
 def _probabilities(card: Card, logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """By softmax where one of the model's own classes is the right one, else by sigmoid."""
-    one_of = card.kind == "token_labels" or (card.kind == "sequence_labels" and card.problem == "single_label")
+    one_of = card.kind == "token_labels" or (
+        card.kind == "sequence_labels" and card.problem == "single_label"
+    )
     if one_of and logits.ndim and logits.shape[-1] > 1:
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         shares: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
@@ -93,12 +111,19 @@ def _probabilities(card: Card, logits: NDArray[np.float64]) -> NDArray[np.float6
     return 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
 
 
-def _ranked_alike(model: PackedModel, prepared: Prepared, outputs: Sequence[Output], wanted: Sequence[Output]) -> str:
-    """Of a reranker: how many pairs of documents have the right order, of those with different scores."""
+def _ranked_alike(
+    model: PackedModel, prepared: Prepared, outputs: Sequence[Output], wanted: Sequence[Output]
+) -> str:
+    """Of a reranker: how many pairs of documents have the right order, of those with different
+    scores.
+    """
     if not isinstance(prepared.work, ScoreWork):
         return ""
     results = [model.finish(prepared, each) for each in (outputs, wanted)]
-    found, right = (result.scores if isinstance(result, ScoreResult) else np.zeros(0, np.float32) for result in results)
+    found, right = (
+        result.scores if isinstance(result, ScoreResult) else np.zeros(0, np.float32)
+        for result in results
+    )
     pairs = [(i, j) for i, j in combinations(range(len(right)), 2) if right[i] != right[j]]
     alike = sum(bool((found[i] > found[j]) == (right[i] > right[j])) for i, j in pairs)
     return f", {alike} of {len(pairs)} pairs ranked alike"

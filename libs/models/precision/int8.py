@@ -1,7 +1,8 @@
 """Quantises a loaded model to int8, on a CPU, and refuses one whose answers suffer.
 
-Linear layers of encoders and their tables of tokens are quantised; norms, attention, position tables, routers of experts, heads and
-adapters stay in the model's own type, and so does a table of tokens that a head shares (SPLADE's decoder).
+Linear layers of encoders and their tables of tokens are quantised; norms, attention, position
+tables, routers of experts, heads and adapters stay in the model's own type, and so does a table of
+tokens that a head shares (SPLADE's decoder).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.loaded.tiers import tensors_of
 from libs.models.packed_model import PackedModel
-from libs.models.precision.agreement import LEAST_COSINE, MOST_DIFFERENCE, Agreement, agreement
+from libs.models.precision.agreement import MAX_DIFFERENCE, MIN_COSINE, Agreement, agreement
 from libs.models.precision.samples import TEXTS, works
 from libs.models.work import Output, Prepared
 
@@ -55,9 +56,11 @@ def compared(model: PackedModel, wanted: list[Answered]) -> Iterator[tuple[str, 
 
 @torch.inference_mode()
 def quantise(model: PackedModel) -> None:
-    """To be called once, with linear layers that have their weights as stored (`build_encoder(..., int8=True)`).
+    """To be called once, with linear layers that have their weights as stored (`build_encoder(...,
+    int8=True)`).
 
-    Raises ModelBroken if answers to the built-in texts are too far from those of the model as it was (`agreement.py`).
+    Raises ModelBroken if answers to the built-in texts are too far from those of the model as it
+    was (`agreement.py`).
     """
     # A text twice adds nothing here.
     texts = list(dict.fromkeys(TEXTS))
@@ -74,9 +77,11 @@ def quantise(model: PackedModel) -> None:
 
 
 def refused(model: str, task: str, found: Agreement) -> ModelBroken:
-    bound = f"a cosine of at least {LEAST_COSINE:g}, or probabilities within {MOST_DIFFERENCE:g}, are needed"
+    bound = f"a cosine of at least {MIN_COSINE:g}, or probabilities within {MAX_DIFFERENCE:g}, are needed"
     advice = "say `dtype: bfloat16` or `float32` in its card (`shoal models check` measures it)"
-    return ModelBroken(f"{model} loses too much in int8: {task}: {found.figure}; {bound}. Instead {advice}")
+    return ModelBroken(
+        f"{model} loses too much in int8: {task}: {found.figure}; {bound}. Instead {advice}"
+    )
 
 
 def _quantise(model: PackedModel) -> None:

@@ -1,4 +1,6 @@
-"""Built-in texts and images, and a job for each task of a model: for self-tests, where a model's own texts are not known."""
+"""Built-in texts and images, and a job for each task of a model: for self-tests, where a model's
+own texts are not known.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models.schema import Schema, SchemaClassification, SchemaField, SchemaLabel, SchemaStructure
+from libs.models.schema import (
+    Schema,
+    SchemaClassification,
+    SchemaField,
+    SchemaLabel,
+    SchemaStructure,
+)
 from libs.models.work import (
     ClassifyWork,
     EncodeWork,
@@ -28,7 +36,8 @@ from libs.models.work import (
 TEXTS: Final = (
     "Ada Lovelace wrote the first program in London.",
     "Herring",
-    "A shoal of fish turns as one, though each of them follows only its neighbours; no leader says where it should go. " * 3,
+    "A shoal of fish turns as one, though each of them follows only its neighbours; no leader says where it should go. "
+    * 3,
     "Ada Lovelace wrote the first program in London.",
 )
 """Short and long ones; one twice."""
@@ -37,11 +46,18 @@ _LABELS = ("person", "place")
 
 _SCHEMA: Final = Schema(
     entities=(SchemaLabel("person"), SchemaLabel("place", "a town or a country")),
-    classifications=(SchemaClassification("topic", (SchemaLabel("computing"), SchemaLabel("fish"))),),
+    classifications=(
+        SchemaClassification("topic", (SchemaLabel("computing"), SchemaLabel("fish"))),
+    ),
     relations=(SchemaLabel("wrote"),),
     structures=(
         SchemaStructure(
-            "work", (SchemaField("author", single=True), SchemaField("place"), SchemaField("kind", choices=("program", "book")))
+            "work",
+            (
+                SchemaField("author", single=True),
+                SchemaField("place"),
+                SchemaField("kind", choices=("program", "book")),
+            ),
         ),
     ),
 )
@@ -51,8 +67,8 @@ _SIZES: Final = ((64, 96), (300, 40), (64, 96))
 
 
 def works(card: Card, texts: list[str]) -> Iterator[Work]:
-    """A job for each task of the model. Of a model of images the items are these, and then texts, if it reads them; where texts are
-    queries alone, the documents of a score are images."""
+    """A job for each task of the model. Of a model of images the items are these, and then texts,
+    if it reads them; where texts are queries alone, the documents of a score are images."""
     if "image" in card.inputs:
         yield from _image_works(card, texts if "text" in card.inputs else [])
         return
@@ -69,21 +85,30 @@ def works(card: Card, texts: list[str]) -> Iterator[Work]:
             case "relations":
                 given = tuple(map(_ends, texts)) if card.given_entities else ()
                 named = () if card.labels or card.given_entities else _LABELS
-                yield RelationsWork(texts, labels=("lived in", "wrote"), entity_labels=named, entities=given)
+                yield RelationsWork(
+                    texts, labels=("lived in", "wrote"), entity_labels=named, entities=given
+                )
             case "structure":
                 yield StructureWork(texts, _SCHEMA)
 
 
 def generation_work(card: Card, max_tokens: int, *, has_probabilities: bool) -> TextWork:
-    """A greedy job for a model that writes: short texts, or images where it reads these alone; the last item is the first again."""
+    """A greedy job for a model that writes: short texts, or images where it reads these alone; the
+    last item is the first again.
+    """
     texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
     parts = {}
     if "image" in card.inputs:
         texts = [""] * len(_SIZES)
-        parts = {index: (Part(_png(*size), f"items[{index}].image"),) for index, size in enumerate(_SIZES)}
+        parts = {
+            index: (Part(_png(*size), f"items[{index}].image"),)
+            for index, size in enumerate(_SIZES)
+        }
     if not has_probabilities:
         return TextWork(texts, max_tokens=max_tokens, parts=parts)
-    likeliest = Sampling(temperature=1.0, top_k=1)  # Temperature 0 would leave beams, which have no probabilities.
+    likeliest = Sampling(
+        temperature=1.0, top_k=1
+    )  # Temperature 0 would leave beams, which have no probabilities.
     return TextWork(texts, max_tokens=max_tokens, parts=parts, sampling=likeliest, top_logprobs=0)
 
 
@@ -101,7 +126,12 @@ def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:
                 yield EncodeWork(items, representations=card.representations, parts=parts("items"))
             case "score":
                 documents = items[: len(_SIZES)] if queries_alone else items
-                yield ScoreWork("", documents, query_parts=(Part(images[1], "query.image"),), parts=parts("documents"))
+                yield ScoreWork(
+                    "",
+                    documents,
+                    query_parts=(Part(images[1], "query.image"),),
+                    parts=parts("documents"),
+                )
             case "classify":
                 yield ClassifyWork(items, labels=_LABELS, parts=parts("items"))
             case "regions":
@@ -110,10 +140,16 @@ def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:
 
 def _png(height: int, width: int) -> bytes:
     """Gradients of three colours."""
-    rows = [b"\0" + b"".join(bytes((x * 255 // width, y * 255 // height, 90)) for x in range(width)) for y in range(height)]
+    rows = [
+        b"\0" + b"".join(bytes((x * 255 // width, y * 255 // height, 90)) for x in range(width))
+        for y in range(height)
+    ]
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b""))
-    body = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks)
+    body = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(body)
 
 

@@ -1,6 +1,8 @@
-"""Vision-language models that write (SmolVLM, SmolDocling, Qwen-VL and what is made of them): an image is part of a conversation.
+"""Vision-language models that write (SmolVLM, SmolDocling, Qwen-VL and what is made of them): an
+image is part of a conversation.
 
-Their tower, connector and text encoder are those of retrieval (`libs/models/images/vlm`); the text encoder is the decoder here.
+Their tower, connector and text encoder are those of retrieval (`libs/models/images/vlm`); the text
+encoder is the decoder here.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
 from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.generation.grammars import Grammars
-from libs.models.generation.reader import Asked, asked, extraction, refuse_chat, refuse_tools, token_text
+from libs.models.generation.reader import (
+    Asked,
+    asked,
+    extraction,
+    refuse_chat,
+    refuse_tools,
+    token_text,
+)
 from libs.models.images.vlm import smart, tiles
 from libs.models.images.vlm.families import glm, lighton, paddleocr
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
@@ -37,7 +46,17 @@ from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.renderer import rendered, rendered_text, special_tokens
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import Between, GoOn, InputSequence, Part, TextWork, Turn, WriteWork, WrittenIds, items_as_parts
+from libs.models.work import (
+    Between,
+    GoOn,
+    InputSequence,
+    Part,
+    TextWork,
+    Turn,
+    WriteWork,
+    WrittenIds,
+    items_as_parts,
+)
 
 LONGEST: Final = 8192
 """Tokens of a prompt and its answer together."""
@@ -45,7 +64,9 @@ LONGEST: Final = 8192
 FIELD: Final = "text.instruction"
 _MARKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("idefics3", "smolvlm"), tiles.MARK),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), f"<|vision_start|>{smart.MARK}<|vision_end|>"),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), f"<|vision_start|>{smart.MARK}<|vision_end|>"
+    ),
     "glm_ocr": glm.TEXT,
     "lighton_ocr": lighton.MARK,
     "paddleocr_vl": paddleocr.TEXT,
@@ -60,15 +81,17 @@ _USUAL: Final[Mapping[str, str]] = {
 _HEADS: Final = ("lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight")
 _DOCTAG: Final = "<doctag>"
 _INCOMPLETE: Final = "�"  # what tokenizers make of the first bytes of a character
-# Placeholders: characters of Unicode's private use area. And texts that a template must put in as they are.
+# Placeholders: characters of Unicode's private use area. And texts that a template must put in as
+# they are.
 _TEXT: Final = "\ue001"
 _PLAIN: Final = "A <b>text</b>,\n  in \\lines\\ " + "and more " * 300 + "end"
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """How a chat template frames one message of a user. `strips`: it takes away the space around texts. `mark`: what stands for an
-    image. `template`: of conversations with turns; None: it takes none."""
+    """How a chat template frames one message of a user. `strips`: it takes away the space around
+    texts. `mark`: what stands for an image. `template`: of conversations with turns; None: it takes
+    none."""
 
     prompts: Prompts
     strips: bool
@@ -77,12 +100,23 @@ class Conversation:
 
     @staticmethod
     def of(card: Card, root: Path, mark: str) -> Conversation:
-        """`mark`: what stands for an image. Raises ModelBroken for a template without a place for an image and a text, or that
-        changes them."""
-        fixed = {"tools": None, "documents": None, "add_generation_prompt": True, **special_tokens(root), **card.template_values}
+        """`mark`: what stands for an image. Raises ModelBroken for a template without a place for
+        an image and a text, or that changes them."""
+        fixed = {
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **special_tokens(root),
+            **card.template_values,
+        }
         texts = (_TEXT, _PLAIN, f"\n {_PLAIN} \n\n")
         asked = [
-            {**fixed, "messages": [{"role": "user", "content": [*before, {"type": "text", "text": text}]}]}
+            {
+                **fixed,
+                "messages": [
+                    {"role": "user", "content": [*before, {"type": "text", "text": text}]}
+                ],
+            }
             for before in ([{"type": "image"}], [])
             for text in texts
         ]
@@ -98,19 +132,31 @@ class Conversation:
             template = ChatTemplate(replace(card, message_parts=True), root)
         except ModelBroken:  # stricter than this
             template = None
-        return Conversation(Prompts(Frame(first, after), words, words, lead=lead), strips, mark, template)
+        return Conversation(
+            Prompts(Frame(first, after), words, words, lead=lead), strips, mark, template
+        )
 
-    def after(self, turns: Sequence[Turn], last: Message, template_values: str, *, with_image: bool) -> Prompts:
-        """The frames of a message after these turns, by whether it has an image. Raises InvalidInput as `ChatTemplate.around`."""
+    def after(
+        self, turns: Sequence[Turn], last: Message, template_values: str, *, with_image: bool
+    ) -> Prompts:
+        """The frames of a message after these turns, by whether it has an image. Raises
+        InvalidInput as `ChatTemplate.around`.
+        """
         if self.template is None:
             raise TypeError("turns are refused before")
-        said = [Message(turn.role, turn.text, f"text.turns[{number}].text") for number, turn in enumerate(turns)]
+        said = [
+            Message(turn.role, turn.text, f"text.turns[{number}].text")
+            for number, turn in enumerate(turns)
+        ]
         before, after = self.template.around([*said, last], template_values, with_image=with_image)
         if not with_image:
             return replace(self.prompts, texts=Frame(before, after), queries=Frame(before, after))
         first, mark, lead = before.rpartition(self.mark)
         if not mark or lead != self.prompts.lead:
-            raise InvalidInput("the model's chat template has no place for an image in such a conversation", field="text.turns")
+            raise InvalidInput(
+                "the model's chat template has no place for an image in such a conversation",
+                field="text.turns",
+            )
         return replace(self.prompts, images=Frame(first, after))
 
 
@@ -118,7 +164,9 @@ def _around(renderings: list[str]) -> tuple[str, str]:
     marked, plain, _ = renderings
     before, mark, after = marked.partition(_TEXT)
     if not mark or _TEXT in after or plain != before + _PLAIN + after:
-        raise ModelBroken("the chat template: it has no place for the text of a message, or changes it, which is not served")
+        raise ModelBroken(
+            "the chat template: it has no place for the text of a message, or changes it, which is not served"
+        )
     return before, after
 
 
@@ -138,11 +186,18 @@ class ConversationModel:
 
 
 def load_conversation(
-    directory: Path, card: Card, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
+    directory: Path,
+    card: Card,
+    config: Config,
+    settings: Settings,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> ConversationModel:
     """Raises ModelBroken with the file and the key or tensor at fault."""
     conversation = Conversation.of(card, directory, _MARKS[card.family])
-    loaded = load_vision_language(directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts)
+    loaded = load_vision_language(
+        directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts
+    )
     (trunk,) = loaded.trunks
     encoder = trunk.encoder
     if not encoder.causal:
@@ -151,32 +206,44 @@ def load_conversation(
     writer.max_positions = min(writer.max_positions, LONGEST)
     writer.tower = trunk.tower if isinstance(trunk.tower, ImageTower) else None
     loaded.input.text.limit = writer.max_positions
-    return ConversationModel(writer, loaded, conversation, load_tokenizer(directory, lowercase=False))
+    return ConversationModel(
+        writer, loaded, conversation, load_tokenizer(directory, lowercase=False)
+    )
 
 
-def _head(directory: Path, config: Config, encoder: PackedEncoder, dtype: torch.dtype) -> LanguageHead:
-    """The checkpoint's own, or the token table where it has none or config.json says that they are one."""
+def _head(
+    directory: Path, config: Config, encoder: PackedEncoder, dtype: torch.dtype
+) -> LanguageHead:
+    """The checkpoint's own, or the token table where it has none or config.json says that they are
+    one.
+    """
     tensors = TensorFile.open(directory)
     name = next((each for each in _HEADS if each in tensors.names()), None)
     if name is None or config.flag("tie_word_embeddings", False):
         return LanguageHead(encoder.token_weight).eval()
     shape = tensors.shape(name)
     if len(shape) != 2 or shape[1] != encoder.hidden_size:
-        raise ModelBroken(f"{tensors.file_of(name)}: tensor {name!r} has shape {list(shape)}, of another width than the model's")
+        raise ModelBroken(
+            f"{tensors.file_of(name)}: tensor {name!r} has shape {list(shape)}, of another width than the model's"
+        )
     return LanguageHead(tensors.read(name).to(device=encoder.device, dtype=dtype)).eval()
 
 
 class ConversationReader:
-    """Implements `Reader`. An item's images and texts are in their order, and what is asked about them comes last; turns stand
-    before each item."""
+    """Implements `Reader`. An item's images and texts are in their order, and what is asked about
+    them comes last; turns stand before each item."""
 
     def __init__(self, card: Card, model: ConversationModel) -> None:
         self.writer, self.tool_form = model.writer, None
         self._card, self._input, self.tokenizer = card, model.parts.input, model.tokenizer
         settings = model.writer.settings
-        self._grammars = Grammars(model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops)
+        self._grammars = Grammars(
+            model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops
+        )
         self._conversation = model.conversation
-        self._skips = model.tokenizer.token_to_id(_DOCTAG) is None  # the tags of SmolDocling are special tokens
+        self._skips = (
+            model.tokenizer.token_to_id(_DOCTAG) is None
+        )  # the tags of SmolDocling are special tokens
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         """As `Reader.prepare`; `input` of a sequence is `Asked`."""
@@ -189,7 +256,8 @@ class ConversationReader:
         refuse_tools(work, self._card)
         if work.raw_prompt:
             raise TaskNotSupported(
-                f"{self._card.model} reads messages, and no prompts without a chat template", field="text.raw_prompt"
+                f"{self._card.model} reads messages, and no prompts without a chat template",
+                field="text.raw_prompt",
             )
         if self._conversation.template is None:
             refuse_chat(work, self._card)
@@ -206,7 +274,9 @@ class ConversationReader:
                 message = f"the item has {sequence.tokens:,} tokens with its prompt, of {most}"
                 raise InputTooLong(f"{message}: send less, or ask for fewer tokens", field=path)
             ids = sequence.ids.copy()
-            if sequence.rows is not None:  # repetition rules count the image tokens of a prompt, as transformers does
+            if (
+                sequence.rows is not None
+            ):  # repetition rules count the image tokens of a prompt, as transformers does
                 ids[sequence.rows.places] = self._input.mark
             found.append(replace(sequence, ids=ids, input=own))
         return found, None
@@ -221,7 +291,9 @@ class ConversationReader:
             layers = [torch.split(each, counts) for each in torch.split(values, size, dim=1)]
             for number, each in enumerate(rows):
                 first, *deeper = (layer[number] for layer in layers)
-                given.append(GivenRows(to_device(each.places, values.device).long(), first, tuple(deeper)))
+                given.append(
+                    GivenRows(to_device(each.places, values.device).long(), first, tuple(deeper))
+                )
         of_images = iter(given)
         return [
             Asked.of(each).request(
@@ -239,31 +311,48 @@ class ConversationReader:
         return self._decoded(ids).rstrip(_INCOMPLETE)
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
-        items = [extraction(work, self._decoded(each.ids.tolist()), each, self._token_text) for each in written]
+        items = [
+            extraction(work, self._decoded(each.ids.tolist()), each, self._token_text)
+            for each in written
+        ]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
     def _token_text(self, number: int) -> str:
         return token_text(self.tokenizer, number) if self._skips else self._decoded([number])
 
     def _decoded(self, ids: Sequence[int]) -> str:
-        kept = list(ids) if self._skips else [each for each in ids if each not in self.writer.settings.stops]
+        kept = (
+            list(ids)
+            if self._skips
+            else [each for each in ids if each not in self.writer.settings.stops]
+        )
         return self.tokenizer.decode(kept, skip_special_tokens=self._skips)
 
     def _asked(self, item: tuple[Part, ...], work: TextWork) -> list[Part]:
-        """The item, with what is asked about it: the request's instruction, the card's or the usual one for its kind."""
+        """The item, with what is asked about it: the request's instruction, the card's or the usual
+        one for its kind.
+        """
         parts = [self._stripped(part) for part in item]
         has_text = any(isinstance(part.content, str) for part in parts)
         asked = work.instruction.strip()
         if not asked and not has_text:
             prompts = self._card.prompts
-            asked = prompts.get(work.text_kind) or prompts.get(self._card.default_prompt) or _USUAL[work.text_kind]
+            asked = (
+                prompts.get(work.text_kind)
+                or prompts.get(self._card.default_prompt)
+                or _USUAL[work.text_kind]
+            )
         if not asked and not any(part.content.strip() for part in parts):
             raise InvalidInput("there is nothing to write about", field=item[0].field)
         return parts if not asked else [*parts, Part(f"\n{asked}" if has_text else asked, FIELD)]
 
     def _stripped(self, part: Part) -> Part:
         strips = self._conversation.strips
-        return replace(part, content=part.content.strip()) if strips and isinstance(part.content, str) else part
+        return (
+            replace(part, content=part.content.strip())
+            if strips and isinstance(part.content, str)
+            else part
+        )
 
     def _input_of(self, parts: Sequence[Part], field: str, work: TextWork) -> PartsInput:
         if not work.turns and not work.template_values:
@@ -272,5 +361,7 @@ class ConversationReader:
         last = Message("user", "".join(texts), field)
         return replace(
             self._input,
-            prompts=self._conversation.after(work.turns, last, work.template_values, with_image=len(texts) < len(parts)),
+            prompts=self._conversation.after(
+                work.turns, last, work.template_values, with_image=len(texts) < len(parts)
+            ),
         )

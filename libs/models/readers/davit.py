@@ -1,7 +1,8 @@
-"""DaViT (arXiv 2204.03645), the image encoder of Florence-2: windows of places, then groups of channels, attend to themselves.
+"""DaViT (arXiv 2204.03645), the image encoder of Florence-2: windows of places, then groups of
+channels, attend to themselves.
 
-A window that reaches over the edge of the map is filled up with zeros, which are attended to as in training. Images of one batch
-have one size. Norms, products and biases are in the encoder's type.
+A window that reaches over the edge of the map is filled up with zeros, which are attended to as in
+training. Images of one batch have one size. Norms, products and biases are in the encoder's type.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
 from libs.models.work import Between, nothing_between
 
-_MOST_NUMBER: Final = 4096
-_MOST_WINDOW: Final = 64
+_MAX_NUMBER: Final = 4096
+_MAX_WINDOW: Final = 64
 _COLOURS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`patch`, `stride`, `padding`: of the convolution that begins it, in places of the map before. `norm_first`: its LayerNorm is
-    before the convolution. `depth`: pairs of blocks. `heads`: of windows, `groups`: of channels."""
+    """`patch`, `stride`, `padding`: of the convolution that begins it, in places of the map before.
+    `norm_first`: its LayerNorm is before the convolution. `depth`: pairs of blocks. `heads`: of
+    windows, `groups`: of channels."""
 
     width: int
     depth: int
@@ -39,7 +41,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class DavitSpec:
-    """`window`: places of a window's side. `ratio`: width of a feed-forward to that of its stage."""
+    """`window`: places of a window's side. `ratio`: width of a feed-forward to that of its
+    stage.
+    """
 
     stages: tuple[Stage, ...]
     window: int
@@ -49,12 +53,18 @@ class DavitSpec:
 
     @staticmethod
     def of(config: Config) -> DavitSpec:
-        """Of Florence-2's `vision_config`, in either of its layouts. Raises ModelBroken with the key that cannot be served."""
+        """Of Florence-2's `vision_config`, in either of its layouts. Raises ModelBroken with the
+        key that cannot be served.
+        """
         config.require("in_channels", _COLOURS)
         config.require("in_chans", _COLOURS)
-        widths = _counts(config, "embed_dim" if config.has("embed_dim") else "dim_embed", (128, 256, 512, 1024))
+        widths = _counts(
+            config, "embed_dim" if config.has("embed_dim") else "dim_embed", (128, 256, 512, 1024)
+        )
         depths = _counts(config, "depths", (1, 1, 9, 1))
-        heads, groups = (_counts(config, key, (4, 8, 16, 32)) for key in ("num_heads", "num_groups"))
+        heads, groups = (
+            _counts(config, key, (4, 8, 16, 32)) for key in ("num_heads", "num_groups")
+        )
         patches = _counts(config, "patch_size", (7, 3, 3, 3))
         strides = _counts(config, "patch_stride", (4, 2, 2, 2))
         paddings = _counts(config, "patch_padding", (3, 1, 1, 1), least=0)
@@ -64,12 +74,17 @@ class DavitSpec:
                 raise config.unsupported(key, "they do not divide the widths of the stages")
         return DavitSpec(
             stages=tuple(
-                Stage(*each) for each in zip(widths, depths, heads, groups, patches, strides, paddings, first, strict=True)
+                Stage(*each)
+                for each in zip(
+                    widths, depths, heads, groups, patches, strides, paddings, first, strict=True
+                )
             ),
             window=_side(config),
             ratio=config.ratio("mlp_ratio", 4.0),
             bias=config.flag("qkv_bias", True),
-            activation=config.activation("activation_function") if config.has("activation_function") else "gelu",
+            activation=config.activation("activation_function")
+            if config.has("activation_function")
+            else "gelu",
         )
 
     @property
@@ -80,28 +95,35 @@ class DavitSpec:
     def map_size(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the last map of an image of so many pixels."""
         for stage in self.stages:
-            height, width = ((side + 2 * stage.padding - stage.patch) // stage.stride + 1 for side in (height, width))
+            height, width = (
+                (side + 2 * stage.padding - stage.patch) // stage.stride + 1
+                for side in (height, width)
+            )
         return height, width
 
 
 def _counts(config: Config, key: str, default: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
     found = tuple(int(number) for number in config.numbers(key, default))
-    if not all(least <= number <= _MOST_NUMBER for number in found):
-        raise config.unsupported(key, f"whole numbers from {least} to {_MOST_NUMBER:,} are needed")
+    if not all(least <= number <= _MAX_NUMBER for number in found):
+        raise config.unsupported(key, f"whole numbers from {least} to {_MAX_NUMBER:,} are needed")
     return found
 
 
 def _flags(config: Config, key: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
     found = config.values.get(key, list(default))
-    if not isinstance(found, list) or len(found) != len(default) or not all(isinstance(each, bool) for each in found):
+    if (
+        not isinstance(found, list)
+        or len(found) != len(default)
+        or not all(isinstance(each, bool) for each in found)
+    ):
         raise config.unsupported(key, f"a list of {len(default)} times true or false is needed")
     return tuple(found)
 
 
 def _side(config: Config) -> int:
     side = config.size("window_size", 12)
-    if side > _MOST_WINDOW:
-        raise config.unsupported("window_size", f"at most {_MOST_WINDOW} is served")
+    if side > _MAX_WINDOW:
+        raise config.unsupported("window_size", f"at most {_MAX_WINDOW} is served")
     return side
 
 
@@ -111,16 +133,24 @@ class Davit(nn.Module):
     def __init__(self, spec: DavitSpec) -> None:
         super().__init__()
         before = (_COLOURS, *(stage.width for stage in spec.stages))
-        self.convs = nn.ModuleList(_Reduction(stage, source) for stage, source in zip(spec.stages, before[:-1], strict=True))
+        self.convs = nn.ModuleList(
+            _Reduction(stage, source)
+            for stage, source in zip(spec.stages, before[:-1], strict=True)
+        )
         self.blocks = nn.ModuleList(
             nn.ModuleList(
-                nn.ModuleList((_Block(spec, stage, windows=True), _Block(spec, stage, windows=False))) for _ in range(stage.depth)
+                nn.ModuleList(
+                    (_Block(spec, stage, windows=True), _Block(spec, stage, windows=False))
+                )
+                for _ in range(stage.depth)
             )
             for stage in spec.stages
         )
 
     def forward(self, pixels: Tensor, between: Between = nothing_between) -> Tensor:
-        """[images, 3, height, width] -> [images, rows, columns, width]. `between`: a preemption point."""
+        """[images, 3, height, width] -> [images, rows, columns, width]. `between`: a preemption
+        point.
+        """
         x = pixels.permute(0, 2, 3, 1)
         for conv, stage in zip(self.convs, self.blocks, strict=True):
             x = conv(x)
@@ -132,7 +162,9 @@ class Davit(nn.Module):
 
 
 class _Reduction(nn.Module):
-    """The beginning of a stage: a convolution to a smaller map. [images, rows, columns, source] -> [..., width]"""
+    """The beginning of a stage: a convolution to a smaller map. [images, rows, columns, source] ->
+    [..., width]
+    """
 
     def __init__(self, stage: Stage, source: int) -> None:
         super().__init__()
@@ -147,16 +179,23 @@ class _Reduction(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then a feed-forward, each after a convolution of neighbours with its residual and a norm with its own."""
+    """Attention, then a feed-forward, each after a convolution of neighbours with its residual and
+    a norm with its own.
+    """
 
     def __init__(self, spec: DavitSpec, stage: Stage, *, windows: bool) -> None:
         super().__init__()
         width = stage.width
-        self.conv1, self.conv2 = (nn.Conv2d(width, width, 3, padding=1, groups=width) for _ in range(2))
+        self.conv1, self.conv2 = (
+            nn.Conv2d(width, width, 3, padding=1, groups=width) for _ in range(2)
+        )
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=spec.bias)
         self.proj = nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, int(width * spec.ratio)), nn.Linear(int(width * spec.ratio), width)
+        self.up, self.down = (
+            nn.Linear(width, int(width * spec.ratio)),
+            nn.Linear(int(width * spec.ratio), width),
+        )
         self._function = FUNCTIONS[spec.activation]
         self._window = spec.window if windows else 0
         self._heads = stage.heads if windows else stage.groups
@@ -164,7 +203,11 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[images, rows, columns, width] -> the same"""
         x = _neighbours(self.conv1, x)
-        x = x + (self._windows(self.norm1.forward(x)) if self._window else self._channels(self.norm1.forward(x)))
+        x = x + (
+            self._windows(self.norm1.forward(x))
+            if self._window
+            else self._channels(self.norm1.forward(x))
+        )
         x = _neighbours(self.conv2, x)
         return x + self.down.forward(self._function(self.up.forward(self.norm2.forward(x))))
 
@@ -173,18 +216,38 @@ class _Block(nn.Module):
         side = self._window
         x = F.pad(x, (0, 0, 0, -columns % side, 0, -rows % side))
         down, across = x.shape[1] // side, x.shape[2] // side
-        windows = x.view(images, down, side, across, side, width).transpose(2, 3).reshape(-1, side * side, width)
-        q, k, v = self.qkv.forward(windows).view(*windows.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = self.proj.forward(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        x = mixed.view(images, down, across, side, side, width).transpose(2, 3).reshape(images, down * side, across * side, width)
+        windows = (
+            x.view(images, down, side, across, side, width)
+            .transpose(2, 3)
+            .reshape(-1, side * side, width)
+        )
+        q, k, v = (
+            self.qkv.forward(windows)
+            .view(*windows.shape[:2], 3, self._heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
+        mixed = self.proj.forward(
+            F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
+        x = (
+            mixed.view(images, down, across, side, side, width)
+            .transpose(2, 3)
+            .reshape(images, down * side, across * side, width)
+        )
         return x[:, :rows, :columns]
 
     def _channels(self, x: Tensor) -> Tensor:
         """Each channel of a group is a query and a key, of as many numbers as there are places."""
         tokens = x.flatten(1, 2)
         places = tokens.shape[1]
-        q, k, v = self.qkv.forward(tokens).view(*tokens.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 4, 1)
-        mixed = F.scaled_dot_product_attention(q, k, v, scale=places**-0.5)  # [images, groups, channels, places]
+        q, k, v = (
+            self.qkv.forward(tokens)
+            .view(*tokens.shape[:2], 3, self._heads, -1)
+            .permute(2, 0, 3, 4, 1)
+        )
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, scale=places**-0.5
+        )  # [images, groups, channels, places]
         return self.proj.forward(mixed.permute(0, 3, 1, 2).flatten(2)).view_as(x)
 
 
@@ -202,7 +265,8 @@ class Projector(nn.Module):
         """`places`: rows, and columns, of the tables of positions. `frames`: of that of frames."""
         super().__init__()
         self.column, self.row = (
-            nn.Parameter(torch.empty(places, part), requires_grad=False) for part in (width - width // 2, width // 2)
+            nn.Parameter(torch.empty(places, part), requires_grad=False)
+            for part in (width - width // 2, width // 2)
         )
         self.frames = nn.Parameter(torch.empty(frames, width), requires_grad=False)
         self.projection = nn.Linear(width, hidden, bias=False)
@@ -214,7 +278,9 @@ class Projector(nn.Module):
         across = self.column[:columns][None].expand(rows, -1, -1)
         down = self.row[:rows][:, None].expand(-1, columns, -1)
         x = (x + torch.cat([across, down], dim=-1)).flatten(1, 2) + self.frames[0]
-        return self.norm.forward(self.projection.forward(torch.cat([x.mean(dim=1, keepdim=True), x], dim=1)))
+        return self.norm.forward(
+            self.projection.forward(torch.cat([x.mean(dim=1, keepdim=True), x], dim=1))
+        )
 
 
 _PARTS: Final = (
@@ -236,7 +302,9 @@ _MICROSOFT: Final = (
 
 
 def rename(name: str) -> str:
-    """A tensor's name in a checkpoint of either layout, after the image encoder's prefix, to that of ours."""
+    """A tensor's name in a checkpoint of either layout, after the image encoder's prefix, to that
+    of ours.
+    """
     if name.startswith("convs."):
         return name.replace(".proj.", ".conv.")
     for theirs, ours in (*_MICROSOFT, *_PARTS):

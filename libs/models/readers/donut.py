@@ -1,4 +1,6 @@
-"""Donut (arXiv 2111.15664): a page becomes a form, written as nested tags, which are read as JSON."""
+"""Donut (arXiv 2111.15664): a page becomes a form, written as nested tags, which are read as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from libs.models.layers.spec import Config
 
 FIELD: Final = "text.instruction"
 _TAG: Final = re.compile(r"<s_([^>]*)>", re.IGNORECASE)
-_PRETRAINED: Final = frozenset({"<s_iitcdip>", "<s_synthdog>"})  # tasks of the pretraining, which every tokenizer has
+_PRETRAINED: Final = frozenset(
+    {"<s_iitcdip>", "<s_synthdog>"}
+)  # tasks of the pretraining, which every tokenizer has
 _QUESTION, _ANSWER = "<s_question>", "<s_answer>"
 _SEPARATOR: Final = "<sep/>"
 _DEEPEST: Final = 64
@@ -30,20 +34,30 @@ _DEEPEST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class DonutProcessing(ImageProcessing):
-    """`size`: what an image is fitted into, the proportions kept; black edges around it fill the rest. `turns`: an image whose
-    longer side is not the size's is turned by 90 degrees first. `fits`: what is larger than `size` is made smaller."""
+    """`size`: what an image is fitted into, the proportions kept; black edges around it fill the
+    rest. `turns`: an image whose longer side is not the size's is turned by 90 degrees first.
+    `fits`: what is larger than `size` is made smaller."""
 
     turns: bool = False
     fits: bool = True
 
     def apply(self, given: Pixels | Image.Image, field: str) -> NDArray[np.generic]:
-        """[height, width, 3], or an image of mode RGB -> uint8 of the size `seen`. Raises InvalidInput for one that is too thin."""
+        """[height, width, 3], or an image of mode RGB -> uint8 of the size `seen`. Raises
+        InvalidInput for one that is too thin.
+        """
         image = given if isinstance(given, Image.Image) else Image.fromarray(given)
         height, width = self._resized(image.height, image.width, field)
-        if self.turns and (width < height) != (image.width < image.height) and image.width != image.height and width != height:
+        if (
+            self.turns
+            and (width < height) != (image.width < image.height)
+            and image.width != image.height
+            and width != height
+        ):
             image = image.transpose(Image.Transpose.ROTATE_270)
         short = min(height, width)
-        pixels = resized(image, _by_short_side(image.height, image.width, short, field), self.resample)
+        pixels = resized(
+            image, _by_short_side(image.height, image.width, short, field), self.resample
+        )
         if self.fits:
             pixels = resized(pixels, _fitted(*size_of(pixels), height, width), self.resample)
         down, across = size_of(pixels)
@@ -57,12 +71,12 @@ class DonutProcessing(ImageProcessing):
 
 def _by_short_side(height: int, width: int, side: int, field: str) -> tuple[int, int]:
     long = int(side * max(height, width) / min(height, width))
-    if long * side > _MOST_PIXELS:
+    if long * side > _MAX_PIXELS:
         raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
     return (long, side) if width <= height else (side, long)
 
 
-_MOST_PIXELS: Final = 50_000_000
+_MAX_PIXELS: Final = 50_000_000
 
 
 def _fitted(height: int, width: int, most_down: int, most_across: int) -> tuple[int, int]:
@@ -83,7 +97,9 @@ def read_processing(directory: Path) -> DonutProcessing:
     values = {key: value for key, value in written.items() if value is not None}
     config = Config(values, file=file)
     keys = ("image_processor_type", "feature_extractor_type")
-    names = [str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values]
+    names = [
+        str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values
+    ]
     if any(name not in ("DonutImageProcessor", "DonutFeatureExtractor") for name in names):
         raise config.unsupported(keys[0], "DonutImageProcessor is needed")
     config.require("do_resize", True)
@@ -92,8 +108,12 @@ def read_processing(directory: Path) -> DonutProcessing:
     if isinstance(size, list) and len(size) == 2:  # as early files have it: width, height
         size = {"height": size[1], "width": size[0]}
     own = (*keys, "do_pad", "do_thumbnail", "do_align_long_axis")
-    plain: dict[str, object] = {"resample": 2} | {key: value for key, value in values.items() if key not in own}
-    read = ImageProcessing.of(Config({**plain, "size": size, "do_center_crop": False}, file=file), "SiglipImageProcessor")
+    plain: dict[str, object] = {"resample": 2} | {
+        key: value for key, value in values.items() if key not in own
+    }
+    read = ImageProcessing.of(
+        Config({**plain, "size": size, "do_center_crop": False}, file=file), "SiglipImageProcessor"
+    )
     return DonutProcessing(
         read.size, read.resample, None, read.scale, read.mean, read.std,
         turns=config.flag("do_align_long_axis", False), fits=config.flag("do_thumbnail", True),
@@ -102,7 +122,9 @@ def read_processing(directory: Path) -> DonutProcessing:
 
 @dataclass(frozen=True, slots=True)
 class DonutPrompt:
-    """How a fine-tuned model is asked. `start`: the tag of its task; empty: it cannot be told. `asks`: it answers questions."""
+    """How a fine-tuned model is asked. `start`: the tag of its task; empty: it cannot be told.
+    `asks`: it answers questions.
+    """
 
     start: str
     asks: bool
@@ -110,34 +132,53 @@ class DonutPrompt:
     @staticmethod
     def of(tokenizer: Tokenizer) -> DonutPrompt:
         """By the tags of its vocabulary: that of a task has no end."""
-        tags = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.content.startswith("<s_")}
-        ends = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.content.startswith("</s_")}
+        tags = {
+            token.content
+            for token in tokenizer.get_added_tokens_decoder().values()
+            if token.content.startswith("<s_")
+        }
+        ends = {
+            token.content
+            for token in tokenizer.get_added_tokens_decoder().values()
+            if token.content.startswith("</s_")
+        }
         open_tags = {tag for tag in tags if f"</{tag[1:]}" not in ends} - _PRETRAINED
         asks = {_QUESTION, _ANSWER} <= tags
         start = open_tags - {_QUESTION, _ANSWER}
         return DonutPrompt(start.pop() if len(start) == 1 else "", asks)
 
     def text(self, instruction: str) -> str:
-        """The prompt. Raises InvalidInput for an instruction that is missing, or that the model cannot be told."""
+        """The prompt. Raises InvalidInput for an instruction that is missing, or that the model
+        cannot be told.
+        """
         instruction = instruction.strip()
         if instruction.startswith("<s_"):
             return instruction
         if not self.start:
-            raise InvalidInput("which task the model is for cannot be told: begin the instruction with its tag", field=FIELD)
+            raise InvalidInput(
+                "which task the model is for cannot be told: begin the instruction with its tag",
+                field=FIELD,
+            )
         if self.asks:
             if not instruction:
-                raise InvalidInput("the model answers questions: the instruction has none", field=FIELD)
+                raise InvalidInput(
+                    "the model answers questions: the instruction has none", field=FIELD
+                )
             return f"{self.start}{_QUESTION}{instruction}</{_QUESTION[1:]}{_ANSWER}"
         if instruction:
-            raise InvalidInput(f"the model has one task, {self.start}, and takes no instruction", field=FIELD)
+            raise InvalidInput(
+                f"the model has one task, {self.start}, and takes no instruction", field=FIELD
+            )
         return self.start
 
 
 def form_of(written: str, categories: frozenset[str] = frozenset()) -> Mapping[str, object]:
-    """What tags say, as an object: `<s_k>v</s_k>` is {"k": "v"}, `<sep/>` divides the entries of a list, and tags without an end
-    are left out. Of a list of forms: {"items": [...]}; of a text without tags: {"text_sequence": text}.
+    """What tags say, as an object: `<s_k>v</s_k>` is {"k": "v"}, `<sep/>` divides the entries of a
+    list, and tags without an end are left out. Of a list of forms: {"items": [...]}; of a text
+    without tags: {"text_sequence": text}.
 
-    `categories`: tokens such as `<paid/>`, which stand for their names. As DonutProcessor.token2json reads it.
+    `categories`: tokens such as `<paid/>`, which stand for their names. As
+    DonutProcessor.token2json reads it.
     """
     forms, rest = _forms(written, categories, _DEEPEST)
     if not forms or forms == [{}]:
@@ -145,7 +186,9 @@ def form_of(written: str, categories: frozenset[str] = frozenset()) -> Mapping[s
     return forms[0] if len(forms) == 1 else {"items": forms}
 
 
-def _forms(written: str, categories: frozenset[str], deepest: int) -> tuple[list[dict[str, object]], str]:
+def _forms(
+    written: str, categories: frozenset[str], deepest: int
+) -> tuple[list[dict[str, object]], str]:
     """The forms that <sep/> divides, and what is left of the text."""
     forms: list[dict[str, object]] = []
     form: dict[str, object] = {}
@@ -155,7 +198,9 @@ def _forms(written: str, categories: frozenset[str], deepest: int) -> tuple[list
         if end is None:
             written = written.replace(tag, "")
             continue
-        inside = re.search(f"{re.escape(tag)}(.*?){re.escape(end.group(0))}", written, re.IGNORECASE | re.DOTALL)
+        inside = re.search(
+            f"{re.escape(tag)}(.*?){re.escape(end.group(0))}", written, re.IGNORECASE | re.DOTALL
+        )
         if inside is not None:
             value = _value(inside.group(1).strip(), categories, deepest)
             if value:

@@ -1,4 +1,6 @@
-"""Models of transformers' kind vision-encoder-decoder: TrOCR reads a line of text, Donut a whole page as a form."""
+"""Models of transformers' kind vision-encoder-decoder: TrOCR reads a line of text, Donut a whole
+page as a form.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,16 @@ from libs.models.text.checks import unsupported
 from libs.models.text.registry import prepare
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import Between, GoOn, InputRows, InputSequence, TextWork, WriteWork, WrittenIds, items_as_parts
+from libs.models.work import (
+    Between,
+    GoOn,
+    InputRows,
+    InputSequence,
+    TextWork,
+    WriteWork,
+    WrittenIds,
+    items_as_parts,
+)
 
 MODEL_TYPE: Final = "vision-encoder-decoder"
 _KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
@@ -51,7 +62,9 @@ class ImageStates(Protocol):
     """An image encoder. An nn.Module."""
 
     def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
-        """uint8 [height, width, 3] each -> the states that a decoder attends to, [tokens, width] each."""
+        """uint8 [height, width, 3] each -> the states that a decoder attends to, [tokens, width]
+        each.
+        """
 
 
 class _Family(Protocol):
@@ -74,8 +87,12 @@ class _Swin(nn.Module):
         self.swin = Swin(spec, normed=False)
 
     def forward(self, pixels: Tensor, between: Between) -> Tensor:
-        """[images, 3, height, width] -> [images, places, width]. One image at a time, as windows are of one image."""
-        return torch.cat([list(self.swin.maps(one[None], between))[-1].flatten(1, 2) for one in pixels])
+        """[images, 3, height, width] -> [images, places, width]. One image at a time, as windows
+        are of one image.
+        """
+        return torch.cat(
+            [list(self.swin.maps(one[None], between))[-1].flatten(1, 2) for one in pixels]
+        )
 
 
 class _Patches(nn.Module):
@@ -105,8 +122,8 @@ class _Patches(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoder:
-    """`tokens`: states of an image. `project`: these to the decoder's width, where they differ. `prompt`: None: TrOCR's, which has
-    none."""
+    """`tokens`: states of an image. `project`: these to the decoder's width, where they differ.
+    `prompt`: None: TrOCR's, which has none."""
 
     writer: Writer
     images: ImageStates
@@ -137,10 +154,15 @@ def load_encoder_decoder(
         images, processing, tokens, width = _donut(directory, encoder, image_tensors, dtype, device)
         prompt: donut.DonutPrompt | None = donut.DonutPrompt.of(tokenizer)
     elif kind in _PATCHES:
-        images, processing, tokens, width = _patches(directory, encoder, _PATCHES[kind], image_tensors, dtype, device)
+        images, processing, tokens, width = _patches(
+            directory, encoder, _PATCHES[kind], image_tensors, dtype, device
+        )
         prompt = None
     else:
-        raise encoder.unsupported("model_type", "the image encoders that are served are vit and deit (TrOCR), and donut-swin")
+        raise encoder.unsupported(
+            "model_type",
+            "the image encoders that are served are vit and deit (TrOCR), and donut-swin",
+        )
     own = decoder.size("d_model")
     project = None
     if any(name.startswith("enc_to_dec_proj.") for name in rest.names()):
@@ -153,7 +175,9 @@ def load_encoder_decoder(
         _settings(settings, config, decoder, tokenizer),
         dtype,
         device,
-        table=bart.DECODER_ALONE if decoder.flag("use_learned_position_embeddings", True) else bart.SINUSOIDAL,
+        table=bart.DECODER_ALONE
+        if decoder.flag("use_learned_position_embeddings", True)
+        else bart.SINUSOIDAL,
         source=width,
     )
     modules = [each for each in (images, project) if isinstance(each, nn.Module)]
@@ -161,19 +185,28 @@ def load_encoder_decoder(
     return EncoderDecoder(writer, images, processing, tokenizer, tokens, project, prompt)
 
 
-def _settings(settings: Settings, config: Config, decoder: Config, tokenizer: Tokenizer) -> Settings:
-    """What generation_config.json leaves open is as the model's or the decoder's configuration says."""
+def _settings(
+    settings: Settings, config: Config, decoder: Config, tokenizer: Tokenizer
+) -> Settings:
+    """What generation_config.json leaves open is as the model's or the decoder's configuration
+    says.
+    """
 
     def number(key: str) -> int | None:
         return next((part.integer(key) for part in (config, decoder) if part.has(key)), None)
 
     stop, unknown = tokenizer.token_to_id("</s>"), tokenizer.token_to_id("<unk>")
-    stops = settings.stops or tuple(each for each in (number("eos_token_id"), stop) if each is not None)[:1]
+    stops = (
+        settings.stops
+        or tuple(each for each in (number("eos_token_id"), stop) if each is not None)[:1]
+    )
     start = settings.start if settings.start is not None else number("decoder_start_token_id")
     if settings.max_new is None and settings.max_length is None:
         settings = replace(settings, max_new=decoder.size("max_position_embeddings", 1024))
     banned = () if unknown is None else (unknown,)
-    return replace(settings, stops=stops, start=start, suppressed=tuple({*settings.suppressed, *banned}))
+    return replace(
+        settings, stops=stops, start=start, suppressed=tuple({*settings.suppressed, *banned})
+    )
 
 
 def _donut(
@@ -184,14 +217,27 @@ def _donut(
     sizes = map_sizes(height, width)
     if min(sizes[-1]) <= spec.window:
         rows, columns = sizes[-1]
-        raise config.unsupported("window_size", f"the last map has {rows} x {columns} places, which must be more than a window's")
+        raise config.unsupported(
+            "window_size",
+            f"the last map has {rows} x {columns} places, which must be more than a window's",
+        )
     module = on_meta(lambda: _Swin(spec))
     fill(module.swin, tensors, dtype, device, rename)
-    return Tower(module, processing).to(device), processing, sizes[-1][0] * sizes[-1][1], spec.widths[-1]
+    return (
+        Tower(module, processing).to(device),
+        processing,
+        sizes[-1][0] * sizes[-1][1],
+        spec.widths[-1],
+    )
 
 
 def _patches(
-    directory: Path, config: Config, family: _Family, tensors: TensorFile, dtype: torch.dtype, device: torch.device
+    directory: Path,
+    config: Config,
+    family: _Family,
+    tensors: TensorFile,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[ImageStates, ImageProcessing, int, int]:
     tower = family.towers(config)["image"]
     if not isinstance(tower.input, PatchSpec):
@@ -200,10 +246,20 @@ def _patches(
     processing = read_patch_processing(directory, Path(), family.PROCESSOR)
     if patches.grid_of(*_pixels(processing)) != patches.grid:
         wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
-        raise ModelBroken(f"preprocessor_config.json: makes images of size {processing.size}; config.json asks for {wanted} pixels")
+        raise ModelBroken(
+            f"preprocessor_config.json: makes images of size {processing.size}; config.json asks for {wanted} pixels"
+        )
     embed = on_meta(lambda: PatchEmbedding(patches, processing))
     encoder = on_meta(lambda: PackedEncoder(tower.encoder, embed))
-    weights.load(encoder, tensors, table=tower.weights, prefixes=("",), head_table={}, dtype=dtype, device=device)
+    weights.load(
+        encoder,
+        tensors,
+        table=tower.weights,
+        prefixes=("",),
+        head_table={},
+        dtype=dtype,
+        device=device,
+    )
     prepare(encoder)
     return (
         _Patches(encoder.requires_grad_(False).eval(), embed),
@@ -221,13 +277,17 @@ def _pixels(processing: ImageProcessing) -> tuple[int, int]:
 
 
 class EncoderDecoderReader:
-    """Implements `Reader`. The cross attention's states are an image's; `ids` of a sequence are as many as these."""
+    """Implements `Reader`. The cross attention's states are an image's; `ids` of a sequence are as
+    many as these.
+    """
 
     def __init__(self, card: Card, model: EncoderDecoder) -> None:
         self.writer, self.tool_form = model.writer, None
         self._card, self._model, self.tokenizer = card, model, model.tokenizer
         added = [token.content for token in model.tokenizer.get_added_tokens_decoder().values()]
-        self._categories = frozenset(token for token in added if token.startswith("<") and token.endswith("/>"))
+        self._categories = frozenset(
+            token for token in added if token.startswith("<") and token.endswith("/>")
+        )
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         if not isinstance(work, TextWork):
@@ -240,24 +300,38 @@ class EncoderDecoderReader:
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
         if work.instruction.strip() and self._model.prompt is None:
-            raise TaskNotSupported(f"{self._card.model} reads the text of an image, and takes no instruction", field=donut.FIELD)
+            raise TaskNotSupported(
+                f"{self._card.model} reads the text of an image, and takes no instruction",
+                field=donut.FIELD,
+            )
         prompt = "" if self._model.prompt is None else self._model.prompt.text(work.instruction)
-        asked = _Asked(tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids), work.max_tokens)
+        asked = _Asked(
+            tuple(self.tokenizer.encode(prompt, add_special_tokens=False).ids), work.max_tokens
+        )
         if len(asked.prompt) >= self.writer.max_positions:
             most = self.writer.max_positions - 1
             raise InputTooLong(
-                f"the question has {len(asked.prompt):,} tokens with its tags; the model takes {most:,}", field=donut.FIELD
+                f"the question has {len(asked.prompt):,} tokens with its tags; the model takes {most:,}",
+                field=donut.FIELD,
             )
         found = []
         for parts in items_as_parts(work):
             go_on()
             picture = picture_of(parts, self._model.processing, self._card.model)
             places = np.arange(self._model.tokens, dtype=np.int32)
-            found.append(InputSequence(np.zeros(self._model.tokens, np.int32), rows=InputRows(places, picture.pixels), input=asked))
+            found.append(
+                InputSequence(
+                    np.zeros(self._model.tokens, np.int32),
+                    rows=InputRows(places, picture.pixels),
+                    input=asked,
+                )
+            )
         return found, prompt
 
     def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
-        states = self._model.images.states([each.rows.values for each in sequences if each.rows is not None], between)
+        states = self._model.images.states(
+            [each.rows.values for each in sequences if each.rows is not None], between
+        )
         if (project := self._model.project) is not None:
             with torch.inference_mode():
                 states = [F.linear(each, project.weight, project.bias) for each in states]
@@ -267,7 +341,9 @@ class EncoderDecoderReader:
         return True
 
     def text(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).rstrip("�")
+        return self.tokenizer.decode(ids, skip_special_tokens=self._model.prompt is None).rstrip(
+            "�"
+        )
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         if not isinstance(notes, str):
@@ -277,18 +353,24 @@ class EncoderDecoderReader:
 
     def _extraction(self, prompt: str, written: WrittenIds) -> Extraction:
         if self._model.prompt is None:
-            return Extraction(text=self.tokenizer.decode(written.ids.tolist()).strip(), finish=written.finish)
+            return Extraction(
+                text=self.tokenizer.decode(written.ids.tolist()).strip(), finish=written.finish
+            )
         own = self.tokenizer.decode(written.ids.tolist(), skip_special_tokens=False)
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
         form = donut.form_of(whole, self._categories)
-        return Extraction(text=own.strip(), finish=written.finish, json=form if fits(form) else None)
+        return Extraction(
+            text=own.strip(), finish=written.finish, json=form if fits(form) else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`prompt`: empty: the decoder's start token. `most`: tokens of the answer; 0: the checkpoint's number."""
+    """`prompt`: empty: the decoder's start token. `most`: tokens of the answer; 0: the checkpoint's
+    number.
+    """
 
     prompt: tuple[int, ...]
     most: int
@@ -298,4 +380,6 @@ def _request(states: Tensor, sequence: InputSequence) -> Request:
     asked = sequence.input
     if not isinstance(asked, _Asked):
         raise TypeError("`input` is that of `prepare`")
-    return Request(np.array(asked.prompt, np.int32) if asked.prompt else None, states, asked.most or None)
+    return Request(
+        np.array(asked.prompt, np.int32) if asked.prompt else None, states, asked.most or None
+    )

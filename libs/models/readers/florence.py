@@ -1,4 +1,6 @@
-"""Florence-2 (arXiv 2311.06242): DaViT before BART. Images are captioned, read and searched for objects, by prompts in words."""
+"""Florence-2 (arXiv 2311.06242): DaViT before BART. Images are captioned, read and searched for
+objects, by prompts in words.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,29 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.packed import Packed
 from libs.models.readers.davit import Davit, DavitSpec, Projector, rename
-from libs.models.readers.florence_tasks import BANNED, BINS, DETECTION, FIELD, Form, asked, regions_of
+from libs.models.readers.florence_tasks import (
+    BANNED,
+    BINS,
+    DETECTION,
+    FIELD,
+    Form,
+    asked,
+    regions_of,
+)
 from libs.models.readers.pixels import Tower, picture_of
 from libs.models.results import Extraction, ExtractResult, Region
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import Between, GoOn, InputRows, InputSequence, RegionsWork, WriteWork, WrittenIds, items_as_parts
+from libs.models.work import (
+    Between,
+    GoOn,
+    InputRows,
+    InputSequence,
+    RegionsWork,
+    WriteWork,
+    WrittenIds,
+    items_as_parts,
+)
 
 _FRAME: Final = ("<s>", "</s>", "<pad>")
 _INCOMPLETE: Final = "�"  # what tokenizers make of the first bytes of a character
@@ -58,7 +77,9 @@ class _Images(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Florence:
-    """`tokens`: rows of the encoder's input that an image is. `banned`: phrases of a caption that have no place."""
+    """`tokens`: rows of the encoder's input that an image is. `banned`: phrases of a caption that
+    have no place.
+    """
 
     writer: Writer
     images: Tower
@@ -74,8 +95,12 @@ class Florence:
         return ImageSize(height, width, 0, max(height, width), self.tokens - 1, self.tokens)
 
 
-def load_florence(directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device) -> Florence:
-    """Of microsoft's layout or of transformers'. Raises ModelBroken with the file and the key or tensor at fault."""
+def load_florence(
+    directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
+) -> Florence:
+    """Of microsoft's layout or of transformers'. Raises ModelBroken with the file and the key or
+    tensor at fault.
+    """
     vision, texts = config.part("vision_config"), config.part("text_config")
     spec = DavitSpec.of(vision)
     processing = _processing(directory)
@@ -94,7 +119,9 @@ def load_florence(directory: Path, config: Config, settings: Settings, dtype: to
     )
     rows, columns = spec.map_size(*_pixels(processing))
     if not 0 < max(rows, columns) <= places:
-        raise config.unsupported("vision_config", f"it has {places} positions a side, and images have {rows} x {columns}")
+        raise config.unsupported(
+            "vision_config", f"it has {places} positions a side, and images have {rows} x {columns}"
+        )
     hidden = texts.size("d_model")
     images = on_meta(lambda: _Images(spec, hidden, places, frames))
     if is_microsoft:  # stored as [inputs, outputs]
@@ -106,7 +133,9 @@ def load_florence(directory: Path, config: Config, settings: Settings, dtype: to
     tokenizer = _tokenizer(directory)
     if settings.start is None:
         settings = replace(settings, start=texts.integer("decoder_start_token_id", 2))
-    if settings.max_new is None and settings.max_length is None:  # what is written is as long as it needs to be
+    if (
+        settings.max_new is None and settings.max_length is None
+    ):  # what is written is as long as it needs to be
         settings = replace(settings, max_new=texts.size("max_position_embeddings", 1024))
     writer = bart.load(texts, language, settings, dtype, device, embedding=bart.BartInputEmbedding)
     writer.tower = Tower(images, processing).to(device)
@@ -121,7 +150,9 @@ def _part(config: Config, key: str) -> Config:
 def _pixels(processing: ImageProcessing) -> tuple[int, int]:
     seen = processing.crop or processing.size
     if not isinstance(seen, tuple):
-        raise ModelBroken("preprocessor_config.json: `size` has a height and a width for Florence-2")
+        raise ModelBroken(
+            "preprocessor_config.json: `size` has a height and a width for Florence-2"
+        )
     return seen
 
 
@@ -131,7 +162,9 @@ def _processing(directory: Path) -> ImageProcessing:
     key = "image_processor_type"
     if str(plain.get(key, "")).startswith("Florence"):
         plain[key] = "CLIPImageProcessor"
-    return ImageProcessing.of(Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor")
+    return ImageProcessing.of(
+        Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor"
+    )
 
 
 def _banned(directory: Path) -> frozenset[str]:
@@ -140,14 +173,20 @@ def _banned(directory: Path) -> frozenset[str]:
     values: object = {} if found is None else found.values
     for key in ("post_processor_config", "phrase_grounding", "banned_grounding_tokens"):
         values = values.get(key) if isinstance(values, Mapping) else None
-    return frozenset(word for word in values if isinstance(word, str)) if isinstance(values, list) else frozenset()
+    return (
+        frozenset(word for word in values if isinstance(word, str))
+        if isinstance(values, list)
+        else frozenset()
+    )
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
     """With the tokens of places, which microsoft's repositories have in code alone."""
     tokenizer = load_tokenizer(directory, lowercase=False)
     if tokenizer.token_to_id("<loc_0>") is None:
-        tokenizer.add_special_tokens([AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED])
+        tokenizer.add_special_tokens(
+            [AddedToken(f"<{each}>", special=True, normalized=False) for each in _ADDED]
+        )
     return tokenizer
 
 
@@ -184,7 +223,9 @@ _PREFIXES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`label`: that a RegionsWork asks for; empty: the model's own words. `item`: whose image it is about."""
+    """`label`: that a RegionsWork asks for; empty: the model's own words. `item`: whose image it is
+    about.
+    """
 
     item: int
     form: Form
@@ -194,7 +235,9 @@ class _Asked:
 
 
 class FlorenceReader:
-    """Implements `Reader`. `TextWork.instruction`: a task by the name that Florence-2's processors have for it, with its text."""
+    """Implements `Reader`. `TextWork.instruction`: a task by the name that Florence-2's processors
+    have for it, with its text.
+    """
 
     def __init__(self, card: Card, model: Florence) -> None:
         self.writer, self.tool_form = model.writer, None
@@ -212,7 +255,11 @@ class FlorenceReader:
             picture = picture_of(parts, self._model.processing, self._card.model)
             if isinstance(work, RegionsWork):
                 for label in work.labels:
-                    found.append(self._sequence(DETECTION.prompt.format(label), picture.pixels, 0, "regions.labels"))
+                    found.append(
+                        self._sequence(
+                            DETECTION.prompt.format(label), picture.pixels, 0, "regions.labels"
+                        )
+                    )
                     notes.append(_Asked(item, DETECTION.form, picture.width, picture.height, label))
                 continue
             prompt, form = asked(work, picture.width, picture.height)
@@ -228,18 +275,28 @@ class FlorenceReader:
         rows = [each.rows for each in sequences if each.rows is not None]
         states = torch.cat(self._model.images.states([each.values for each in rows], between))
         batch = Packed.of(
-            [each.ids for each in sequences], device=self.writer.device, places=[each.places for each in rows], values=states
+            [each.ids for each in sequences],
+            device=self.writer.device,
+            places=[each.places for each in rows],
+            values=states,
         )
         made = encoder.forward(batch, between=between).split_with_sizes(batch.lengths)
-        return [Request(states=each, most=_most(sequence)) for each, sequence in zip(made, sequences, strict=True)]
+        return [
+            Request(states=each, most=_most(sequence))
+            for each, sequence in zip(made, sequences, strict=True)
+        ]
 
     def reads_along(self, notes: object) -> bool:
-        return isinstance(notes, list) and all(one.form == "text" for one in notes)  # regions are known at their end
+        return isinstance(notes, list) and all(
+            one.form == "text" for one in notes
+        )  # regions are known at their end
 
     def text(self, ids: list[int]) -> str:
         text = self._plain(ids).rstrip(_INCOMPLETE)
         begun = text[text.rfind("<") :]  # it may be the beginning of what will be left out
-        return text.removesuffix(begun) if any(token.startswith(begun) for token in _FRAME) else text
+        return (
+            text.removesuffix(begun) if any(token.startswith(begun) for token in _FRAME) else text
+        )
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         if not isinstance(notes, list):
@@ -250,9 +307,13 @@ class FlorenceReader:
             for one, each in zip(notes, written, strict=True):
                 found = regions_of(self._plain(each.ids.tolist()), one.form, one.width, one.height)
                 regions[one.item] += [replace(region, label=one.label) for region in found]
-            kept = [each if work.threshold is None or work.threshold < 1 else [] for each in regions]
+            kept = [
+                each if work.threshold is None or work.threshold < 1 else [] for each in regions
+            ]
             return ExtractResult([Extraction(regions=tuple(each)) for each in kept], tokens)
-        return ExtractResult([self._extraction(one, each) for one, each in zip(notes, written, strict=True)], tokens)
+        return ExtractResult(
+            [self._extraction(one, each) for one, each in zip(notes, written, strict=True)], tokens
+        )
 
     def _extraction(self, one: _Asked, written: WrittenIds) -> Extraction:
         text = self._plain(written.ids.tolist())
@@ -270,13 +331,20 @@ class FlorenceReader:
         return text
 
     def _sequence(
-        self, prompt: str, pixels: np.ndarray[tuple[int, ...], np.dtype[np.generic]], most: int, field: str
+        self,
+        prompt: str,
+        pixels: np.ndarray[tuple[int, ...], np.dtype[np.generic]],
+        most: int,
+        field: str,
     ) -> InputSequence:
         tokens = self._model.tokens
         own = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         if tokens + len(own) + 2 > self._card.max_tokens:
             left = self._card.max_tokens - tokens - 2
-            raise InputTooLong(f"the prompt has {len(own):,} tokens; the model takes {left:,} beside an image", field=field)
+            raise InputTooLong(
+                f"the prompt has {len(own):,} tokens; the model takes {left:,} beside an image",
+                field=field,
+            )
         ids: Ids = np.array([0] * tokens + [self._ends[0], *own, self._ends[1]], np.int32)
         rows = InputRows(np.arange(tokens, dtype=np.int32), pixels)
         return InputSequence(ids, rows=rows, input=np.array([most], np.int32))
@@ -284,7 +352,9 @@ class FlorenceReader:
     def _special(self, token: str) -> int:
         number = self.tokenizer.token_to_id(token)
         if number is None:
-            raise ModelBroken(f"tokenizer.json: has no token {token!r}, which frames Florence-2's prompts")
+            raise ModelBroken(
+                f"tokenizer.json: has no token {token!r}, which frames Florence-2's prompts"
+            )
         return number
 
 

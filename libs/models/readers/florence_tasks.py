@@ -1,7 +1,8 @@
 """Florence-2's tasks: what it is asked in words, and what its answers mean.
 
-Places are written as `<loc_0>` to `<loc_999>`, thousandths of the image's width or height. Texts and places are read as by
-transformers' Florence2PostProcessor, against which tests/readers holds them.
+Places are written as `<loc_0>` to `<loc_999>`, thousandths of the image's width or height. Texts
+and places are read as by transformers' Florence2PostProcessor, against which tests/readers holds
+them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ REGION_FIELD: Final = "text.region"
 FIELD: Final = "text.instruction"
 
 Form = Literal["text", "lines", "boxes", "phrases", "proposals", "polygons", "any"]
-"""What an answer is: a text; texts with four corners each; labels with boxes; phrases of a caption with boxes; boxes alone;
-polygons; or labels with boxes or polygons."""
+"""What an answer is: a text; texts with four corners each; labels with boxes; phrases of a caption
+with boxes; boxes alone; polygons; or labels with boxes or polygons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,13 @@ TASKS: Final = {
     "<OCR_WITH_REGION>": Task("What is the text in the image, with regions?", "lines"),
     "<CAPTION>": Task("What does the image describe?", "text"),
     "<DETAILED_CAPTION>": Task("Describe in detail what is shown in the image.", "text"),
-    "<MORE_DETAILED_CAPTION>": Task("Describe with a paragraph what is shown in the image.", "text"),
+    "<MORE_DETAILED_CAPTION>": Task(
+        "Describe with a paragraph what is shown in the image.", "text"
+    ),
     "<OD>": Task("Locate the objects with category name in the image.", "boxes"),
-    "<DENSE_REGION_CAPTION>": Task("Locate the objects in the image, with their descriptions.", "boxes"),
+    "<DENSE_REGION_CAPTION>": Task(
+        "Locate the objects in the image, with their descriptions.", "boxes"
+    ),
     "<REGION_PROPOSAL>": Task("Locate the region proposals in the image.", "proposals"),
     "<CAPTION_TO_PHRASE_GROUNDING>": Task("Locate the phrases in the caption: {}", "phrases"),
     "<REFERRING_EXPRESSION_SEGMENTATION>": Task("Locate {} in the image with mask", "polygons"),
@@ -73,8 +78,8 @@ BANNED: Final = frozenset({
     "few", "many", "nobody", "none", "several", "some", "somebody", "someone", "something", "the image", "a group", "a set",
     "lots", "other objects", "one another", "each other",
 })  # fmt: skip
-"""Phrases of a caption that stand for nothing that has a place: as microsoft's processor has them, and the processor_config.json of
-transformers' layout."""
+"""Phrases of a caption that stand for nothing that has a place: as microsoft's processor has them,
+and the processor_config.json of transformers' layout."""
 _NAMED: Final = re.compile(r"\s*(<[A-Z_]+>)(.*)", re.DOTALL)
 
 _LOCATION: Final = re.compile(r"<loc_(\d+)>")
@@ -89,14 +94,17 @@ _RING: Final = re.compile(r"((?:<loc_\d+>)+)(?:<sep>|$)")
 
 
 def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
-    """The prompt about an image of so many pixels, and the form of its answer. Raises InvalidInput for what cannot be asked."""
+    """The prompt about an image of so many pixels, and the form of its answer. Raises InvalidInput
+    for what cannot be asked.
+    """
     place = None if work.region is None else _places(work.region, width, height)
     if not work.instruction.strip():
         names = _KINDS if place is None else _REGION_KINDS
         name = names.get(work.text_kind)
         if name is None:
             raise InvalidInput(
-                "lines of text are found in the whole image: leave out the region, or ask for ocr", field=REGION_FIELD
+                "lines of text are found in the whole image: leave out the region, or ask for ocr",
+                field=REGION_FIELD,
             )
         return TASKS[name].prompt.format(place), TASKS[name].form
     named = _NAMED.fullmatch(work.instruction)
@@ -104,37 +112,57 @@ def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
     if named is None or task is None:
         if place is not None:
             raise InvalidInput(
-                "a question of your own has no region: name one of the model's tasks, such as <REGION_TO_OCR>", field=REGION_FIELD
+                "a question of your own has no region: name one of the model's tasks, such as <REGION_TO_OCR>",
+                field=REGION_FIELD,
             )
         return work.instruction, "text"
     name, given = named.group(1), named.group(2).strip()
     if "{}" not in task.prompt:
         if given or place is not None:
-            raise InvalidInput(f"the task {name} takes neither a text nor a region", field=FIELD if given else REGION_FIELD)
+            raise InvalidInput(
+                f"the task {name} takes neither a text nor a region",
+                field=FIELD if given else REGION_FIELD,
+            )
         return task.prompt, task.form
     if place is not None and (given or not name.startswith("<REGION_")):
-        raise InvalidInput(f"the task {name} takes a text or a region, and not both", field=REGION_FIELD)
+        raise InvalidInput(
+            f"the task {name} takes a text or a region, and not both", field=REGION_FIELD
+        )
     if place is None and not given:
         wanted = "a region" if name.startswith("<REGION_") else "a text after it"
         raise InvalidInput(f"the task {name} needs {wanted}", field=FIELD)
     return task.prompt.format(place or given), task.form
 
 
-def regions_of(written: str, form: Form, width: int, height: int, banned: frozenset[str] = frozenset()) -> list[Region]:
-    """The regions of an answer, in its order, in pixels of an image of `width` times `height`. `banned`: phrases that have none."""
+def regions_of(
+    written: str, form: Form, width: int, height: int, banned: frozenset[str] = frozenset()
+) -> list[Region]:
+    """The regions of an answer, in its order, in pixels of an image of `width` times `height`.
+    `banned`: phrases that have none.
+    """
     scale = (width, height)
     if form == "text":
         return []
     if form == "lines":
-        return [_outlined(content.strip(), _scaled(corners, scale)) for content, *corners in _LINE.findall(written)]
+        return [
+            _outlined(content.strip(), _scaled(corners, scale))
+            for content, *corners in _LINE.findall(written)
+        ]
     if form == "polygons" or (form == "any" and "<poly>" in written):
         return list(_polygons(written, scale, labelled=form == "any"))
     if form == "proposals":
-        return [_box("", four, scale) for found in _ALONE.findall(written) for four in _fours(found)]
+        return [
+            _box("", four, scale) for found in _ALONE.findall(written) for four in _fours(found)
+        ]
     labelled = ((_label(phrase), found) for phrase, found in _LABELLED.findall(written))
     if form == "phrases":
         labelled = ((label, found) for label, found in labelled if label not in banned)
-    return [_box(_plain(label), four, scale) for label, found in labelled if label is not None for four in _fours(found)]
+    return [
+        _box(_plain(label), four, scale)
+        for label, found in labelled
+        if label is not None
+        for four in _fours(found)
+    ]
 
 
 def _label(phrase: str) -> str | None:
@@ -148,13 +176,21 @@ def _plain(label: str) -> str:
 
 
 def _polygons(written: str, scale: tuple[int, int], *, labelled: bool) -> Iterator[Region]:
-    """An instance has polygons between <poly> and </poly>, whose rings <sep> divides; or rings alone."""
-    found = _OUTLINED.findall(written) if labelled else [("", each) for each in _OUTLINES.findall(written)]
+    """An instance has polygons between <poly> and </poly>, whose rings <sep> divides; or rings
+    alone.
+    """
+    found = (
+        _OUTLINED.findall(written)
+        if labelled
+        else [("", each) for each in _OUTLINES.findall(written)]
+    )
     for phrase, marks in found:
         label = _label(phrase)
         if label is None:
             continue
-        for instance in _POLYGON.findall(marks) if "<poly>" in marks and "</poly>" in marks else [marks]:
+        for instance in (
+            _POLYGON.findall(marks) if "<poly>" in marks and "</poly>" in marks else [marks]
+        ):
             for ring in _RING.findall(instance):
                 numbers = _LOCATION.findall(ring)
                 corners = _scaled(numbers[: len(numbers) // 2 * 2], scale)
@@ -171,13 +207,18 @@ def _fours(locations: str) -> Iterator[list[str]]:
 def _scaled(numbers: list[str], scale: tuple[int, int]) -> tuple[float, ...]:
     """Places, x and y in turn, to whole pixels: the middle of their thousandth."""
     bins = [np.float32(side / BINS) for side in scale]
-    return tuple(float(int((np.float32(number) + np.float32(0.5)) * bins[place % 2])) for place, number in enumerate(numbers))
+    return tuple(
+        float(int((np.float32(number) + np.float32(0.5)) * bins[place % 2]))
+        for place, number in enumerate(numbers)
+    )
 
 
 def _box(label: str, numbers: list[str], scale: tuple[int, int]) -> Region:
     """A model may write the edges of a box in any order."""
     first, second, third, fourth = _scaled(numbers, scale)
-    return Region(label, 1.0, min(first, third), min(second, fourth), max(first, third), max(second, fourth))
+    return Region(
+        label, 1.0, min(first, third), min(second, fourth), max(first, third), max(second, fourth)
+    )
 
 
 def _outlined(label: str, corners: tuple[float, ...]) -> Region:
@@ -189,7 +230,13 @@ def _places(region: tuple[float, float, float, float], width: int, height: int) 
     """A part of an image as the model is told it. Raises InvalidInput for one outside the image."""
     left, top, right, bottom = region
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-        raise InvalidInput(f"the region is not within the image, which has {width:,} x {height:,} pixels", field=REGION_FIELD)
+        raise InvalidInput(
+            f"the region is not within the image, which has {width:,} x {height:,} pixels",
+            field=REGION_FIELD,
+        )
     bins = (np.float32(width / BINS), np.float32(height / BINS)) * 2
-    numbers = (min(BINS - 1, int(np.float32(value) / size)) for value, size in zip(region, bins, strict=True))
+    numbers = (
+        min(BINS - 1, int(np.float32(value) / size))
+        for value, size in zip(region, bins, strict=True)
+    )
     return "".join(f"<loc_{number}>" for number in numbers)

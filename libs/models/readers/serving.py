@@ -1,4 +1,6 @@
-"""Loads a checkpoint directory of a model that reads images and writes text as a model that is served."""
+"""Loads a checkpoint directory of a model that reads images and writes text as a model that is
+served.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from libs.catalog.kinds.writing.image_writer import ENCODER_DECODER, FLORENCE
 from libs.catalog.overrides import Overrides
 from libs.models.generation.decoding.settings import read_settings
 from libs.models.generation.decoding.writer import Writer
-from libs.models.generation.model import WriterModel
+from libs.models.generation.model import GenerativeModel
 from libs.models.layers.spec import Config
 from libs.models.loaded.tiers import copying
 from libs.models.readers.conversation import ConversationReader, load_conversation
@@ -32,28 +34,35 @@ def load_reader_model(
     dtype: torch.dtype,
     overrides: Overrides | None = None,
     memory_bytes: int = 0,
-) -> WriterModel:
+) -> GenerativeModel:
     """As `load_writer_model`, of a model that reads images and writes."""
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
-    config, settings = Config(need_config(directory, "config.json").values), read_settings(directory)
+    config, settings = (
+        Config(need_config(directory, "config.json").values),
+        read_settings(directory),
+    )
     with copying(device), failing(broken_tokenizer):
         if card.family == FLORENCE:
             florence = load_florence(directory, config, settings, dtype, device)
             card = _measured(card, florence.writer, florence.tokenizer, florence.size)
-            return WriterModel(card, FlorenceReader(card, florence), memory_bytes)
+            return GenerativeModel(card, FlorenceReader(card, florence), memory_bytes)
         if card.family != ENCODER_DECODER:
             conversation = load_conversation(directory, card, config, settings, dtype, device)
             card = _measured(card, conversation.writer, conversation.tokenizer, conversation.size)
-            return WriterModel(card, ConversationReader(card, conversation), memory_bytes)
+            return GenerativeModel(card, ConversationReader(card, conversation), memory_bytes)
         model = load_encoder_decoder(directory, config, settings, dtype, device)
         card = _measured(card, model.writer, model.tokenizer, model.size)
-        return WriterModel(card, EncoderDecoderReader(card, model), memory_bytes)
+        return GenerativeModel(card, EncoderDecoderReader(card, model), memory_bytes)
 
 
 def _measured(card: Card, writer: Writer, tokenizer: Tokenizer, size: ImageSize) -> Card:
-    """The card with what only the loaded model knows. Ids beyond the tokenizer's, whose rows are random, are never chosen."""
-    writer.settings = replace(writer.settings, vocabulary=min(largest_id(tokenizer) + 1, writer.vocabulary))
+    """The card with what only the loaded model knows. Ids beyond the tokenizer's, whose rows are
+    random, are never chosen.
+    """
+    writer.settings = replace(
+        writer.settings, vocabulary=min(largest_id(tokenizer) + 1, writer.vocabulary)
+    )
     most = (
         writer.encoder.max_positions
         if writer.encoder is not None

@@ -1,4 +1,6 @@
-"""Loads a checkpoint directory of texts: the card says which family's encoder it is and which kind of heads follow it."""
+"""Loads a checkpoint directory of texts: the card says which family's encoder it is and which kind
+of heads follow it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from libs.models.text.kinds.kind import Parts
 from libs.models.text.registry import build_encoder, default_dtype, names_of
 from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 from libs.models.work import GoOn, ModelWork, Output, Prepared
 
@@ -40,29 +42,50 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_text_model(
-    directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None = None
+    directory: Path,
+    model_id: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    overrides: Overrides | None = None,
 ) -> PackedModel:
     """As `libs.models.load_model`, of a directory of texts."""
     with failing(broken_tokenizer):
         return _load(directory, model_id, device, dtype, overrides)
 
 
-def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dtype, overrides: Overrides | None) -> PackedModel:
+def _load(
+    directory: Path,
+    model_id: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    overrides: Overrides | None,
+) -> PackedModel:
     card = read_card(directory, model_id, overrides)
     card, dtype, quantised = _number_format(card, device, dtype)
     kind = kind_of(card)
     own, factors, rest = _tensors(directory, card)
     config = encoder_config(directory, card)
-    adapters = read_own_adapters(Config("config.json", config)) if card.own_adapters else OwnAdapters()
+    adapters = (
+        read_own_adapters(Config("config.json", config)) if card.own_adapters else OwnAdapters()
+    )
     with copying(device):
         tables = kind.head_table(card)
-        encoder, state = build_encoder(config, own, dtype=dtype, device=device, head_tables=tables, int8=quantised)
+        encoder, state = build_encoder(
+            config, own, dtype=dtype, device=device, head_tables=tables, int8=quantised
+        )
         card = replace(card, max_tokens=min(card.max_tokens, encoder.max_positions))
         table, prefixes = names_of(config)
-        names = Names(table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables)
+        names = Names(
+            table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables
+        )
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
-        trunks, processor = (Trunk(encoder, built.heads), *built.trunks), Tokenising(TextsAlone(built.processor))
-        model = PackedModel(card, trunks, processor, names, device, lambda: _tensors(directory, card)[0])
+        trunks, processor = (
+            (Backbone(encoder, built.heads), *built.trunks),
+            Tokenising(TextsAlone(built.processor)),
+        )
+        model = PackedModel(
+            card, trunks, processor, names, device, lambda: _tensors(directory, card)[0]
+        )
         model.tokens = TokenProcessor(card, built.tokenizer)
         model.add_own_adapters(adapters, directory, factors)
         if device.type != "cpu":
@@ -71,18 +94,26 @@ def _load(directory: Path, model_id: str, device: torch.device, dtype: torch.dty
         int8.quantise(model)
     if quantised or dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(load_text_model, directory, model_id, torch.device("cpu"), torch.float32, wide)
+        model.widen = partial(
+            load_text_model, directory, model_id, torch.device("cpu"), torch.float32, wide
+        )
     return model
 
 
 def _tensors(directory: Path, card: Card) -> tuple[TensorFile, TensorFile, TensorFile]:
-    """The encoder's tensors, the factors of its own adapters among them, and all tensors that are not the encoder's."""
+    """The encoder's tensors, the factors of its own adapters among them, and all tensors that are
+    not the encoder's.
+    """
     encoder, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
     return *without_parametrizations(encoder), rest
 
 
-def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype, bool]:
-    """The card with what is done of it, the type of what is not quantised, and whether weights are quantised to int8."""
+def _number_format(
+    card: Card, device: torch.device, dtype: torch.dtype
+) -> tuple[Card, torch.dtype, bool]:
+    """The card with what is done of it, the type of what is not quantised, and whether weights are
+    quantised to int8.
+    """
     own = default_dtype(device) if dtype is torch.int8 else dtype
     if card.dtype not in ("int8", "auto") or (card.dtype == "auto" and dtype is not torch.int8):
         return card, DTYPES.get(card.dtype, own), False
@@ -90,7 +121,12 @@ def _number_format(card: Card, device: torch.device, dtype: torch.dtype) -> tupl
     missing = kernels.missing() if device.type == "cpu" else "int8 is for CPUs"
     if not missing:
         return card, own, True
-    log.warning("%s is to be int8, and is loaded in %s instead: %s", card.model, str(own).removeprefix("torch."), missing)
+    log.warning(
+        "%s is to be int8, and is loaded in %s instead: %s",
+        card.model,
+        str(own).removeprefix("torch."),
+        missing,
+    )
     return replace(card, dtype="auto"), own, False
 
 
@@ -99,7 +135,11 @@ def without_int8(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[
     alone can be: a warning is logged."""
     own = default_dtype(device) if dtype is torch.int8 else dtype
     if card.dtype == "int8" or (card.dtype == "auto" and dtype is torch.int8):
-        log.warning("%s is to be int8, which is for encoders of texts: it is loaded in %s", card.model, str(own).rpartition(".")[2])
+        log.warning(
+            "%s is to be int8, which is for encoders of texts: it is loaded in %s",
+            card.model,
+            str(own).rpartition(".")[2],
+        )
         return replace(card, dtype="auto"), own
     return card, DTYPES.get(card.dtype, own)
 
@@ -127,7 +167,9 @@ class TextsAlone:
 
 
 class Tokenising:
-    """A processor whose tokenizer may fail for a text: InvalidInput in place of what the `tokenizers` library raises."""
+    """A processor whose tokenizer may fail for a text: InvalidInput in place of what the
+    `tokenizers` library raises.
+    """
 
     def __init__(self, processor: Processor) -> None:
         self._processor = processor

@@ -1,6 +1,7 @@
 """The registry of families by `model_type`; builds a checkpoint's encoder on its device.
 
-Called once when a worker loads a model. Adding an architecture: one file in `families`, one line here, one row in the parity table.
+Called once when a worker loads a model. Adding an architecture: one file in `families`, one line
+here, one row in the parity table.
 """
 
 from __future__ import annotations
@@ -17,9 +18,35 @@ from libs.kernels.linear.packed import PackedLinear, has_bfloat16
 from libs.models import weights
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.families.bert import albert, bert, deberta, distilbert, jina, jina_code, mpnet, prenorm, xlmr_flash
-from libs.models.text.families.decoders import gemma, gemma2, gemma3, glm, llama, phi3, qwen, qwen3_5
-from libs.models.text.families.rotary import eurobert, gte, modernbert, nomic_bert, nomic_moe, privacy_filter
+from libs.models.text.families.bert import (
+    albert,
+    bert,
+    deberta,
+    distilbert,
+    jina,
+    jina_code,
+    mpnet,
+    prenorm,
+    xlmr_flash,
+)
+from libs.models.text.families.decoders import (
+    gemma,
+    gemma2,
+    gemma3,
+    glm,
+    llama,
+    phi3,
+    qwen,
+    qwen3_5,
+)
+from libs.models.text.families.rotary import (
+    eurobert,
+    gte,
+    modernbert,
+    nomic_bert,
+    nomic_moe,
+    privacy_filter,
+)
 from libs.models.text.families.seq2seq import bart, t5, t5_classifier
 from libs.models.weights import HeadRule, Rule, TensorFile
 
@@ -41,14 +68,18 @@ class Family(Protocol):
 
 @runtime_checkable
 class _Claims(Protocol):
-    """A family that shares its model_type with another: `claims` says which checkpoints are its own, and is asked first."""
+    """A family that shares its model_type with another: `claims` says which checkpoints are its
+    own, and is asked first.
+    """
 
     def claims(self, config: Config) -> bool: ...
 
 
 @runtime_checkable
 class _Renames(Protocol):
-    """A family whose modules have other names in transformers than in its checkpoints: adapters use transformers' names."""
+    """A family whose modules have other names in transformers than in its checkpoints: adapters use
+    transformers' names.
+    """
 
     @property
     def MODULES(self) -> dict[str, Rule]: ...
@@ -92,13 +123,19 @@ _FAMILIES: tuple[Family, ...] = (
 def default_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float32
+        )
     return torch.bfloat16 if has_bfloat16() else torch.float32
 
 
 def model_types() -> tuple[str, ...]:
     """Every `model_type` that `build_encoder` takes."""
-    return tuple(dict.fromkeys(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES))
+    return tuple(
+        dict.fromkeys(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES)
+    )
 
 
 def build_encoder(
@@ -110,11 +147,12 @@ def build_encoder(
     head_tables: Mapping[str, HeadRule],
     int8: bool = False,
 ) -> tuple[PackedEncoder, dict[str, Tensor]]:
-    """The encoder in `dtype`, ready to run, and the head's tensors in float32 under the names of `head_tables`.
+    """The encoder in `dtype`, ready to run, and the head's tensors in float32 under the names of
+    `head_tables`.
 
-    `int8`: its linear layers still have the weights as stored, and compute with these in float32 until they are quantised
-    (`libs/models/precision/int8.py`). Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be
-    served.
+    `int8`: its linear layers still have the weights as stored, and compute with these in float32
+    until they are quantised (`libs/models/precision/int8.py`). Raises ModelBroken naming the key of
+    config.json, or the file and tensor, that cannot be served.
     """
     encoder, family = empty_encoder(Config(config))
     state = weights.load(
@@ -132,9 +170,13 @@ def build_encoder(
 
 
 def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[str, ...]]:
-    """The names by which adapters refer to layers, in the family that serves a config.json, and the prefixes they may have."""
+    """The names by which adapters refer to layers, in the family that serves a config.json, and the
+    prefixes they may have.
+    """
     family = _family_of(Config(config))
-    return {**family.WEIGHTS, **family.MODULES} if isinstance(family, _Renames) else family.WEIGHTS, family.PREFIXES
+    return {**family.WEIGHTS, **family.MODULES} if isinstance(
+        family, _Renames
+    ) else family.WEIGHTS, family.PREFIXES
 
 
 def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
@@ -143,8 +185,17 @@ def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
     try:
         with torch.device("meta"):
             encoder = family.build(config)
-    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelBroken(shortened(f"config.json: describes no encoder that can be built: {error}")) from error
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ModelBroken(
+            shortened(f"config.json: describes no encoder that can be built: {error}")
+        ) from error
     if encoder.max_positions < 1:
         raise ModelBroken("config.json: max_position_embeddings leaves no position for a token")
     return encoder, family
@@ -152,17 +203,23 @@ def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
 
 def _family_of(config: Config) -> Family:
     named = [family for family in _FAMILIES if config.text("model_type") in family.MODEL_TYPES]
-    own: list[Family] = [family for family in named if isinstance(family, _Claims) and family.claims(config)]
+    own: list[Family] = [
+        family for family in named if isinstance(family, _Claims) and family.claims(config)
+    ]
     own += [family for family in named if not isinstance(family, _Claims)]
     if own:
         return own[0]
-    code = " The checkpoint's own code, which auto_map names, is never run." if config.has("auto_map") else ""
+    code = (
+        " The checkpoint's own code, which auto_map names, is never run."
+        if config.has("auto_map")
+        else ""
+    )
     raise config.unsupported("model_type", f"supported are {', '.join(model_types())}.{code}")
 
 
 def prepare(encoder: PackedEncoder, *, linears: bool = True) -> None:
-    """Lets every module prepare its weights, which are final now, for the device they are on. `linears` False: linear layers are
-    left as they are."""
+    """Lets every module prepare its weights, which are final now, for the device they are on.
+    `linears` False: linear layers are left as they are."""
     for module in encoder.modules():
         if not linears and isinstance(module, PackedLinear):
             continue

@@ -1,4 +1,6 @@
-"""Loads static embedders: an encoder without layers, which looks up a vector for each token, and the mean over a text's tokens."""
+"""Loads static embedders: an encoder without layers, which looks up a vector for each token, and
+the mean over a text's tokens.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,15 @@ from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.loading import DTYPES, TextsAlone, Tokenising, broken_tokenizer
 from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
-from libs.models.text.tokenising.tokenizer import FILE, MAX_BYTES, failing, largest_id, load_tokenizer
+from libs.models.text.tokenising.tokenizer import (
+    FILE,
+    MAX_BYTES,
+    failing,
+    largest_id,
+    load_tokenizer,
+)
 from libs.models.text.tokens import TokenProcessor
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 from libs.models.work import GoOn, InputSequence, Role, Truncation
 
@@ -39,10 +47,13 @@ _MAPPING: Final = "mapping"
 _WEIGHTS: Final = "weights"
 
 
-def load_static_model(directory: Path, model_id: str, device: torch.device, overrides: Overrides | None = None) -> PackedModel:
+def load_static_model(
+    directory: Path, model_id: str, device: torch.device, overrides: Overrides | None = None
+) -> PackedModel:
     """As `libs.models.load_model`, of a static embedder.
 
-    The table stays in float32 unless a card of the catalog gives a data type, as a smaller one would make nothing faster.
+    The table stays in float32 unless a card of the catalog gives a data type, as a smaller one
+    would make nothing faster.
     """
     card = read_card(directory, model_id, overrides)
     root = directory / card.encoder_folder
@@ -50,12 +61,29 @@ def load_static_model(directory: Path, model_id: str, device: torch.device, over
         tokenizer = load_tokenizer(root, lowercase=card.lowercase)
         table = _table(TensorFile.open(directory, card.encoder_folder), largest_id(tokenizer) + 1)
         # A text without tokens has the vector zero: that of one more row.
-        table = torch.cat((table, table.new_zeros(1, table.shape[1]))).to(device, DTYPES.get(card.dtype, torch.float32))
+        table = torch.cat((table, table.new_zeros(1, table.shape[1]))).to(
+            device, DTYPES.get(card.dtype, torch.float32)
+        )
         spec = EncoderSpec(
-            hidden=table.shape[1], heads=1, head_size=1, ffn=1, layers=(), norm="post", norm_eps=0.0, activation="gelu"
+            hidden=table.shape[1],
+            heads=1,
+            head_size=1,
+            ffn=1,
+            layers=(),
+            norm="post",
+            norm_eps=0.0,
+            activation="gelu",
         )
         with torch.device("meta"):
-            embed = TokenEmbedding(EmbeddingSpec(len(table), table.shape[1], positions=card.max_tokens, norm_eps=None, table=False))
+            embed = TokenEmbedding(
+                EmbeddingSpec(
+                    len(table),
+                    table.shape[1],
+                    positions=card.max_tokens,
+                    norm_eps=None,
+                    table=False,
+                )
+            )
             encoder = PackedEncoder(spec, embed)
         embed.token.weight = nn.Parameter(table, requires_grad=False)
         encoder.prepare()
@@ -63,22 +91,30 @@ def load_static_model(directory: Path, model_id: str, device: torch.device, over
         # Model2Vec's own limit replaces that of tokenizer.json.
         limit = 0 if card.family == MODEL2VEC else _truncation(root)
         processor = StaticProcessor(card, tokenizer, limit, empty=len(table) - 1)
-        trunk = Trunk(encoder.requires_grad_(False).eval(), {"dense": head})
-        model = PackedModel(card, (trunk,), Tokenising(TextsAlone(processor)), Names({}, (), {}), device)
-        model.tokens = TokenProcessor(card, tokenizer, min(card.max_tokens, limit or card.max_tokens))
+        trunk = Backbone(encoder.requires_grad_(False).eval(), {"dense": head})
+        model = PackedModel(
+            card, (trunk,), Tokenising(TextsAlone(processor)), Names({}, (), {}), device
+        )
+        model.tokens = TokenProcessor(
+            card, tokenizer, min(card.max_tokens, limit or card.max_tokens)
+        )
         if device.type != "cpu":
             model.gather()
     return model
 
 
 class StaticProcessor(EmbeddingProcessor):
-    """Texts without special tokens; for Model2Vec also without unknown tokens, and cut to a number of characters first.
+    """Texts without special tokens; for Model2Vec also without unknown tokens, and cut to a number
+    of characters first.
 
-    `limit`: of tokenizer.json's own truncation; 0: it has none. `empty`: the id that stands for a text without tokens.
+    `limit`: of tokenizer.json's own truncation; 0: it has none. `empty`: the id that stands for a
+    text without tokens.
     """
 
     def __init__(self, card: Card, tokenizer: Tokenizer, limit: int, *, empty: int) -> None:
-        tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A", pair="$A $B", special_tokens=[]
+        )
         self._limit = min(card.max_tokens, limit or card.max_tokens)
         text = TextProcessor(tokenizer, limit=self._limit, segments=False)
         super().__init__(card, text)
@@ -91,16 +127,32 @@ class StaticProcessor(EmbeddingProcessor):
             self._unknown = tokenizer.token_to_id(unknown) if unknown else None
             self._max_characters = card.max_tokens * int(median(map(len, tokenizer.get_vocab())))
 
-    def framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> Framed:
+    def framed(
+        self,
+        texts: list[str],
+        prompt: str,
+        role: Role,
+        truncation: Truncation,
+        where: Where,
+        go_on: GoOn,
+    ) -> Framed:
         """The sequences of texts. `where`: the path in the job of each."""
         if self._max_characters and truncation == "end":
             texts = [(prompt + text)[: self._max_characters] for text in texts]
             prompt = ""
         sequences = []
-        for number, (ids, is_whole) in enumerate(self._texts.encode_plain(texts, truncation, go_on, before=prompt)):
+        for number, (ids, is_whole) in enumerate(
+            self._texts.encode_plain(texts, truncation, go_on, before=prompt)
+        ):
             if len(ids) > self._limit:
                 if truncation == "none":
-                    raise too_long(where(number), len(ids), self._limit, "without special tokens", more=not is_whole)
+                    raise too_long(
+                        where(number),
+                        len(ids),
+                        self._limit,
+                        "without special tokens",
+                        more=not is_whole,
+                    )
                 ids = ids[: self._limit] if truncation == "end" else ids[-self._limit :]
             if self._unknown is not None:
                 ids = ids[ids != self._unknown]
@@ -109,7 +161,9 @@ class StaticProcessor(EmbeddingProcessor):
 
 
 def _table(tensors: TensorFile, tokens: int) -> Tensor:
-    """A float32 vector for each token id. Raises ModelBroken for tensors that do not fit the tokenizer or each other."""
+    """A float32 vector for each token id. Raises ModelBroken for tensors that do not fit the
+    tokenizer or each other.
+    """
     names = set(tensors.names())
     name = next((name for name in TABLES if name in names), "")
     if not name or names - {name, _MAPPING, _WEIGHTS}:
@@ -124,20 +178,28 @@ def _table(tensors: TensorFile, tokens: int) -> Tensor:
             raise ModelBroken(f"{tensors.source}: tensor 'mapping' must be a list of whole numbers")
         mapping = mapping.long()
         if int(mapping.min()) < 0 or int(mapping.max()) >= len(table):
-            raise ModelBroken(f"{tensors.source}: tensor 'mapping' names a row that {name!r} does not have")
+            raise ModelBroken(
+                f"{tensors.source}: tensor 'mapping' names a row that {name!r} does not have"
+            )
         table = table.index_select(0, mapping)
     if _WEIGHTS in names:
         weights = tensors.read(_WEIGHTS).to(torch.float32)
         if weights.shape != table.shape[:1]:
-            raise ModelBroken(f"{tensors.source}: tensor 'weights' must have {len(table)} numbers, one for each token")
+            raise ModelBroken(
+                f"{tensors.source}: tensor 'weights' must have {len(table)} numbers, one for each token"
+            )
         table = table * weights[:, None]
     if len(table) < tokens:
-        raise ModelBroken(f"{tensors.source}: has vectors for {len(table)} tokens; the tokenizer has {tokens}")
+        raise ModelBroken(
+            f"{tensors.source}: has vectors for {len(table)} tokens; the tokenizer has {tokens}"
+        )
     return table
 
 
 def _truncation(root: Path) -> int:
-    """The tokens that tokenizer.json's own truncation leaves; 0: it has none. The file was validated when it was loaded."""
+    """The tokens that tokenizer.json's own truncation leaves; 0: it has none. The file was
+    validated when it was loaded.
+    """
     settings = json.loads(read_file(root, FILE, MAX_BYTES) or b"{}").get("truncation")
     found = settings.get("max_length") if isinstance(settings, dict) else None
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0

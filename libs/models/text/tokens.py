@@ -1,6 +1,8 @@
-"""Tokenize and Detokenize: what a model's own tokenizer makes of texts, and texts of ids. No forward pass.
+"""Tokenize and Detokenize: what a model's own tokenizer makes of texts, and texts of ids. No
+forward pass.
 
-`prepare` does the work, in the worker's preparing threads, and its Prepared has no sequences, so the job is finished next.
+`prepare` does the work, in the worker's preparing threads, and its Prepared has no sequences, so
+the job is finished next.
 """
 
 from __future__ import annotations
@@ -36,16 +38,20 @@ class TokenProcessor:
     def prepare(self, work: TokenWork, go_on: GoOn) -> Prepared:
         """Do the work; the result is in the notes.
 
-        Raises InputTooLong or InvalidInput with the field's path in the job, and what `go_on` raises, which is called before each
-        `cutting.SLICE` characters.
+        Raises InputTooLong or InvalidInput with the field's path in the job, and what `go_on`
+        raises, which is called before each `cutting.SLICE` characters.
         """
         with failing(_cannot_tokenise):
             if isinstance(work, TokenizeWork):
                 items = self._tokenize(work, go_on)
                 result: Result = TokenizeResult(items, self._limit)
-                return Prepared(work, "", [], notes=result, looked_up=sum(item.count for item in items))
+                return Prepared(
+                    work, "", [], notes=result, looked_up=sum(item.count for item in items)
+                )
             texts = self._detokenize(work, go_on)
-            return Prepared(work, "", [], notes=DetokenizeResult(texts), looked_up=sum(map(len, work.sequences)))
+            return Prepared(
+                work, "", [], notes=DetokenizeResult(texts), looked_up=sum(map(len, work.sequences))
+            )
 
     def finish(self, prepared: Prepared) -> Result:
         """Return the result of a job that `prepare` did."""
@@ -54,18 +60,24 @@ class TokenProcessor:
         return prepared.notes
 
     def _tokenize(self, work: TokenizeWork, go_on: GoOn) -> list[Tokenization]:
-        encode = self._tokenizer.encode_batch_fast if work.count_only else self._tokenizer.encode_batch
+        encode = (
+            self._tokenizer.encode_batch_fast if work.count_only else self._tokenizer.encode_batch
+        )
         items: list[Tokenization] = []
         read = made = name_bytes = 0
         for numbers in sliced([len(text) for text in work.texts], go_on):
             texts = [work.texts[number] for number in numbers]
-            for number, encoding in zip(numbers, encode(texts, add_special_tokens=work.add_special_tokens), strict=True):
+            for number, encoding in zip(
+                numbers, encode(texts, add_special_tokens=work.add_special_tokens), strict=True
+            ):
                 item = self._tokenization(work, number, encoding)
                 items.append(item)
                 read += _utf8(work.texts[number])
                 made += len(item.ids)
                 name_bytes += sum(map(_utf8, item.names))
-                if made > tokens.max_tokens(read, len(items)) or name_bytes > tokens.max_name_bytes(read, len(items)):
+                if made > tokens.max_tokens(read, len(items)) or name_bytes > tokens.max_name_bytes(
+                    read, len(items)
+                ):
                     raise InputTooLong(
                         f"the model's tokenizer makes {made:,} tokens of {read:,} bytes of text, more than an answer holds: "
                         "set count_only, or send the text in parts",
@@ -82,11 +94,15 @@ class TokenProcessor:
             return Tokenization(count, kept_tokens, _NONE, _NONE, _NONE)
         mask = encoding.special_tokens_mask
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
-        if before == count:  # The text has no tokens, so the mask does not say on which side of it the special ones are.
+        if (
+            before == count
+        ):  # The text has no tokens, so the mask does not say on which side of it the special ones are.
             before = min(self._leading, count)
             after = count - before
         kept = self._kept(count, before, after, work.truncation)
-        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.uint32, 2 * count).reshape(-1, 2)
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.uint32, 2 * count).reshape(
+            -1, 2
+        )
         kept_start, kept_end = 0, len(work.texts[number])
         if kept_tokens < count:
             own = kept[(kept >= before) & (kept < count - after)]
@@ -116,19 +132,27 @@ class TokenProcessor:
         return run_of_ones(self._tokenizer.encode("a").special_tokens_mask)
 
     def _names(self, ids: NDArray[np.uint32]) -> tuple[str, ...]:
-        """The vocabulary's names, which the encoding has not for unknown tokens: there it has the text."""
+        """The vocabulary's names, which the encoding has not for unknown tokens: there it has the
+        text.
+        """
         distinct, places = np.unique(ids, return_inverse=True)
         names = [self._tokenizer.id_to_token(token) or "" for token in distinct.tolist()]
         return tuple(names[place] for place in places.tolist())
 
-    def _kept(self, count: int, before: int, after: int, truncation: Truncation) -> NDArray[np.int64]:
-        """The places of the tokens that Encode keeps: the special tokens around a text, and one end of the text."""
+    def _kept(
+        self, count: int, before: int, after: int, truncation: Truncation
+    ) -> NDArray[np.int64]:
+        """The places of the tokens that Encode keeps: the special tokens around a text, and one end
+        of the text.
+        """
         if count <= self._limit:
             return np.arange(count)
         side = self._card.truncation if truncation == "default" else truncation
         room = max(self._limit - before - after, 0)
         start = count - after - room if side == "start" else before
-        return np.concatenate([np.arange(before), np.arange(start, start + room), np.arange(count - after, count)])
+        return np.concatenate(
+            [np.arange(before), np.arange(start, start + room), np.arange(count - after, count)]
+        )
 
     def _detokenize(self, work: DetokenizeWork, go_on: GoOn) -> list[str]:
         texts: list[str] = []
@@ -136,20 +160,32 @@ class TokenProcessor:
             for number in numbers:
                 ids = work.sequences[number]
                 self._check_size(ids, number)
-                texts.append(self._tokenizer.decode(ids.tolist(), skip_special_tokens=work.skip_special_tokens))
+                texts.append(
+                    self._tokenizer.decode(
+                        ids.tolist(), skip_special_tokens=work.skip_special_tokens
+                    )
+                )
                 _refuse_large(_utf8(texts[-1]), len(ids), number)
         return texts
 
     def _check_size(self, ids: NDArray[np.uint32], number: int) -> None:
-        """Refuse ids that the tokenizer lacks, and those whose names are too long, before a text is made of them."""
+        """Refuse ids that the tokenizer lacks, and those whose names are too long, before a text is
+        made of them.
+        """
         distinct, first, counts = np.unique(ids, return_index=True, return_counts=True)
         size = 0
-        for token, place, count in zip(distinct.tolist(), first.tolist(), counts.tolist(), strict=True):
+        for token, place, count in zip(
+            distinct.tolist(), first.tolist(), counts.tolist(), strict=True
+        ):
             name = self._tokenizer.id_to_token(token)
             if name is None:
                 field = f"{_sequence_path(number)}.ids[{place}]"
-                raise InvalidInput(f"{field} is {token}, which is not in the vocabulary of {self._card.model}", field=field)
-            # In characters, since a byte-level name has one for each byte of the text. The text itself is checked once it is made.
+                raise InvalidInput(
+                    f"{field} is {token}, which is not in the vocabulary of {self._card.model}",
+                    field=field,
+                )
+            # In characters, since a byte-level name has one for each byte of the text. The text
+            # itself is checked once it is made.
             size += count * len(name)
         _refuse_large(size, len(ids), number)
 

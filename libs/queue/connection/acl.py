@@ -1,9 +1,11 @@
-"""The two Redis users of a mesh, with the least privileges that router and scheduler need (ACL of Redis 6.2 or newer).
+"""The two Redis users of a mesh, with the least privileges that router and scheduler need (ACL of
+Redis 6.2 or newer).
 
-A script runs with the permissions of the user who calls it, so the commands within scripts are listed here, too. Redis cannot limit
-which loaded script a user runs, but only routers may load one: the scheduler's user runs the scripts of the mesh, and no Lua of its
-holder. A new command in a script of `libs/queue` or `libs/fleet` must be added here: `tests/queue/test_acl.py` compares this list
-with the commands really used.
+A script runs with the permissions of the user who calls it, so the commands within scripts are
+listed here, too. Redis cannot limit which loaded script a user runs, but only routers may load one:
+the scheduler's user runs the scripts of the mesh, and no Lua of its holder. A new command in a
+script of `libs/queue` or `libs/fleet` must be added here: `tests/queue/test_acl.py` compares this
+list with the commands really used.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _ROUTER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A Redis ACL user. `commands` in small letters, subcommands as `command|subcommand`; `keys` and `channels` as patterns."""
+    """A Redis ACL user. `commands` in small letters, subcommands as `command|subcommand`; `keys`
+    and `channels` as patterns.
+    """
 
     name: str
     commands: tuple[str, ...]
@@ -40,9 +44,11 @@ class User:
     channels: tuple[str, ...] = (BELL,)
 
     def line(self, password: str | None) -> str:
-        """This user's line of an ACL file; without its first word, the arguments of `ACL SETUSER`. It holds only the password's
-        digest; without a password the user is disabled."""
-        state = ("off",) if password is None else ("on", f"#{sha256(password.encode()).hexdigest()}")
+        """This user's line of an ACL file; without its first word, the arguments of `ACL SETUSER`.
+        It holds only the password's digest; without a password the user is disabled."""
+        state = (
+            ("off",) if password is None else ("on", f"#{sha256(password.encode()).hexdigest()}")
+        )
         rules = (
             *state,
             "resetkeys",
@@ -55,15 +61,20 @@ class User:
         return " ".join(("user", self.name, *rules))
 
 
-ROUTER: Final = User("shoal-router", tuple(sorted(_BOTH + _ROUTER)), ("v1:*",), (BELL, f"{WRITTEN}:*"))
-# It may read the lengths and counters of lanes, not the payloads of jobs and not which router waits for their answers. No pattern
-# only reads: Redis has those (%R) from 7 on.
+ROUTER: Final = User(
+    "shoal-router", tuple(sorted(_BOTH + _ROUTER)), ("v1:*",), (BELL, f"{WRITTEN}:*")
+)
+# It may read the lengths and counters of lanes, not the payloads of jobs and not which router waits
+# for their answers. No pattern only reads: Redis has those (%R) from 7 on.
 SCHEDULER: Final = User(
     "shoal-scheduler",
     tuple(sorted(_BOTH)),
     (
         LAYOUT,
-        *(f"v1:{{fleet}}:{part}" for part in ("workers", "cards", "failures", "strikes", "leader", "fences", "notes")),
+        *(
+            f"v1:{{fleet}}:{part}"
+            for part in ("workers", "cards", "failures", "strikes", "leader", "fences", "notes")
+        ),
         *("v1:{fleet}:claim:*", "v1:{fleet}:orders:*"),
         "v1:{*}:lanes",
         *(f"v1:{{*}}:lane:*:{part}" for part in ("i", "b", "meta")),
@@ -72,7 +83,10 @@ SCHEDULER: Final = User(
 
 
 def acl_file(*, router: str | None, scheduler: str | None, admin: str | None) -> str:
-    """The text of a file for Redis' `aclfile`, given passwords. An unauthenticated connection is the user `default`, which is
-    disabled, or (with `admin`) needs that password and may do everything."""
-    default = "off -@all" if admin is None else f"on #{sha256(admin.encode()).hexdigest()} ~* &* +@all"
+    """The text of a file for Redis' `aclfile`, given passwords. An unauthenticated connection is
+    the user `default`, which is disabled, or (with `admin`) needs that password and may do
+    everything."""
+    default = (
+        "off -@all" if admin is None else f"on #{sha256(admin.encode()).hexdigest()} ~* &* +@all"
+    )
     return f"user default {default}\n{ROUTER.line(router)}\n{SCHEDULER.line(scheduler)}\n"

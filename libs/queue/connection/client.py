@@ -33,22 +33,33 @@ from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, ser
 
 ANSWER_SECONDS = 5.0
 _SMALL_BYTES = 64 * 1024
-"""A command that the socket takes at once, or of which little is left to write: nobody need wait until it is written."""
+"""A command that the socket takes at once, or of which little is left to write: nobody need wait
+until it is written.
+"""
 _REFUSALS = ("READONLY", "UNBLOCKED", "NOREPLICAS", "MISCONF", "MASTERDOWN", "BUSY")
-"""In order: a replica; a master that became one during a blocking command; a master with fewer replicas than
-`min-replicas-to-write`; a server that cannot write its disk; one that lost its primary; one that is busy with a script. Errors
-raised within a script have no class of their own, so their text is searched."""
+"""In order: a replica; a master that became one during a blocking command; a master with fewer
+replicas than `min-replicas-to-write`; a server that cannot write its disk; one that lost its
+primary; one that is busy with a script. Errors raised within a script have no class of their own,
+so their text is searched."""
 _NOT_ALLOWED = ("The user executing the script can't", "ACL failure in script")
 """What Redis before 7, and Valkey, say for NOPERM within a script."""
 
 
-def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int = 16, allow_insecure: bool = False) -> Redis:
-    """A client for `url` (redis://, rediss://, unix://, or redis+sentinel:// and rediss+sentinel://, for the master that Sentinels
-    name). Connects on first use, and again after every loss.
+def connect(
+    url: str,
+    trust: RedisTrust | None = None,
+    *,
+    max_connections: int = 16,
+    allow_insecure: bool = False,
+) -> Redis:
+    """A client for `url` (redis://, rediss://, unix://, or redis+sentinel:// and
+    rediss+sentinel://, for the master that Sentinels name). Connects on first use, and again after
+    every loss.
 
-    A connection that does not answer within 5 s is dropped. Retrying a command is safe: all scripts may run twice.
-    `allow_insecure`: Sentinels may name a master on another machine even without TLS. Raises InvalidInput for an invalid URL,
-    ValueError for files of `trust` that cannot be used.
+    A connection that does not answer within 5 s is dropped. Retrying a command is safe: all scripts
+    may run twice. `allow_insecure`: Sentinels may name a master on another machine even without
+    TLS. Raises InvalidInput for an invalid URL, ValueError for files of `trust` that cannot be
+    used.
     """
     check_redis_url(url)
     trust, sentinels = trust or RedisTrust(), SentinelUrl.parse(url)
@@ -61,22 +72,32 @@ def connect(url: str, trust: RedisTrust | None = None, *, max_connections: int =
         "health_check_interval": 15,
         "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.2), retries=2),
         "protocol": 2,
-        "driver_info": None,  # else redis-py sends CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may not run.
+        # else redis-py sends CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may
+        # not run.
+        "driver_info": None,
     }
     if sentinels is None:
         return PipelinedRedis.of(BlockingConnectionPool(**options), answer_seconds=ANSWER_SECONDS)
-    pool = master_pool(sentinels, options, password_file=trust.sentinel_password_file, allow_insecure=allow_insecure)
+    pool = master_pool(
+        sentinels,
+        options,
+        password_file=trust.sentinel_password_file,
+        allow_insecure=allow_insecure,
+    )
     return PipelinedRedis.of(pool, answer_seconds=ANSWER_SECONDS)
 
 
 async def open_all(redis: Redis) -> None:
-    """Fills the connection pool of `redis` at once. Otherwise connections are opened one by one, while many commands wait for them.
+    """Fills the connection pool of `redis` at once. Otherwise connections are opened one by one,
+    while many commands wait for them.
 
     To be called at the start, before anyone uses `redis`. Raises NoCapacity if a connection fails.
     """
     pool: Any = redis.connection_pool
     held = redis.held_connections if isinstance(redis, PipelinedRedis) else 0
-    opening = [asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections - held)]
+    opening = [
+        asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections - held)
+    ]
     try:
         with translated():
             await asyncio.gather(*opening)
@@ -89,19 +110,23 @@ async def open_all(redis: Redis) -> None:
 
 
 class Subscriber(PubSub):
-    """Subscriptions that end with their connection, by `RedisConnectionError`: the subscriber must subscribe again.
+    """Subscriptions that end with their connection, by `RedisConnectionError`: the subscriber must
+    subscribe again.
 
-    redis-py's PubSub reconnects within the call, resubscribes while it reconnects, and reconnects again if that fails: while
-    something resets every new connection, it recurses deeper each time, to a RecursionError (redis-py 8).
+    redis-py's PubSub reconnects within the call, resubscribes while it reconnects, and reconnects
+    again if that fails: while something resets every new connection, it recurses deeper each time,
+    to a RecursionError (redis-py 8).
     """
 
-    async def _execute(self, conn: Any, command: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    async def _execute(
+        self, conn: Any, command: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any
+    ) -> Any:
         return await command(*args, **kwargs)
 
 
 class _Robust:
-    """A mixin for redis-py connections on uvloop: its transport raises RuntimeError for a write after the peer has closed it, and
-    small commands are written without a task for each."""
+    """A mixin for redis-py connections on uvloop: its transport raises RuntimeError for a write
+    after the peer has closed it, and small commands are written without a task for each."""
 
     _writer: asyncio.StreamWriter | None
     is_connected: bool
@@ -115,36 +140,50 @@ class _Robust:
             else:
                 await super().send_packed_command(command, check_health)  # type: ignore[misc]
         except RuntimeError as error:
-            raise RedisConnectionError("the connection was closed before the command was written") from error
+            raise RedisConnectionError(
+                "the connection was closed before the command was written"
+            ) from error
 
     def write_now(self, packed: bytes) -> None:
-        """Writes a packed command without waiting until the socket takes it. Raises RedisConnectionError."""
+        """Writes a packed command without waiting until the socket takes it. Raises
+        RedisConnectionError.
+        """
         if not self.is_connected or self._writer is None:
             raise RedisConnectionError("the connection was closed before the command was written")
         try:
             self._writer.write(packed)
         except RuntimeError as error:
-            raise RedisConnectionError("the connection was closed before the command was written") from error
+            raise RedisConnectionError(
+                "the connection was closed before the command was written"
+            ) from error
 
     async def drained(self) -> None:
-        """Waits until the socket has taken most of what was written. A connection that breaks is found when it is read."""
+        """Waits until the socket has taken most of what was written. A connection that breaks is
+        found when it is read.
+        """
         if self._writer is not None:
             with suppress(OSError):
                 await self._writer.drain()
 
     def pack_command(self, *args: Any) -> list[bytes]:
         """As redis-py's, which packs in Python, at five times the time."""
-        return [hiredis.pack_command((*args[0].encode().split(), *args[1:]) if isinstance(args[0], str) else args)]
+        return [
+            hiredis.pack_command(
+                (*args[0].encode().split(), *args[1:]) if isinstance(args[0], str) else args
+            )
+        ]
 
     def _free_writer(self, command: Any, check_health: bool) -> asyncio.StreamWriter | None:
-        """The writer, if the command can be written at once, as nearly all can: redis-py makes a task of each write, to limit its
-        time."""
+        """The writer, if the command can be written at once, as nearly all can: redis-py makes a
+        task of each write, to limit its time."""
         writer = self._writer
         if not self.is_connected or writer is None or not isinstance(command, list):
             return None
         if check_health and asyncio.get_running_loop().time() >= self.next_health_check:
             return None
-        is_free = not writer.transport.get_write_buffer_size() and sum(map(len, command)) <= _SMALL_BYTES
+        is_free = (
+            not writer.transport.get_write_buffer_size() and sum(map(len, command)) <= _SMALL_BYTES
+        )
         return writer if is_free else None
 
 
@@ -153,8 +192,12 @@ def _robust(kind: type[Connection]) -> type[Connection]:
 
 
 def _parsed(url: str, trust: RedisTrust) -> dict[str, Any]:
-    """The arguments of a connection pool for the URL, with the TLS context and credentials of `trust`."""
-    parsed: dict[str, Any] = {**parse_url(url)} | ({} if url.startswith("unix:") else {"socket_keepalive": True})
+    """The arguments of a connection pool for the URL, with the TLS context and credentials of
+    `trust`.
+    """
+    parsed: dict[str, Any] = {**parse_url(url)} | (
+        {} if url.startswith("unix:") else {"socket_keepalive": True}
+    )
     if is_tls(url):
         parsed |= {"connection_class": TlsConnection, "context": trust.contexts()}
     if trust.password_file is not None:
@@ -164,25 +207,34 @@ def _parsed(url: str, trust: RedisTrust) -> dict[str, Any]:
 
 
 def translate(error: RedisError) -> Exception:
-    """NoCapacity while Redis is unreachable, loading, out of memory or read-only, refuses our password, or has an ACL older than
-    this version. Other errors are bugs of ours and are returned unchanged."""
+    """NoCapacity while Redis is unreachable, loading, out of memory or read-only, refuses our
+    password, or has an ACL older than this version. Other errors are bugs of ours and are returned
+    unchanged."""
     if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
         return NoCapacity("the queue (Redis) does not take our user name and password")
     if isinstance(error, NoPermissionError) or (
         isinstance(error, ResponseError) and any(word in str(error) for word in _NOT_ALLOWED)
     ):
-        return NoCapacity("the queue (Redis) does not let our user run a command: `shoal redis-acl` prints what it needs")
+        return NoCapacity(
+            "the queue (Redis) does not let our user run a command: `shoal redis-acl` prints what it needs"
+        )
     if isinstance(error, RedisConnectionError) and "certificate" in str(error).lower():
-        return NoCapacity("the queue (Redis) cannot be reached: its certificate or ours is not trusted")
+        return NoCapacity(
+            "the queue (Redis) cannot be reached: its certificate or ours is not trusted"
+        )
     if isinstance(error, NoMaster):
         return NoCapacity(f"the queue (Redis) cannot be reached: {error}")
     if isinstance(
         error, (RedisConnectionError, RedisTimeoutError, NoScriptError)
     ):  # the last: Redis lost a script that was just loaded
         return NoCapacity("the queue (Redis) cannot be reached")
-    if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "OOM" in str(error)):
+    if isinstance(error, OutOfMemoryError) or (
+        isinstance(error, ResponseError) and "OOM" in str(error)
+    ):
         return NoCapacity("the queue (Redis) is out of memory")
-    if isinstance(error, ReadOnlyError) or (isinstance(error, ResponseError) and any(word in str(error) for word in _REFUSALS)):
+    if isinstance(error, ReadOnlyError) or (
+        isinstance(error, ResponseError) and any(word in str(error) for word in _REFUSALS)
+    ):
         return NoCapacity("the queue (Redis) takes no writes now")
     return error
 

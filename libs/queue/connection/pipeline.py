@@ -1,8 +1,10 @@
-"""One connection to Redis on which commands follow each other without waiting for replies (pipelining).
+"""One connection to Redis on which commands follow each other without waiting for replies
+(pipelining).
 
-redis-py takes a connection out of its pool for each command and waits on it for the reply. For the scripts of the request path that
-is most of a router's CPU time: two timers, some 700 calls of Python functions, and a write and a read of the socket each. Here a
-command is packed by hiredis and written at once, and its reply is the next one that comes.
+redis-py takes a connection out of its pool for each command and waits on it for the reply. For the
+scripts of the request path that is most of a router's CPU time: two timers, some 700 calls of
+Python functions, and a write and a read of the socket each. Here a command is packed by hiredis and
+written at once, and its reply is the next one that comes.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class _Line:
         self._connection = connection
         self._answer_seconds = answer_seconds
         self._loop = asyncio.get_running_loop()
-        # The state: each waiting command's reply and since when it waits; the timer for the first one; why the connection ended;
-        # whether we end it, and have the time to see it closed.
+        # The state: each waiting command's reply and since when it waits; the timer for the first
+        # one; why the connection ended; whether we end it, and have the time to see it closed.
         self._waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.error: RedisError | None = None
@@ -68,7 +70,9 @@ class _Line:
         try:
             while True:
                 try:
-                    reply = await self._connection.read_response(timeout=math.inf, disconnect_on_error=False)
+                    reply = await self._connection.read_response(
+                        timeout=math.inf, disconnect_on_error=False
+                    )
                 except ResponseError as error:  # of this command alone
                     reply = error
                 waiting, _ = self._waiting.popleft()
@@ -112,8 +116,9 @@ class _Line:
 
 
 class PipelinedRedis(Redis):
-    """redis-py's client, except that scripts (EVALSHA, SCRIPT LOAD) share one pipelined connection of its pool. A command whose
-    connection ends is sent again, up to twice: scripts may run twice."""
+    """redis-py's client, except that scripts (EVALSHA, SCRIPT LOAD) share one pipelined connection
+    of its pool. A command whose connection ends is sent again, up to twice: scripts may run
+    twice."""
 
     _answer_seconds: float
     _opening: asyncio.Lock

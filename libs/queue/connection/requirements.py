@@ -1,4 +1,6 @@
-"""What a Redis server must be to hold the queue: version 6.2 or newer, no eviction of keys, and data of our layout."""
+"""What a Redis server must be to hold the queue: version 6.2 or newer, no eviction of keys, and
+data of our layout.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,16 @@ OLDEST = (6, 2)
 
 
 class UnsuitableRedis(Exception):
-    """The Redis server cannot hold the queue: it is too old, may evict queued work, forbids INFO to our user, or holds another
-    layout. Says what to change."""
+    """The Redis server cannot hold the queue: it is too old, may evict queued work, forbids INFO to
+    our user, or holds another layout. Says what to change."""
 
 
 async def check_redis(redis: Redis, *, again: bool = False) -> None:
     """Raises UnsuitableRedis unless the server can hold the queue and its data has our layout.
 
-    `again`: the server replaced one that passed. Unsuitable settings (version, eviction of keys) are only logged then: routers
-    enqueue lost jobs again, and a mesh that stopped would answer nobody.
+    `again`: the server replaced one that passed. Unsuitable settings (version, eviction of keys)
+    are only logged then: routers enqueue lost jobs again, and a mesh that stopped would answer
+    nobody.
     """
     try:
         await _check_server(redis)
@@ -47,12 +50,16 @@ async def check_redis(redis: Redis, *, again: bool = False) -> None:
 
 
 async def _check_server(redis: Redis) -> None:
-    """UnsuitableRedis if the server is older than 6.2 or may evict keys; NoCapacity if it does not answer."""
+    """UnsuitableRedis if the server is older than 6.2 or may evict keys; NoCapacity if it does not
+    answer.
+    """
     try:
         server = await redis.info("server")
         memory = await redis.info("memory")
     except NoPermissionError as error:
-        raise UnsuitableRedis(f"our Redis user may not say INFO ({error}): `shoal redis-acl` prints what it needs") from error
+        raise UnsuitableRedis(
+            f"our Redis user may not say INFO ({error}): `shoal redis-acl` prints what it needs"
+        ) from error
     except RedisError as error:
         raise translate(error) from error
     version = str(server["redis_version"])

@@ -1,8 +1,10 @@
-"""Redis behind Sentinels: discovery of the master, and connections to it alone. Built on redis-py's own classes.
+"""Redis behind Sentinels: discovery of the master, and connections to it alone. Built on redis-py's
+own classes.
 
-All Sentinels are asked before each connect, and the answer with the latest failover (configuration epoch) counts. A server that
-does not report itself as a master is not used. After a failover every connection to the former master is closed, blocked and
-subscribed ones included: no notification would ever arrive there.
+All Sentinels are asked before each connect, and the answer with the latest failover (configuration
+epoch) counts. A server that does not report itself as a master is not used. After a failover every
+connection to the former master is closed, blocked and subscribed ones included: no notification
+would ever arrive there.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Connection, Redis
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+)
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -32,10 +39,10 @@ SENTINEL_SECONDS: Final = 1.0
 _OURS: Final = ("connection_class", "context", "socket_keepalive", "protocol", "driver_info")
 """The options that connections to Sentinels share with those to the master."""
 _DEMOTED: Final = ("READONLY", "UNBLOCKED")
-"""Errors of a master that has become a replica: for writes (also in scripts), and for commands blocked on a list."""
-_BEYOND: Final = (
-    "Sentinels name a master on another machine, where everything would go in plain text (SHOAL_ALLOW_INSECURE=1 allows it)"
-)
+"""Errors of a master that has become a replica: for writes (also in scripts), and for commands
+blocked on a list.
+"""
+_BEYOND: Final = "Sentinels name a master on another machine, where everything would go in plain text (SHOAL_ALLOW_INSECURE=1 allows it)"
 
 
 class NoMaster(MasterNotFoundError):
@@ -43,10 +50,12 @@ class NoMaster(MasterNotFoundError):
 
 
 class _Sentinels(Sentinel):
-    """Asks all Sentinels and takes the newest answer; single-flight: connections that ask at the same moment share one discovery.
+    """Asks all Sentinels and takes the newest answer; single-flight: connections that ask at the
+    same moment share one discovery.
 
-    redis-py's Sentinel takes the first answer, even of a Sentinel that has just started and names the former master. Two calls at
-    once may also lose it a Sentinel, since each moves the one that answered to the front (redis-py 8.1).
+    redis-py's Sentinel takes the first answer, even of a Sentinel that has just started and names
+    the former master. Two calls at once may also lose it a Sentinel, since each moves the one that
+    answered to the front (redis-py 8.1).
     """
 
     def __init__(self, clients: list[Redis]) -> None:
@@ -66,18 +75,27 @@ class _Sentinels(Sentinel):
         await super().aclose()
 
     async def _discover(self, service: str) -> tuple[str, int]:
-        answers = await asyncio.gather(*(client.sentinel_masters() for client in self.sentinels), return_exceptions=True)
-        known = [answer[service] for answer in answers if isinstance(answer, dict) and service in answer]
+        answers = await asyncio.gather(
+            *(client.sentinel_masters() for client in self.sentinels), return_exceptions=True
+        )
+        known = [
+            answer[service] for answer in answers if isinstance(answer, dict) and service in answer
+        ]
         named = [state for state in known if self.check_master_state(state, service)]
         if not named:
-            raise NoMaster(_why([answer for answer in answers if isinstance(answer, BaseException)]))
+            raise NoMaster(
+                _why([answer for answer in answers if isinstance(answer, BaseException)])
+            )
         newest = max(named, key=lambda state: int(state["config-epoch"]))
         return str(newest["ip"]), int(newest["port"])
 
 
 def _why(errors: Sequence[BaseException]) -> str:
     """The reason, for the error; without the errors' own text, which has addresses."""
-    if any(isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError) for error in errors):
+    if any(
+        isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
+        for error in errors
+    ):
         return "Sentinels do not take our user name and password"
     if any("certificate" in str(error).lower() for error in errors):
         return "the certificate of Sentinels or ours is not trusted"
@@ -89,7 +107,9 @@ def _why(errors: Sequence[BaseException]) -> str:
 class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
     """Connections to the master. `is_plain`: without TLS, and so to this machine only."""
 
-    def __init__(self, service: str, sentinels: _Sentinels, *, is_plain: bool, **options: Any) -> None:
+    def __init__(
+        self, service: str, sentinels: _Sentinels, *, is_plain: bool, **options: Any
+    ) -> None:
         super().__init__(service, sentinels, **options)  # type: ignore[no-untyped-call]
         self._is_plain = is_plain
 
@@ -97,10 +117,13 @@ class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
         address: tuple[str, int] = await self.sentinel_manager.discover_master(self.service_name)
         if self._is_plain and not is_loopback_host(address[0]):
             raise NoMaster(_BEYOND)
-        # No await separates reading and setting the address, so only one task closes the connections to the former master.
+        # No await separates reading and setting the address, so only one task closes the
+        # connections to the former master.
         before, self.master_address = self.master_address, address
         if before not in (None, address):
-            log.warning("redis has another master", extra=fields({"master": f"{address[0]}:{address[1]}"}))
+            log.warning(
+                "redis has another master", extra=fields({"master": f"{address[0]}:{address[1]}"})
+            )
             await self.disconnect()
         return address
 
@@ -110,15 +133,19 @@ class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
 
 
 class _MasterConnection(SentinelManagedConnection):
-    """A connection that closes when its server is not a master, instead of reading from a replica or trying to write to it."""
+    """A connection that closes when its server is not a master, instead of reading from a replica
+    or trying to write to it.
+    """
 
     async def connect_to(self, address: tuple[str, int]) -> None:
         self.host, self.port = address
         await super().connect_check_health(check_health=False, retry_socket_connect=False)
 
-    async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
-        """Reconnects before a retry of a command. redis-py's own reconnects to the former server, without asking a Sentinel
-        (redis-py 8.1)."""
+    async def connect_check_health(
+        self, check_health: bool = True, retry_socket_connect: bool = True
+    ) -> None:
+        """Reconnects before a retry of a command. redis-py's own reconnects to the former server,
+        without asking a Sentinel (redis-py 8.1)."""
         await self.connect()  # type: ignore[no-untyped-call]
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
@@ -139,12 +166,21 @@ class _MasterConnection(SentinelManagedConnection):
 
 
 def master_pool(
-    url: SentinelUrl, options: Mapping[str, Any], *, password_file: Path | None, allow_insecure: bool
+    url: SentinelUrl,
+    options: Mapping[str, Any],
+    *,
+    password_file: Path | None,
+    allow_insecure: bool,
 ) -> SentinelConnectionPool:
-    """A pool of connections to the current master. `options`: of a BlockingConnectionPool, with `connection_class`;
-    `password_file`: the Sentinels' own. Without `allow_insecure`, plain text is used only with a master on this machine."""
+    """A pool of connections to the current master. `options`: of a BlockingConnectionPool, with
+    `connection_class`; `password_file`: the Sentinels' own. Without `allow_insecure`, plain text is
+    used only with a master on this machine."""
     kind: type[Connection] = options["connection_class"]
-    own = {name: value for name, value in options.items() if name not in ("host", "port", "sentinel_username")}
+    own = {
+        name: value
+        for name, value in options.items()
+        if name not in ("host", "port", "sentinel_username")
+    }
     own |= {
         "connection_class": type(f"Master{kind.__name__}", (_MasterConnection, kind), {}),
         "is_plain": "context" not in options and not allow_insecure,
@@ -152,10 +188,19 @@ def master_pool(
     return _MasterPool(url.service, _Sentinels(_clients(url, options, password_file)), **own)
 
 
-def _clients(url: SentinelUrl, options: Mapping[str, Any], password_file: Path | None) -> list[Redis]:
+def _clients(
+    url: SentinelUrl, options: Mapping[str, Any], password_file: Path | None
+) -> list[Redis]:
     common = {name: options[name] for name in _OURS if name in options}
-    common |= {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS, "timeout": SENTINEL_SECONDS}
+    common |= {
+        "socket_timeout": SENTINEL_SECONDS,
+        "socket_connect_timeout": SENTINEL_SECONDS,
+        "timeout": SENTINEL_SECONDS,
+    }
     common |= {"retry": Retry(NoBackoff(), 0), "max_connections": 1}
     if password_file is not None:
         common["credential_provider"] = PasswordFile(url.user, password_file)
-    return [Redis.from_pool(BlockingConnectionPool(host=host, port=port, **common)) for host, port in url.addresses]
+    return [
+        Redis.from_pool(BlockingConnectionPool(host=host, port=port, **common))
+        for host, port in url.addresses
+    ]

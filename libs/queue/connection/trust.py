@@ -1,7 +1,8 @@
-"""Authentication between router or scheduler and Redis: TLS, and the password from a file. Files are read again at each connect.
+"""Authentication between router or scheduler and Redis: TLS, and the password from a file. Files
+are read again at each connect.
 
-With `rediss://` the server's certificate and host name are always verified; nothing turns that off. With `rediss+sentinel://` that
-holds for Sentinels and for the master that they name.
+With `rediss://` the server's certificate and host name are always verified; nothing turns that off.
+With `rediss+sentinel://` that holds for Sentinels and for the master that they name.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _BEYOND: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RedisTrust:
-    """The files with which a process authenticates Redis and itself. `ca` None: the system's authorities are trusted. Certificate
-    and key are for a Redis that asks for a client certificate."""
+    """The files with which a process authenticates Redis and itself. `ca` None: the system's
+    authorities are trusted. Certificate and key are for a Redis that asks for a client
+    certificate."""
 
     password_file: Path | None = None
     ca: Path | None = None
@@ -45,18 +47,30 @@ class RedisTrust:
     def from_env(environ: Mapping[str, str]) -> RedisTrust:
         """Reads SHOAL_REDIS_PASSWORD_FILE, SHOAL_REDIS_CA, SHOAL_REDIS_CERT, SHOAL_REDIS_KEY and
         SHOAL_REDIS_SENTINEL_PASSWORD_FILE."""
-        paths = (environ.get(f"SHOAL_REDIS_{part}") for part in ("PASSWORD_FILE", "CA", "CERT", "KEY", "SENTINEL_PASSWORD_FILE"))
+        paths = (
+            environ.get(f"SHOAL_REDIS_{part}")
+            for part in ("PASSWORD_FILE", "CA", "CERT", "KEY", "SENTINEL_PASSWORD_FILE")
+        )
         return RedisTrust(*(Path(path) if path else None for path in paths))
 
     def check(self, url: str, *, allow_insecure: bool = False) -> None:
-        """Raises InvalidInput, naming the variable, if these settings contradict `url`, a file cannot be used, or requests and the
-        password would go to another machine in plain text without `allow_insecure`."""
+        """Raises InvalidInput, naming the variable, if these settings contradict `url`, a file
+        cannot be used, or requests and the password would go to another machine in plain text
+        without `allow_insecure`."""
         check_redis_url(url)
         parts = urlsplit(servers(url)[0])
         query = parse_qs(parts.query)
         has_files = self.ca is not None or self.certificate is not None
-        check((self.certificate is None) == (self.key is None), "SHOAL_REDIS_KEY", "set exactly where SHOAL_REDIS_CERT is")
-        check(is_tls(url) or not has_files, "SHOAL_REDIS_URL", "rediss:// where SHOAL_REDIS_CA or SHOAL_REDIS_CERT is set")
+        check(
+            (self.certificate is None) == (self.key is None),
+            "SHOAL_REDIS_KEY",
+            "set exactly where SHOAL_REDIS_CERT is",
+        )
+        check(
+            is_tls(url) or not has_files,
+            "SHOAL_REDIS_URL",
+            "rediss:// where SHOAL_REDIS_CA or SHOAL_REDIS_CERT is set",
+        )
         check(
             not any(name.startswith("ssl_") for name in query),
             "SHOAL_REDIS_URL",
@@ -64,13 +78,17 @@ class RedisTrust:
         )
         has_password = parts.password is not None or "password" in query
         check(
-            not (self.password_file and has_password), "SHOAL_REDIS_URL", "without a password: SHOAL_REDIS_PASSWORD_FILE names one"
+            not (self.password_file and has_password),
+            "SHOAL_REDIS_URL",
+            "without a password: SHOAL_REDIS_PASSWORD_FILE names one",
         )
         self._check_sentinels(url, query)
         try:
             hosts = [parse_url(one).get("host", "localhost") for one in servers(url)]
         except ValueError:  # its text may repeat a piece of the URL
-            raise InvalidInput("SHOAL_REDIS_URL is none that Redis' client takes", field="SHOAL_REDIS_URL") from None
+            raise InvalidInput(
+                "SHOAL_REDIS_URL is none that Redis' client takes", field="SHOAL_REDIS_URL"
+            ) from None
         is_here = parts.scheme == "unix" or all(is_loopback_host(host) for host in hosts)
         check(is_tls(url) or is_here or allow_insecure, "SHOAL_REDIS_URL", _BEYOND)
         self._check_files()
@@ -78,21 +96,36 @@ class RedisTrust:
     def _check_sentinels(self, url: str, query: Mapping[str, object]) -> None:
         file, name = self.sentinel_password_file, "SHOAL_REDIS_SENTINEL_PASSWORD_FILE"
         has_sentinels = SentinelUrl.parse(url) is not None
-        check(has_sentinels or file is None, "SHOAL_REDIS_URL", f"redis+sentinel:// or rediss+sentinel:// where {name} is set")
-        check(file is not None or "sentinel_username" not in query, name, "set where the URL has a sentinel_username")
+        check(
+            has_sentinels or file is None,
+            "SHOAL_REDIS_URL",
+            f"redis+sentinel:// or rediss+sentinel:// where {name} is set",
+        )
+        check(
+            file is not None or "sentinel_username" not in query,
+            name,
+            "set where the URL has a sentinel_username",
+        )
 
     def _check_files(self) -> None:
         try:
             self._tls.read()
         except ValueError as error:
-            raise InvalidInput(f"SHOAL_REDIS_CA, _CERT, _KEY: {error}", field="SHOAL_REDIS_CA") from None
-        files = {"SHOAL_REDIS_PASSWORD_FILE": self.password_file, "SHOAL_REDIS_SENTINEL_PASSWORD_FILE": self.sentinel_password_file}
+            raise InvalidInput(
+                f"SHOAL_REDIS_CA, _CERT, _KEY: {error}", field="SHOAL_REDIS_CA"
+            ) from None
+        files = {
+            "SHOAL_REDIS_PASSWORD_FILE": self.password_file,
+            "SHOAL_REDIS_SENTINEL_PASSWORD_FILE": self.sentinel_password_file,
+        }
         for name, file in files.items():
             try:
                 if file is not None:
                     _password(file)
             except OSError as error:
-                raise InvalidInput(f"{name}: {file} cannot be read: {error.strerror}", field=name) from None
+                raise InvalidInput(
+                    f"{name}: {file} cannot be read: {error.strerror}", field=name
+                ) from None
 
     def describe(self) -> str:
         """For logs: the names of the files, nothing of their contents."""
@@ -105,9 +138,12 @@ class RedisTrust:
         return ", ".join(f"{what} {path}" for what, path in files.items() if path is not None)
 
     def contexts(self) -> Callable[[], ssl.SSLContext]:
-        """A function that returns the TLS context for the next connection, by the files as they are then. Raises ValueError if the
-        files cannot be used now."""
-        return Watched([path for path in (self.ca, self.certificate, self.key) if path is not None], self._context).get
+        """A function that returns the TLS context for the next connection, by the files as they are
+        then. Raises ValueError if the files cannot be used now."""
+        return Watched(
+            [path for path in (self.ca, self.certificate, self.key) if path is not None],
+            self._context,
+        ).get
 
     @property
     def _tls(self) -> Tls:
@@ -127,8 +163,8 @@ class RedisTrust:
 
 
 class TlsConnection(SSLConnection):
-    """A connection that gets its TLS context anew each time that it connects. redis-py's own keeps its first context for ever, and
-    trusts the system's authorities in addition to the given one."""
+    """A connection that gets its TLS context anew each time that it connects. redis-py's own keeps
+    its first context for ever, and trusts the system's authorities in addition to the given one."""
 
     def __init__(self, *, context: Callable[[], ssl.SSLContext], **options: Any) -> None:
         super().__init__(**options)
@@ -149,7 +185,9 @@ class PasswordFile(CredentialProvider):
             password = _password(self._path)
         except OSError as error:
             # Raised as a connection failure, which is retried: the file may be back by then.
-            raise RedisConnectionError(f"the password file {self._path} cannot be read: {error.strerror}") from error
+            raise RedisConnectionError(
+                f"the password file {self._path} cannot be read: {error.strerror}"
+            ) from error
         return (self._user, password) if self._user else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:

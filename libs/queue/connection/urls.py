@@ -1,7 +1,7 @@
 """Validation of Redis URLs, and their form without secrets for logs.
 
-The URL of Sentinels has the usual form (Celery, LangChain, redis-sentinel-url): several addresses, then the name by which they know
-the master, then the database.
+The URL of Sentinels has the usual form (Celery, LangChain, redis-sentinel-url): several addresses,
+then the name by which they know the master, then the database.
 """
 
 from __future__ import annotations
@@ -20,36 +20,46 @@ _SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 _DATABASE: Final = re.compile(r"(/\d{0,4})?", re.ASCII)
 _ARGUMENTS: Final = ("username", "password", "client_name")
-_SENTINEL: Final = re.compile(r"(rediss?)\+sentinel://([^/?#]*@)?([^/?#@]+)/([A-Za-z0-9._-]{1,128})(/\d{0,4})?(\?.*)?", re.ASCII)
-_MOST_SENTINELS: Final = 16
-_ESCAPES: Final = "what is none of A-Z a-z 0-9 . _ - in a password is written %XX, such as %2F for /"
+_SENTINEL: Final = re.compile(
+    r"(rediss?)\+sentinel://([^/?#]*@)?([^/?#@]+)/([A-Za-z0-9._-]{1,128})(/\d{0,4})?(\?.*)?",
+    re.ASCII,
+)
+_MAX_SENTINELS: Final = 16
+_ESCAPES: Final = (
+    "what is none of A-Z a-z 0-9 . _ - in a password is written %XX, such as %2F for /"
+)
 _FORM: Final = (
     "redis://[user:password@]host[:port][/database], rediss:// likewise, or unix://[user:password@]/path, with ?db=, host=, "
     f"username=, password= or client_name= and nothing else; {_ESCAPES}"
 )
 _SENTINEL_FORM: Final = (
     "redis+sentinel://[user:password@]host[:port][,host[:port]…]/master[/database], or rediss+sentinel:// likewise, with 1 to "
-    f"{_MOST_SENTINELS} Sentinels and the name by which they know the master, and with ?db=, username=, password=, client_name= or "
+    f"{_MAX_SENTINELS} Sentinels and the name by which they know the master, and with ?db=, username=, password=, client_name= or "
     f"sentinel_username= and nothing else; {_ESCAPES}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelUrl:
-    """The URL of Sentinels and of the master that they know as `service`. `each`: one URL per Sentinel, of the form `redis://` or
-    `rediss://`, with the master's user, password and database."""
+    """The URL of Sentinels and of the master that they know as `service`. `each`: one URL per
+    Sentinel, of the form `redis://` or `rediss://`, with the master's user, password and
+    database."""
 
     service: str
     each: tuple[str, ...]
 
     @staticmethod
     def parse(url: str) -> SentinelUrl | None:
-        """Splits a URL of this form, without validating each part; None for a URL of another form."""
+        """Splits a URL of this form, without validating each part; None for a URL of another
+        form.
+        """
         found = _SENTINEL.fullmatch(url)
         if found is None:
             return None
         scheme, user, hosts, service, database, query = found.groups("")
-        return SentinelUrl(service, tuple(f"{scheme}://{user}{host}{database}{query}" for host in hosts.split(",")))
+        return SentinelUrl(
+            service, tuple(f"{scheme}://{user}{host}{database}{query}" for host in hosts.split(","))
+        )
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -64,7 +74,9 @@ class SentinelUrl:
 
 
 def check_redis_url(url: str) -> None:
-    """Raises InvalidInput for an invalid URL. The error repeats no part of it: a malformed password may be parsed as any part."""
+    """Raises InvalidInput for an invalid URL. The error repeats no part of it: a malformed password
+    may be parsed as any part.
+    """
     name = "SHOAL_REDIS_URL"
     is_known = url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
     check(is_known, name, "redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://")
@@ -81,7 +93,9 @@ def is_tls(url: str) -> bool:
 
 
 def servers(url: str) -> tuple[str, ...]:
-    """For a URL that `check_redis_url` accepts: the URL of its server, or of each Sentinel, in a form that redis-py reads."""
+    """For a URL that `check_redis_url` accepts: the URL of its server, or of each Sentinel, in a
+    form that redis-py reads.
+    """
     sentinels = SentinelUrl.parse(url)
     return (url,) if sentinels is None else sentinels.each
 
@@ -92,7 +106,10 @@ def without_password(url: str) -> str:
     parts = urlsplit(servers(url)[0])
     if sentinels is None:
         return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
-    named = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sentinels.addresses)
+    named = ",".join(
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        for host, port in sentinels.addresses
+    )
     return f"{parts.scheme}+sentinel://{named}/{sentinels.service}{parts.path}"
 
 
@@ -101,12 +118,21 @@ def _is_sentinel(url: str) -> bool:
 
 
 def _are_sentinels(sentinels: SentinelUrl) -> bool:
-    is_each = all(_is_redis_url(url, ("sentinel_username",)) and urlsplit(url).hostname for url in sentinels.each)
-    return is_each and len(sentinels.each) <= _MOST_SENTINELS and "host" not in parse_qs(urlsplit(sentinels.each[0]).query)
+    is_each = all(
+        _is_redis_url(url, ("sentinel_username",)) and urlsplit(url).hostname
+        for url in sentinels.each
+    )
+    return (
+        is_each
+        and len(sentinels.each) <= _MAX_SENTINELS
+        and "host" not in parse_qs(urlsplit(sentinels.each[0]).query)
+    )
 
 
 def _is_redis_url(url: str, more: Sequence[str] = ()) -> bool:
-    """Whether the URL of one server is valid. `more`: names of further arguments that it may have."""
+    """Whether the URL of one server is valid. `more`: names of further arguments that it may
+    have.
+    """
     if not _VISIBLE.fullmatch(url) or "#" in url:
         return False
     try:
@@ -121,7 +147,9 @@ def _is_redis_url(url: str, more: Sequence[str] = ()) -> bool:
         is_place = not place and bool(parts.path.strip("/")) and "@" not in parts.path
     else:
         # Without a host, the server is localhost or the query's `host`.
-        is_place = bool(_HOST.fullmatch(parts.hostname or "localhost")) and bool(_DATABASE.fullmatch(parts.path))
+        is_place = bool(_HOST.fullmatch(parts.hostname or "localhost")) and bool(
+            _DATABASE.fullmatch(parts.path)
+        )
         is_place = is_place and not (has_port and not parts.hostname) and not place.endswith(":")
     return is_place and all(_is_argument(name, values, more) for name, values in arguments.items())
 

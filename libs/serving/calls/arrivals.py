@@ -1,7 +1,9 @@
-"""Bounds the memory that requests take while they arrive: those of callers without a credential, and those of small methods.
+"""Bounds the memory that requests take while they arrive: those of callers without a credential,
+and those of small methods.
 
-gRPC buffers a whole message before it checks its length (1.75; grpc/grpc#43012): a length limit does not bound what arrives, but a
-call can be cut off. So the process's memory is watched while such requests arrive.
+gRPC buffers a whole message before it checks its length (1.75; grpc/grpc#43012): a length limit
+does not bound what arrives, but a call can be cut off. So the process's memory is watched while
+such requests arrive.
 """
 
 from __future__ import annotations
@@ -17,28 +19,35 @@ ARRIVAL_SECONDS: Final = 10.0
 """How long one request may take to arrive."""
 LOOK_SECONDS: Final = 0.002
 RECOVERY_SECONDS: Final = 5.0
-"""How long the baseline holds after requests were cut off; halfway through it, what they took is returned to the system."""
+"""How long the baseline holds after requests were cut off; halfway through it, what they took is
+returned to the system.
+"""
 GROWTH_BYTES: Final = 8 * 1024 * 1024
 """How much the process may grow while requests arrive, from the first of them on."""
 
 
 class Arrivals:
-    """Reads requests, and cuts off those that are arriving once memory has grown by more than they need.
+    """Reads requests, and cuts off those that are arriving once memory has grown by more than they
+    need.
 
     Args:
-        resident: returns the resident bytes of the process.
-        growth_bytes: the most bytes that the process may grow by while requests arrive.
+        resident: returns the resident bytes of the process. growth_bytes: the most bytes that the
+        process may grow by while requests arrive.
     """
 
-    def __init__(self, resident: Callable[[], int] = resident_bytes, growth_bytes: int = GROWTH_BYTES) -> None:
+    def __init__(
+        self, resident: Callable[[], int] = resident_bytes, growth_bytes: int = GROWTH_BYTES
+    ) -> None:
         self._resident = resident
         self._growth_bytes = growth_bytes
-        # The state: the timeouts of the requests that are arriving, those that arrived already at the last look, the next look.
+        # The state: the timeouts of the requests that are arriving, those that arrived already at
+        # the last look, the next look.
         self._arriving: set[asyncio.Timeout] = set()
         self._seen: set[asyncio.Timeout] = set()
         self._looking: asyncio.TimerHandle | None = None
-        # The memory before they began, and until when that baseline holds: freed memory stays resident until it is returned to the
-        # system, so a new baseline for each wave of calls would begin where the last wave ended.
+        # The memory before they began, and until when that baseline holds: freed memory stays
+        # resident until it is returned to the system, so a new baseline for each wave of calls
+        # would begin where the last wave ended.
         self._before = 0
         self._counts_until = 0.0
         self._trimming: asyncio.TimerHandle | None = None
@@ -47,10 +56,11 @@ class Arrivals:
         """Return the next message of a call, or `grpc.aio.EOF`.
 
         Args:
-            context: of the call.
-            seconds: how long the message may take to arrive; by default ARRIVAL_SECONDS.
+            context: of the call. seconds: how long the message may take to arrive; by default
+            ARRIVAL_SECONDS.
 
-        Raises DeadlinePassed if the message does not arrive in time, and NoCapacity if it was cut off.
+        Raises DeadlinePassed if the message does not arrive in time, and NoCapacity if it was cut
+        off.
         """
         seconds = ARRIVAL_SECONDS if seconds is None else seconds
         limit = asyncio.timeout(seconds)
@@ -60,7 +70,9 @@ class Arrivals:
                 return await context.read()
         except TimeoutError:
             if limit not in self._arriving:
-                raise NoCapacity("more bytes are arriving at once than the requests of this method need: retry later") from None
+                raise NoCapacity(
+                    "more bytes are arriving at once than the requests of this method need: retry later"
+                ) from None
             raise DeadlinePassed(f"the request did not arrive within {seconds:g} s") from None
         finally:
             self._arriving.discard(limit)
@@ -74,15 +86,20 @@ class Arrivals:
             self._looking = loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Checks memory, and cuts off requests that were arriving at the last look, too. Most arrive with their call, before
-        any. Once none of those is left, a new baseline begins: under a steady load some request is always arriving."""
+        """Checks memory, and cuts off requests that were arriving at the last look, too. Most
+        arrive with their call, before any. Once none of those is left, a new baseline begins: under
+        a steady load some request is always arriving."""
         resident, slow = self._resident(), self._seen & self._arriving
         if self._seen and not slow and asyncio.get_running_loop().time() >= self._counts_until:
             self._before = resident
         elif resident > self._before + self._growth_bytes:
             self._cut(slow)
         self._seen = set(self._arriving)
-        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look) if self._arriving else None
+        self._looking = (
+            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+            if self._arriving
+            else None
+        )
 
     def _cut(self, arriving: set[asyncio.Timeout]) -> None:
         loop = asyncio.get_running_loop()

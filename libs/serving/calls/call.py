@@ -1,4 +1,6 @@
-"""The call that the current task answers, as the interceptor recorded it before it called the handler."""
+"""The call that the current task answers, as the interceptor recorded it before it called the
+handler.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from libs.serving.security.identity import ANONYMOUS, Identity, is_printable
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT_HEADER: Final = "x-shoal-tenant"
 ANSWER_HEADER: Final = "x-shoal-max-answer-bytes"
-"""How many bytes of one message the client reads, which gRPC does not say on the wire; -1: any number."""
+"""How many bytes of one message the client reads, which gRPC does not say on the wire; -1: any
+number.
+"""
 
 DEFAULT_ANSWER_BYTES: Final = 4 << 20
 """gRPC's default of `grpc.max_receive_message_length` in all languages."""
@@ -25,9 +29,11 @@ _MAX_DIGITS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One RPC: its method (`/package.Service/Method`), its ids, the request's bytes as received, and the caller's identity.
+    """One RPC: its method (`/package.Service/Method`), its ids, the request's bytes as received,
+    and the caller's identity.
 
-    `tenant` is the authorised one, not just the one that the caller named. `answer_bytes`: what the caller reads in one message.
+    `tenant` is the authorised one, not just the one that the caller named. `answer_bytes`: what the
+    caller reads in one message.
     """
 
     method: str
@@ -47,7 +53,9 @@ def current_call() -> Call:
 
 
 def enter_call(call: Call) -> None:
-    """Sets the current call. gRPC runs each RPC in a task of its own, so nothing has to be reset."""
+    """Sets the current call. gRPC runs each RPC in a task of its own, so nothing has to be
+    reset.
+    """
     _CURRENT.set(call)
 
 
@@ -64,20 +72,29 @@ def new_request_id() -> str:
 
 
 def checked_id(value: str, default: str, name: str) -> str:
-    """`value`, or `default` if empty. Raises InvalidInput for what is not 1..128 printable ASCII characters without spaces."""
+    """`value`, or `default` if empty. Raises InvalidInput for what is not 1..128 printable ASCII
+    characters without spaces.
+    """
     if not value:
         return default
     if not is_printable(value):
-        raise InvalidInput(f"metadata {name} must be 1..128 printable ASCII characters without spaces", field=name)
+        raise InvalidInput(
+            f"metadata {name} must be 1..128 printable ASCII characters without spaces", field=name
+        )
     return value
 
 
 def answer_bytes_of(value: str) -> int:
-    """Return how many bytes a client reads in one message, of its metadata ANSWER_HEADER. Raises InvalidInput."""
+    """Return how many bytes a client reads in one message, of its metadata ANSWER_HEADER. Raises
+    InvalidInput.
+    """
     if not value:
         return DEFAULT_ANSWER_BYTES
     if value == "-1":
         return _ANY_BYTES
     if not (value.isascii() and value.isdigit()) or len(value) > _MAX_DIGITS:
-        raise InvalidInput(f"metadata {ANSWER_HEADER} must be a number of bytes, or -1 for any", field=ANSWER_HEADER)
+        raise InvalidInput(
+            f"metadata {ANSWER_HEADER} must be a number of bytes, or -1 for any",
+            field=ANSWER_HEADER,
+        )
     return int(value)

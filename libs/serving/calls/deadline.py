@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment on a monotonic clock (the event loop's), in seconds. The clock is the caller's: `now` comes in as an argument."""
+    """A moment on a monotonic clock (the event loop's), in seconds. The clock is the caller's:
+    `now` comes in as an argument.
+    """
 
     at: float
 

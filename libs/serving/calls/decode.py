@@ -1,7 +1,8 @@
 """Parses requests from bytes, before any handler sees them.
 
-gRPC answers an unparsable request with INTERNAL and a too large one with a transport error; callers deserve INVALID_ARGUMENT and
-the path of the fault. So the interceptor takes requests as bytes and parses them here.
+gRPC answers an unparsable request with INTERNAL and a too large one with a transport error; callers
+deserve INVALID_ARGUMENT and the path of the fault. So the interceptor takes requests as bytes and
+parses them here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from libs.errors import InvalidInput
 
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 TRANSPORT_LIMIT_BYTES: Final = 2 * MAX_REQUEST_BYTES + 16 * 1024 * 1024
-"""gRPC's own limit: above ours, so that a request beyond ours gets an error with a reason and the connection survives."""
+"""gRPC's own limit: above ours, so that a request beyond ours gets an error with a reason and the
+connection survives.
+"""
 
 SMALL_REQUEST_BYTES: Final = 64 * 1024
 """The limit of services whose requests carry names and no texts."""
@@ -25,12 +28,18 @@ SMALL_TRANSPORT_BYTES: Final = 1024 * 1024
 """gRPC's own limit where a server has only such services."""
 
 SCANNED_BYTES: Final = 1024 * 1024
-"""Requests above this size are scanned before they are parsed: 64 MiB of empty items would become gigabytes of messages."""
+"""Requests above this size are scanned before they are parsed: 64 MiB of empty items would become
+gigabytes of messages.
+"""
 MAX_FIELDS: Final = 200_000
-"""The most fields of a request above SCANNED_BYTES, entries of lists included; scanning so many takes a tenth of a second."""
+"""The most fields of a request above SCANNED_BYTES, entries of lists included; scanning so many
+takes a tenth of a second.
+"""
 
 _MAX_FIELDS_WALKED: Final = 100_000
-"""A request of 64 MiB can hold 30 million fields; the search for the invalid one must not take long."""
+"""A request of 64 MiB can hold 30 million fields; the search for the invalid one must not take
+long.
+"""
 
 _VARINT, _FIXED64, _LENGTH, _BEGIN, _END, _FIXED32 = 0, 1, 2, 3, 4, 5
 _FEW_BYTES: Final = 8
@@ -40,7 +49,9 @@ _SIZES: Final = {_FIXED64: 8, _FIXED32: 4, _BEGIN: 0, _END: 0}
 
 @lru_cache(maxsize=256)
 def request_type(method: str) -> type[Message] | None:
-    """The request message of `/package.Service/Method`; None for a method that no loaded proto file declares."""
+    """The request message of `/package.Service/Method`; None for a method that no loaded proto file
+    declares.
+    """
     service, _, name = method.lstrip("/").rpartition("/")
     try:
         declared = descriptor_pool.Default().FindMethodByName(f"{service}.{name}")
@@ -50,9 +61,13 @@ def request_type(method: str) -> type[Message] | None:
 
 
 def parse(kind: type[Message], data: bytes, limit: int = MAX_REQUEST_BYTES) -> Message:
-    """The message in `data`. Raises InvalidInput; for a string that is not UTF-8, with the path of the first one."""
+    """The message in `data`. Raises InvalidInput; for a string that is not UTF-8, with the path of
+    the first one.
+    """
     if len(data) > limit:
-        raise InvalidInput(f"the request has {len(data):,} bytes, above the limit of {limit:,}: send fewer items at a time")
+        raise InvalidInput(
+            f"the request has {len(data):,} bytes, above the limit of {limit:,}: send fewer items at a time"
+        )
     if len(data) > SCANNED_BYTES:
         _refuse_crowded(kind, data)
     try:
@@ -65,7 +80,9 @@ def parse(kind: type[Message], data: bytes, limit: int = MAX_REQUEST_BYTES) -> M
 
 
 def _refuse_crowded(kind: type[Message], data: bytes) -> None:
-    """Raises InvalidInput for more than MAX_FIELDS fields. Malformed bytes are left to the parser, which stops there as well."""
+    """Raises InvalidInput for more than MAX_FIELDS fields. Malformed bytes are left to the parser,
+    which stops there as well.
+    """
     waiting = [(_descriptor(kind), 0, len(data))]
     left = MAX_FIELDS
     try:
@@ -79,9 +96,16 @@ def _refuse_crowded(kind: type[Message], data: bytes) -> None:
 
 
 def _scan(
-    data: bytes, descriptor: Descriptor, position: int, end: int, waiting: list[tuple[Descriptor, int, int]], left: int
+    data: bytes,
+    descriptor: Descriptor,
+    position: int,
+    end: int,
+    waiting: list[tuple[Descriptor, int, int]],
+    left: int,
 ) -> int:
-    """Counts the fields of one message, and adds nested messages that have lists to `waiting`. Returns the remaining budget."""
+    """Counts the fields of one message, and adds nested messages that have lists to `waiting`.
+    Returns the remaining budget.
+    """
     fields = _lists(descriptor)
     while position < end and left >= 0:
         left -= 1
@@ -116,13 +140,20 @@ def _scan(
 
 @lru_cache(maxsize=256)
 def _lists(descriptor: Descriptor) -> dict[int, Descriptor | int]:
-    """By field number: the type of a nested message that must be scanned itself, or the least bytes per entry of a packed list."""
+    """By field number: the type of a nested message that must be scanned itself, or the least bytes
+    per entry of a packed list.
+    """
     found: dict[int, Descriptor | int] = {}
     for field in descriptor.fields:
         if field.message_type is not None:
-            if any(one.is_repeated or one.message_type is not None for one in field.message_type.fields):
+            if any(
+                one.is_repeated or one.message_type is not None for one in field.message_type.fields
+            ):
                 found[field.number] = field.message_type
-        elif field.is_repeated and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+        elif field.is_repeated and field.type not in (
+            FieldDescriptor.TYPE_STRING,
+            FieldDescriptor.TYPE_BYTES,
+        ):
             found[field.number] = _WIDTHS.get(field.type, 1)
     return found
 
@@ -133,7 +164,8 @@ def _descriptor(kind: type[Message]) -> Descriptor:
 
 
 def find_invalid_text(descriptor: Descriptor, data: bytes) -> str:
-    """Path of the first string field in `data` that is not UTF-8, such as `items[3].text`; empty if there is none.
+    """Path of the first string field in `data` that is not UTF-8, such as `items[3].text`; empty if
+    there is none.
 
     Walks the wire format (protobuf.dev/programming-guides/encoding), as far as it is well-formed.
     """

@@ -1,7 +1,8 @@
 """The guard of every gRPC server: no request is read before its handler, or the guard, asks for it.
 
-gRPC buffers the whole request of a method with a single request before it calls the handler or checks the length. So every method
-is served with a request stream. A server that is made by `libs.serving.server.guarded_server` has no other methods.
+gRPC buffers the whole request of a method with a single request before it calls the handler or
+checks the length. So every method is served with a request stream. A server that is made by
+`libs.serving.server.guarded_server` has no other methods.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class Guard(grpc.aio.ServerInterceptor):
     """Bounds health and reflection, and refuses to serve a method that gRPC would read by itself.
 
-    A subclass wraps the other methods; here their handlers must take a request stream, and read it by `Arrivals`.
+    A subclass wraps the other methods; here their handlers must take a request stream, and read it
+    by `Arrivals`.
     """
 
     def __init__(self) -> None:
@@ -36,7 +38,9 @@ class Guard(grpc.aio.ServerInterceptor):
         # The state: the handlers that were served, by method.
         self._wrapped: dict[str, Handler] = {}
 
-    async def intercept_service(self, continuation: Find, handler_call_details: grpc.HandlerCallDetails) -> Any:
+    async def intercept_service(
+        self, continuation: Find, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
         """Return the guarded handler. Raises TypeError for one that takes a single request."""
         method = handler_call_details.method
         wrapped = self._wrapped.get(method)
@@ -49,7 +53,9 @@ class Guard(grpc.aio.ServerInterceptor):
             else:
                 wrapped = await self._wrap(method, handler, continuation)
             if not cast(Any, wrapped).request_streaming:
-                raise TypeError(f"{method}: gRPC would buffer its request unread; serve it with a request stream")
+                raise TypeError(
+                    f"{method}: gRPC would buffer its request unread; serve it with a request stream"
+                )
             self._wrapped[method] = wrapped
         return wrapped
 

@@ -1,9 +1,10 @@
-"""The interceptor around every call: authentication and authorisation, reading and parsing the request, mapping errors to a status,
-and the report of the call (`reports.py`).
+"""The interceptor around every call: authentication and authorisation, reading and parsing the
+request, mapping errors to a status, and the report of the call (`reports.py`).
 
-A call without permission is refused before a byte of its request is read. gRPC would buffer the whole message first, so every
-method is served as one with a request stream, of which one message is read, or all where the method is declared so. This is the
-one place where errors become gRPC statuses. Health and reflection (`/grpc.*`) need no credential; the number of their streams is
+A call without permission is refused before a byte of its request is read. gRPC would buffer the
+whole message first, so every method is served as one with a request stream, of which one message is
+read, or all where the method is declared so. This is the one place where errors become gRPC
+statuses. Health and reflection (`/grpc.*`) need no credential; the number of their streams is
 limited.
 """
 
@@ -26,7 +27,7 @@ from google.protobuf.message import Message
 from libs.errors import DeadlinePassed, InternalError, InvalidInput, ShoalError
 from libs.names import is_model_id
 from libs.serving.calls.arrivals import Arrivals
-from libs.serving.calls.bounds import MOST_CALLS, Bound, InFlight
+from libs.serving.calls.bounds import MAX_CALLS, Bound, InFlight
 from libs.serving.calls.call import (
     ANSWER_HEADER,
     REQUEST_ID_HEADER,
@@ -40,7 +41,13 @@ from libs.serving.calls.call import (
 )
 from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, parse, request_type
 from libs.serving.calls.guard import Find, Guard, Handler, abort
-from libs.serving.calls.multiplex import KINDS, MESSAGE_BYTES, MULTIPLEX, MultiplexedRpc, Multiplexer
+from libs.serving.calls.multiplex import (
+    KINDS,
+    MESSAGE_BYTES,
+    MULTIPLEX,
+    MultiplexedRpc,
+    Multiplexer,
+)
 from libs.serving.calls.reports import CallRecord, Reporter
 from libs.serving.security import authentication
 from libs.serving.security.audit import Audit
@@ -62,19 +69,28 @@ _Response = TypeVar("_Response")
 
 _UNCOUNTED: Final = nullcontext()
 
-ANSWERS: Final = frozenset({"/shoal.v1.InferenceService/EncodeStream", "/shoal.v1.InferenceService/ExtractStream"})
-"""Streams that end with the answer to their request: like unary calls they count as in flight, in latency, and have a span. All
-other streams never end by themselves: a drain does not wait for them, and they are cut when the server stops."""
+ANSWERS: Final = frozenset(
+    {"/shoal.v1.InferenceService/EncodeStream", "/shoal.v1.InferenceService/ExtractStream"}
+)
+"""Streams that end with the answer to their request: like unary calls they count as in flight, in
+latency, and have a span. All other streams never end by themselves: a drain does not wait for them,
+and they are cut when the server stops."""
 
 REQUEST_SECONDS: Final = 60.0
-"""How long a request may take to arrive, so that a client that sends a byte now and then cannot hold a call open."""
+"""How long a request may take to arrive, so that a client that sends a byte now and then cannot
+hold a call open.
+"""
 
 LARGE_BYTES: Final = 64 * 1024
-"""A larger request is parsed in a thread; for a smaller one the hand-over takes longer than parsing."""
+"""A larger request is parsed in a thread; for a smaller one the hand-over takes longer than
+parsing.
+"""
 
 
 class _Handler(Protocol):
-    """The attributes of grpc.RpcMethodHandler used here; its own types cover only the synchronous server."""
+    """The attributes of grpc.RpcMethodHandler used here; its own types cover only the synchronous
+    server.
+    """
 
     request_streaming: bool
     response_streaming: bool
@@ -87,10 +103,11 @@ class _Handler(Protocol):
 class Interceptor(Guard):
     """Wraps every handler of ours, and counts calls in flight, so that a server can be drained.
 
-    authenticator: identifies callers; without one everybody is anonymous. internal: names of services (`shoal.v1.WorkerService`)
-    that keep answering while the server drains, because the requests in flight need them; their calls are logged at DEBUG. limits:
-    request sizes in bytes for services (`shoal.v1.WorkerService`) and methods (`/shoal.v1.WorkerService/Pull`) that differ from
-    MAX_REQUEST_BYTES.
+    authenticator: identifies callers; without one everybody is anonymous. internal: names of
+    services (`shoal.v1.WorkerService`) that keep answering while the server drains, because the
+    requests in flight need them; their calls are logged at DEBUG. limits: request sizes in bytes
+    for services (`shoal.v1.WorkerService`) and methods (`/shoal.v1.WorkerService/Pull`) that differ
+    from MAX_REQUEST_BYTES.
     """
 
     def __init__(
@@ -102,7 +119,7 @@ class Interceptor(Guard):
         super().__init__()
         self.authenticator = authenticator or Authenticator(Security())
         self.audit = Audit(_later)
-        self.calls = Bound(MOST_CALLS, "calls")
+        self.calls = Bound(MAX_CALLS, "calls")
         self._internal = frozenset(internal)
         self._limits = limits
         self.arrivals = Arrivals()
@@ -122,14 +139,22 @@ class Interceptor(Guard):
             handler = await self._multiplexer(find)
         kind = request_type(method)
         if kind is None or (handler.request_streaming and not handler.response_streaming):
-            raise TypeError(f"{method}: only declared methods with a single request, or with streams both ways, can be served")
+            raise TypeError(
+                f"{method}: only declared methods with a single request, or with streams both ways, can be served"
+            )
         behaviour = _Behaviour(self, method, kind, handler)
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(behaviour.stream, None, handler.response_serializer)
-        return grpc.stream_unary_rpc_method_handler(behaviour.unary, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(
+                behaviour.stream, None, handler.response_serializer
+            )
+        return grpc.stream_unary_rpc_method_handler(
+            behaviour.unary, None, handler.response_serializer
+        )
 
     async def _multiplexer(self, find: Find) -> Multiplexer:
-        """The handler of the stream that carries calls of other methods: each through a behaviour of its own."""
+        """The handler of the stream that carries calls of other methods: each through a behaviour
+        of its own.
+        """
         unary: dict[str, Callable[[object, Any], Awaitable[Message | None]]] = {}
         for path in KINDS.values():
             handler, kind = await find(_Details(path)), request_type(path)
@@ -167,18 +192,24 @@ class _Admitted:
 class _Behaviour:
     """The handler of one method, wrapped: from request bytes to status."""
 
-    def __init__(self, interceptor: Interceptor, method: str, kind: type[Message], handler: _Handler) -> None:
+    def __init__(
+        self, interceptor: Interceptor, method: str, kind: type[Message], handler: _Handler
+    ) -> None:
         self._interceptor = interceptor
         self._method = method
         self._kind = kind
         self._handler = handler
         self._limit = interceptor.limit(method)
         # Internal calls are never refused for load: the requests in flight need them.
-        self._bound = Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
+        self._bound = (
+            Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
+        )
         self._is_internal = interceptor.is_internal(method)
         self._has_end = not handler.response_streaming or method in ANSWERS
         self._counts = self._has_end and not self._is_internal
-        self._reporter = Reporter(interceptor.audit, method, is_internal=self._is_internal, has_end=self._has_end)
+        self._reporter = Reporter(
+            interceptor.audit, method, is_internal=self._is_internal, has_end=self._has_end
+        )
 
     async def unary(self, _: object, context: Context) -> Message | None:
         return await self._answer(context, self._handler.unary_unary)
@@ -187,16 +218,25 @@ class _Behaviour:
         await self._answer(context, self._write_all)
 
     async def _write_all(self, request: Message | AsyncIterator[Message], context: Context) -> None:
-        # Writes by itself: a generator that gRPC iterates is left to the garbage collector when the client disconnects.
-        respond = self._handler.stream_stream if self._handler.request_streaming else self._handler.unary_stream
+        # Writes by itself: a generator that gRPC iterates is left to the garbage collector when the
+        # client disconnects.
+        respond = (
+            self._handler.stream_stream
+            if self._handler.request_streaming
+            else self._handler.unary_stream
+        )
         async with aclosing(respond(request, context)) as responses:
             async for response in responses:
                 await _write(context, response)
 
-    async def _answer(self, context: Context, respond: Callable[[Any, Context], Awaitable[_Response]]) -> _Response | None:
-        """Authenticates and authorises the caller, reads the request, responds, turns errors into a status, and reports the call.
+    async def _answer(
+        self, context: Context, respond: Callable[[Any, Context], Awaitable[_Response]]
+    ) -> _Response | None:
+        """Authenticates and authorises the caller, reads the request, responds, turns errors into a
+        status, and reports the call.
 
-        One coroutine without further context managers: the most frequent code of a router (`make bench-cost`).
+        One coroutine without further context managers: the most frequent code of a router (`make
+        bench-cost`).
         """
         record = CallRecord()
         try:
@@ -207,8 +247,9 @@ class _Behaviour:
             with self._bound, traces.entered(record.span):
                 admitted = self._admit(record.caller, headers)
                 if not self._is_internal and REQUEST_ID.get() != headers.get(REQUEST_ID_HEADER):
-                    # Also as a header, for proxies and clients that read only those. Not for a caller that chose the id itself: it
-                    # costs a seventh of the CPU of an empty call.
+                    # Also as a header, for proxies and clients that read only those. Not for a
+                    # caller that chose the id itself: it costs a seventh of the CPU of an empty
+                    # call.
                     await context.send_initial_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
                 if self._handler.request_streaming:
                     request: Message | AsyncIterator[Message] = self._read_all(admitted, context)
@@ -232,7 +273,9 @@ class _Behaviour:
             self._reporter.report(record, context)
         return None  # Never reached: an abort raises.
 
-    def _identify(self, metadata: Metadata, headers: Mapping[str, str], context: Context) -> Identity:
+    def _identify(
+        self, metadata: Metadata, headers: Mapping[str, str], context: Context
+    ) -> Identity:
         """Sets the request id, and authenticates the caller. Raises Unauthenticated."""
         claimed = headers.get(REQUEST_ID_HEADER)
         request_id = claimed if claimed is not None and is_printable(claimed) else new_request_id()
@@ -250,8 +293,8 @@ class _Behaviour:
         return _Admitted(caller, tenant, answer_bytes_of(headers.get(ANSWER_HEADER, "")))
 
     async def _read(self, admitted: _Admitted, context: Context) -> Message:
-        """Reads and parses the request. Raises InvalidInput; DeadlinePassed if it does not arrive in time; NoCapacity if much more
-        arrives than such a request has."""
+        """Reads and parses the request. Raises InvalidInput; DeadlinePassed if it does not arrive
+        in time; NoCapacity if much more arrives than such a request has."""
         if isinstance(rpc := cast(object, context), MultiplexedRpc):
             body: object = rpc.body
         elif self._limit <= SMALL_REQUEST_BYTES:
@@ -260,29 +303,44 @@ class _Behaviour:
             body = await _read_large(context)
         if not isinstance(body, bytes):  # the end
             raise InvalidInput("the call came without a request")
-        enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, body, admitted.caller, admitted.answer_bytes))
+        enter_call(
+            Call(
+                self._method,
+                REQUEST_ID.get(),
+                admitted.tenant,
+                body,
+                admitted.caller,
+                admitted.answer_bytes,
+            )
+        )
         request = await self._parsed(body)
-        # Not validated yet: only a model id may go into logs, spans and the audit, no other text of a caller.
+        # Not validated yet: only a model id may go into logs, spans and the audit, no other text of
+        # a caller.
         model = str(getattr(request, "model", ""))
         MODEL.set(model if is_model_id(model) else "")
         return request
 
     async def _read_all(self, admitted: _Admitted, context: Context) -> AsyncIterator[Message]:
-        """Reads and parses the messages of a request stream, which may take as long as they like. The caller is authenticated again
-        as often as the files of tokens are looked at. Raises InvalidInput, Unauthenticated, PermissionDenied."""
+        """Reads and parses the messages of a request stream, which may take as long as they like.
+        The caller is authenticated again as often as the files of tokens are looked at. Raises
+        InvalidInput, Unauthenticated, PermissionDenied."""
         enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, b"", admitted.caller))
         metadata, checked_at = cast(Metadata, context.invocation_metadata() or ()), time.monotonic()
         while isinstance(body := cast(object, await context.read()), bytes):
             if time.monotonic() > checked_at + authentication.LOOK_SECONDS:
                 admitted = self._admit(
-                    self._interceptor.authenticator.identify(metadata, context.auth_context), headers_of(metadata)
+                    self._interceptor.authenticator.identify(metadata, context.auth_context),
+                    headers_of(metadata),
                 )
-                enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, b"", admitted.caller))
+                enter_call(
+                    Call(self._method, REQUEST_ID.get(), admitted.tenant, b"", admitted.caller)
+                )
                 checked_at = time.monotonic()
             yield await self._parsed(body)
 
     async def _parsed(self, body: bytes) -> Message:
-        # Scanning a large one, or searching its fault, takes up to a tenth of a second, in which the loop serves others.
+        # Scanning a large one, or searching its fault, takes up to a tenth of a second, in which
+        # the loop serves others.
         if len(body) > LARGE_BYTES:
             return await asyncio.to_thread(parse, self._kind, body, self._limit)
         return parse(self._kind, body, self._limit)
@@ -297,10 +355,14 @@ async def _read_large(context: Context) -> object:
 
 
 async def _write(context: Context, response: Message) -> None:
-    """Writes a response, as fast as the client's flow-control windows allow. Raises CancelledError if the client is gone."""
+    """Writes a response, as fast as the client's flow-control windows allow. Raises CancelledError
+    if the client is gone.
+    """
     try:
         await context.write(response)
-    except grpc.aio.InternalError:  # the client has gone; gRPC cancels the call's task only a little later
+    except (
+        grpc.aio.InternalError
+    ):  # the client has gone; gRPC cancels the call's task only a little later
         raise asyncio.CancelledError from None
 
 

@@ -1,8 +1,10 @@
-"""Many calls of one client on one stream (InferenceService.Multiplex), in place of a gRPC call for each.
+"""Many calls of one client on one stream (InferenceService.Multiplex), in place of a gRPC call for
+each.
 
-Each call goes through the interceptor's own behaviour of its method, as if it had come alone: authentication, limits, drain,
-errors, metrics, spans and the audit are the same by construction. Only what carries it differs: a message on an open stream takes a
-third of the CPU of a unary call of grpc.aio, and calls and answers that come together share a message.
+Each call goes through the interceptor's own behaviour of its method, as if it had come alone:
+authentication, limits, drain, errors, metrics, spans and the audit are the same by construction.
+Only what carries it differs: a message on an open stream takes a third of the CPU of a unary call
+of grpc.aio, and calls and answers that come together share a message.
 """
 
 from __future__ import annotations
@@ -26,22 +28,26 @@ from libs.telemetry.traces import TRACEPARENT
 
 SERVICE: Final = "/shoal.v1.InferenceService/"
 MULTIPLEX: Final = SERVICE + "Multiplex"
-KINDS: Final = {"encode": SERVICE + "Encode", "score": SERVICE + "Score", "extract": SERVICE + "Extract"}
+KINDS: Final = {
+    "encode": SERVICE + "Encode",
+    "score": SERVICE + "Score",
+    "extract": SERVICE + "Extract",
+}
 """The methods that a call of the stream may be of, by the field that its request stands in."""
 
 MESSAGE_BYTES: Final = 4 << 20
 """The most bytes of a message from a client."""
 
 STREAM_SECONDS: Final = 240.0
-"""The longest life of a stream, so that a client that never opens another one finds routers that are new. Ours replace theirs
-before."""
+"""The longest life of a stream, so that a client that never opens another one finds routers that
+are new. Ours replace theirs before."""
 
 MESSAGE_CALLS: Final = 10_000
 REQUEST_ID_CHARACTERS: Final = 128
 TRACEPARENT_CHARACTERS: Final = 256
 TRACESTATE_CHARACTERS: Final = 512
 
-_MOST_CALLS: Final = 256
+_MAX_CALLS: Final = 256
 """Calls in progress on one stream: no more are read meanwhile."""
 
 _ANSWER_BYTES: Final = 1 << 20
@@ -73,9 +79,13 @@ class _AbortedError(Exception):
 
 
 class MultiplexedRpc:
-    """The context of one call: what the interceptor and unary handlers use of grpc.aio.ServicerContext."""
+    """The context of one call: what the interceptor and unary handlers use of
+    grpc.aio.ServicerContext.
+    """
 
-    def __init__(self, carrier: Carrier, metadata: Metadata, body: bytes, until: float | None) -> None:
+    def __init__(
+        self, carrier: Carrier, metadata: Metadata, body: bytes, until: float | None
+    ) -> None:
         self._carrier = carrier
         self._metadata = metadata
         self.body = body
@@ -103,7 +113,11 @@ class MultiplexedRpc:
         """The same."""
 
     async def abort(self, code: grpc.StatusCode, message: str, trailing: Pairs) -> None:
-        raise _AbortedError(code, message, next((cast(bytes, value) for key, value in trailing if key == DETAILS_HEADER), b""))
+        raise _AbortedError(
+            code,
+            message,
+            next((cast(bytes, value) for key, value in trailing if key == DETAILS_HEADER), b""),
+        )
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         self._on_done.append(callback)
@@ -124,7 +138,9 @@ class _Answer:
 
 
 class Multiplexer:
-    """The handler of the stream, for the interceptor. `unary`: the wrapped behaviour of each method, by its path."""
+    """The handler of the stream, for the interceptor. `unary`: the wrapped behaviour of each
+    method, by its path.
+    """
 
     request_streaming: Final = True
     response_streaming: Final = True
@@ -133,7 +149,9 @@ class Multiplexer:
         self.response_serializer = pb.MultiplexResponse.SerializeToString
         self._unary = {kind: unary[path] for kind, path in KINDS.items() if path in unary}
 
-    def stream_stream(self, requests: AsyncIterator[pb.MultiplexRequest], context: Context) -> AsyncGenerator[Message]:
+    def stream_stream(
+        self, requests: AsyncIterator[pb.MultiplexRequest], context: Context
+    ) -> AsyncGenerator[Message]:
         return _Stream(self._unary, context).run(requests)
 
 
@@ -151,9 +169,12 @@ class _Stream:
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
-    async def run(self, requests: AsyncIterator[pb.MultiplexRequest]) -> AsyncGenerator[pb.MultiplexResponse]:
-        """Yields the answers, until the client has closed its side and all calls are answered, or the stream is too old. Leaving it
-        cancels the calls in progress. Raises InvalidInput for a message that is invalid, Unauthenticated once the credential is."""
+    async def run(
+        self, requests: AsyncIterator[pb.MultiplexRequest]
+    ) -> AsyncGenerator[pb.MultiplexResponse]:
+        """Yields the answers, until the client has closed its side and all calls are answered, or
+        the stream is too old. Leaving it cancels the calls in progress. Raises InvalidInput for a
+        message that is invalid, Unauthenticated once the credential is."""
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._news.set())
         expiry = asyncio.get_running_loop().call_later(STREAM_SECONDS, reading.cancel)
@@ -185,7 +206,7 @@ class _Stream:
             _check(request)
             arrived = time.monotonic()
             for call in request.calls:
-                while len(self._calls) >= _MOST_CALLS:
+                while len(self._calls) >= _MAX_CALLS:
                     self._room.clear()
                     await self._room.wait()
                 self._start(call, arrived)
@@ -197,12 +218,23 @@ class _Stream:
                 task.cancel()
             return
         if kind not in self._unary or number in self._calls:
-            raise InvalidInput("a call of the stream is of no kind known here, or has the number of another one", field="calls")
+            raise InvalidInput(
+                "a call of the stream is of no kind known here, or has the number of another one",
+                field="calls",
+            )
         until = arrived + call.timeout_seconds if call.HasField("timeout_seconds") else None
-        rpc = MultiplexedRpc(self._carrier, (*_headers(call), *self._metadata), getattr(call, kind), until)
-        task = self._calls[number] = asyncio.create_task(self._answer(number, self._unary[kind], rpc))
+        rpc = MultiplexedRpc(
+            self._carrier, (*_headers(call), *self._metadata), getattr(call, kind), until
+        )
+        task = self._calls[number] = asyncio.create_task(
+            self._answer(number, self._unary[kind], rpc)
+        )
         # As gRPC does. The client has stopped waiting by itself.
-        late = None if until is None else asyncio.get_running_loop().call_later(until - time.monotonic(), task.cancel)
+        late = (
+            None
+            if until is None
+            else asyncio.get_running_loop().call_later(until - time.monotonic(), task.cancel)
+        )
         # Not at the end of the coroutine: one that is cancelled before it begins has none.
         task.add_done_callback(partial(self._ended, number, rpc, late))
 
@@ -211,10 +243,16 @@ class _Stream:
             response = await unary(None, rpc)
         except _AbortedError as aborted:
             return pb.MultiplexedAnswer(number=number, failure=aborted.failure)
-        return pb.MultiplexedAnswer(number=number, response=response.SerializeToString() if response is not None else b"")
+        return pb.MultiplexedAnswer(
+            number=number, response=response.SerializeToString() if response is not None else b""
+        )
 
     def _ended(
-        self, number: int, rpc: MultiplexedRpc, late: asyncio.TimerHandle | None, task: asyncio.Task[pb.MultiplexedAnswer]
+        self,
+        number: int,
+        rpc: MultiplexedRpc,
+        late: asyncio.TimerHandle | None,
+        task: asyncio.Task[pb.MultiplexedAnswer],
     ) -> None:
         del self._calls[number]
         if late is not None:
@@ -242,7 +280,10 @@ class _Stream:
 def _check(request: pb.MultiplexRequest) -> None:
     """Raises InvalidInput for what no call of gRPC's could bring."""
     if len(request.calls) > MESSAGE_CALLS:
-        raise InvalidInput(f"a message has {len(request.calls):,} calls; at most {MESSAGE_CALLS:,} are allowed", field="calls")
+        raise InvalidInput(
+            f"a message has {len(request.calls):,} calls; at most {MESSAGE_CALLS:,} are allowed",
+            field="calls",
+        )
     for index, call in enumerate(request.calls):
         for name, value, most in (
             ("request_id", call.request_id, REQUEST_ID_CHARACTERS),
@@ -251,7 +292,10 @@ def _check(request: pb.MultiplexRequest) -> None:
         ):
             if len(value) > most:
                 path = f"calls[{index}].{name}"
-                raise InvalidInput(f"{path} has {len(value):,} characters; at most {most:,} are allowed", field=path)
+                raise InvalidInput(
+                    f"{path} has {len(value):,} characters; at most {most:,} are allowed",
+                    field=path,
+                )
 
 
 def _headers(call: pb.MultiplexedCall) -> list[tuple[str, str]]:

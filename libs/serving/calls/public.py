@@ -1,4 +1,6 @@
-"""Health and reflection (`/grpc.*`), which need no credential: bounds the resources that unauthenticated callers can take."""
+"""Health and reflection (`/grpc.*`), which need no credential: bounds the resources that
+unauthenticated callers can take.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from libs.serving.calls.decode import parse, request_type
 
 REQUEST_BYTES: Final = 4096
 """The names of a service, a file or a symbol are shorter."""
-MOST_STREAMS: Final = 1_000
+MAX_STREAMS: Final = 1_000
 """Of both services together."""
 
 Refuse: TypeAlias = Callable[[Any, ShoalError], Awaitable[None]]
@@ -29,18 +31,24 @@ class Public:
 
     def __init__(self, refuse: Refuse) -> None:
         self.refuse = refuse
-        self.streams = Bound(MOST_STREAMS, "streams of health and reflection")
+        self.streams = Bound(MAX_STREAMS, "streams of health and reflection")
         self.arrivals = Arrivals()
 
     def wrap(self, method: str, handler: Handler) -> Handler:
-        """Serves the method with a request stream, so that no message is read before it is asked for."""
+        """Serves the method with a request stream, so that no message is read before it is asked
+        for.
+        """
         kind = request_type(method)
         if kind is None:
             raise TypeError(f"{method}: only declared methods can be served")
         behaviour = _Behaviour(self, kind, handler)
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(behaviour.stream, None, handler.response_serializer)
-        return grpc.stream_unary_rpc_method_handler(behaviour.unary, None, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(
+                behaviour.stream, None, handler.response_serializer
+            )
+        return grpc.stream_unary_rpc_method_handler(
+            behaviour.unary, None, handler.response_serializer
+        )
 
 
 class _Behaviour:
@@ -61,7 +69,11 @@ class _Behaviour:
         answer: Any = self._handler.stream_stream or self._handler.unary_stream
         try:
             with self._public.streams:
-                request = self._many(context) if self._handler.request_streaming else await self._one(context)
+                request = (
+                    self._many(context)
+                    if self._handler.request_streaming
+                    else await self._one(context)
+                )
                 if inspect.isasyncgenfunction(answer):
                     async for response in answer(request, context):
                         yield response
@@ -78,12 +90,16 @@ class _Behaviour:
         return self._parsed(body)
 
     async def _many(self, context: Any) -> AsyncIterator[Message]:
-        """The requests of a stream, which ends if the next one does not arrive in time. Raises InvalidInput, NoCapacity."""
+        """The requests of a stream, which ends if the next one does not arrive in time. Raises
+        InvalidInput, NoCapacity.
+        """
         with suppress(DeadlinePassed):
             while isinstance(body := await self._public.arrivals.read(context), bytes):
                 yield self._parsed(body)
 
     def _parsed(self, body: bytes) -> Message:
         if len(body) > REQUEST_BYTES:
-            raise InvalidInput(f"the request has {len(body):,} bytes; at most {REQUEST_BYTES:,} are allowed here")
+            raise InvalidInput(
+                f"the request has {len(body):,} bytes; at most {REQUEST_BYTES:,} are allowed here"
+            )
         return parse(self._kind, body)

@@ -1,4 +1,6 @@
-"""What is reported of each call once it has ended: its span, two metrics, one log line, and a line of the audit log."""
+"""What is reported of each call once it has ended: its span, two metrics, one log line, and a line
+of the audit log.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
 
 @dataclass(slots=True)
 class CallRecord:
-    """One call, from its arrival on. `outcome`: `OK`, or an error's reason; `begin`: seconds of a monotonic clock."""
+    """One call, from its arrival on. `outcome`: `OK`, or an error's reason; `begin`: seconds of a
+    monotonic clock.
+    """
 
     caller: Identity = UNKNOWN
     span: trace.Span = traces.NONE
@@ -41,8 +45,8 @@ class CallRecord:
 
 
 class Reporter:
-    """Reports the calls of one method. `is_internal`: it is logged at DEBUG and not counted; `has_end`: it ends by itself, so that
-    it has a span and a latency."""
+    """Reports the calls of one method. `is_internal`: it is logged at DEBUG and not counted;
+    `has_end`: it ends by itself, so that it has a span and a latency."""
 
     def __init__(self, audit: Audit, method: str, *, is_internal: bool, has_end: bool) -> None:
         self._audit = audit
@@ -50,19 +54,24 @@ class Reporter:
         self._is_internal = is_internal
         self._has_end = has_end
         self._level = logging.DEBUG if is_internal else logging.INFO
-        # Metrics of this method, since looking one up by its labels takes as long as counting; counters by outcome.
+        # Metrics of this method, since looking one up by its labels takes as long as counting;
+        # counters by outcome.
         self._latency: Histogram | None = None
         self._counters: dict[str, Counter] = {}
 
     def span(self, headers: Mapping[str, str]) -> trace.Span:
-        """The span of a client's call, or of a worker's call that belongs to a traced request; else NONE, as for endless
-        streams."""
+        """The span of a client's call, or of a worker's call that belongs to a traced request; else
+        NONE, as for endless streams."""
         if not self._has_end or (self._is_internal and not headers.get(traces.TRACEPARENT)):
             return traces.NONE
         return traces.rpc(self._method, headers, {"shoal.request_id": REQUEST_ID.get()})
 
-    def report(self, record: CallRecord, context: grpc.aio.ServicerContext[Message, Message]) -> None:
-        """Ends the span. The rest is written once the answer was handed to gRPC: a line takes a tenth of a millisecond."""
+    def report(
+        self, record: CallRecord, context: grpc.aio.ServicerContext[Message, Message]
+    ) -> None:
+        """Ends the span. The rest is written once the answer was handed to gRPC: a line takes a
+        tenth of a millisecond.
+        """
         loop, seconds = asyncio.get_running_loop(), time.perf_counter() - record.begin
         record.span.set_attribute("shoal.outcome", record.outcome)
         record.span.end()
@@ -76,13 +85,17 @@ class Reporter:
         if self._method in CHANGES:
             loop.call_soon(self._audit.changed, self._audited(record, context))
 
-    def _audited(self, record: CallRecord, context: grpc.aio.ServicerContext[Message, Message]) -> AuditRecord:
+    def _audited(
+        self, record: CallRecord, context: grpc.aio.ServicerContext[Message, Message]
+    ) -> AuditRecord:
         return AuditRecord(record.caller, context.peer(), self._method, record.outcome)
 
     def _count(self, record: CallRecord, seconds: float) -> None:
         counter = self._counters.get(record.outcome)
         if counter is None:
-            counter = self._counters[record.outcome] = metrics.REQUESTS.labels(self._method, record.outcome)
+            counter = self._counters[record.outcome] = metrics.REQUESTS.labels(
+                self._method, record.outcome
+            )
         counter.inc()
         if self._has_end:
             if self._latency is None:
@@ -91,6 +104,8 @@ class Reporter:
 
     def _log(self, record: CallRecord, seconds: float) -> None:
         if log.isEnabledFor(self._level):
-            values = fields({"method": self._method, "outcome": record.outcome, "seconds": round(seconds, 6)})
+            values = fields(
+                {"method": self._method, "outcome": record.outcome, "seconds": round(seconds, 6)}
+            )
             with traces.entered(record.span):
                 log.log(self._level, "call", extra=values)

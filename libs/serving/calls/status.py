@@ -1,4 +1,6 @@
-"""Maps a ShoalError to a gRPC status: exactly one ErrorInfo, the field at fault, and when to retry."""
+"""Maps a ShoalError to a gRPC status: exactly one ErrorInfo, the field at fault, and when to
+retry.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from libs.errors import InternalError, ShoalError
 DOMAIN: Final = "shoal"
 DETAILS_HEADER: Final = "grpc-status-details-bin"
 
-# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: a client's own text must not make its error undeliverable.
-# In bytes: the status holds the message up to three times, once percent-encoded.
+# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: a client's own text must not
+# make its error undeliverable. In bytes: the status holds the message up to three times, once
+# percent-encoded.
 _MAX_MESSAGE: Final = 1000
 _MAX_FIELD: Final = 300
 _CUT: Final = "…"
@@ -25,7 +28,9 @@ _CUT: Final = "…"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A gRPC status: the code, the text, and a serialised google.rpc.Status for `grpc-status-details-bin`."""
+    """A gRPC status: the code, the text, and a serialised google.rpc.Status for
+    `grpc-status-details-bin`.
+    """
 
     code: grpc.StatusCode
     message: str
@@ -36,9 +41,17 @@ def to_status(error: ShoalError, request_id: str) -> Status:
     """The status for `error`. The text of an InternalError is only logged, not sent."""
     code: grpc.StatusCode = grpc.StatusCode[error.status]
     is_ours = isinstance(error, InternalError)
-    message = f"internal error; request {request_id}" if is_ours else _shortened(error.message, _MAX_MESSAGE)
+    message = (
+        f"internal error; request {request_id}"
+        if is_ours
+        else _shortened(error.message, _MAX_MESSAGE)
+    )
     number: int = code.value[0]
-    rich = status_pb2.Status(code=number, message=message, details=[_any(part) for part in _parts(error, message, request_id)])
+    rich = status_pb2.Status(
+        code=number,
+        message=message,
+        details=[_any(part) for part in _parts(error, message, request_id)],
+    )
     return Status(code, message, rich.SerializeToString())
 
 
@@ -49,11 +62,16 @@ def _parts(error: ShoalError, message: str, request_id: str) -> list[Message]:
         field = _shortened(error.field, _MAX_FIELD)
         metadata["field"] = field
         if error.status == "INVALID_ARGUMENT":
-            violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=message)
+            violation = error_details_pb2.BadRequest.FieldViolation(
+                field=field, description=message
+            )
             parts.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after > 0:
         parts.append(error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_after)))
-    return [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata), *parts]
+    return [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata),
+        *parts,
+    ]
 
 
 def _any(part: Message) -> any_pb2.Any:
@@ -70,4 +88,8 @@ def _duration(seconds: float) -> duration_pb2.Duration:
 def _shortened(text: str, limit: int) -> str:
     """The text, cut to at most `limit` bytes of UTF-8."""
     whole = text.encode(errors="replace")
-    return whole.decode() if len(whole) <= limit else whole[: limit - len(_CUT.encode())].decode(errors="ignore") + _CUT
+    return (
+        whole.decode()
+        if len(whole) <= limit
+        else whole[: limit - len(_CUT.encode())].decode(errors="ignore") + _CUT
+    )

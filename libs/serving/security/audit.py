@@ -1,6 +1,8 @@
-"""The audit log, `shoal.audit`: one line for each call that changes where models are, and for each that was refused.
+"""The audit log, `shoal.audit`: one line for each call that changes where models are, and for each
+that was refused.
 
-A flood of refused calls must not fill a disk: their lines are rate-limited, and the number of omitted ones is logged.
+A flood of refused calls must not fill a disk: their lines are rate-limited, and the number of
+omitted ones is logged.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ REFUSALS_A_SECOND: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One audited call: the caller, its address, the method, and the outcome (`OK`, or an error's reason)."""
+    """One audited call: the caller, its address, the method, and the outcome (`OK`, or an error's
+    reason).
+    """
 
     caller: Identity
     peer: str
@@ -41,7 +45,8 @@ class Audit:
         self._later = later
         self._clock = clock
         self._most = most_a_second
-        # The state: when the current second began, the lines written in it, and how many were omitted.
+        # The state: when the current second began, the lines written in it, and how many were
+        # omitted.
         self._begun = -1.0
         self._written = 0
         self._omitted = 0

@@ -1,7 +1,9 @@
-"""Authentication: from a call's credential to an Identity, before anything else of the call is read.
+"""Authentication: from a call's credential to an Identity, before anything else of the call is
+read.
 
-A bearer token identifies the caller: a static one of the file SHOAL_TOKENS, or a JWT signed by a key of SHOAL_JWKS. Without one the
-client certificate does, where SHOAL_TLS_CLIENT_CA asks for certificates. Nothing here repeats a token, in errors or in logs.
+A bearer token identifies the caller: a static one of the file SHOAL_TOKENS, or a JWT signed by a
+key of SHOAL_JWKS. Without one the client certificate does, where SHOAL_TLS_CLIENT_CA asks for
+certificates. Nothing here repeats a token, in errors or in logs.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, cast
 
 from libs.errors import Unauthenticated
-from libs.serving.security.identity import ANONYMOUS, Identity, Role, digest_of, is_certified_name, is_role
+from libs.serving.security.identity import (
+    ANONYMOUS,
+    Identity,
+    Role,
+    digest_of,
+    is_certified_name,
+    is_role,
+)
 from libs.serving.security.settings import Security
 from libs.serving.watched import Watched
 
@@ -24,14 +33,18 @@ if TYPE_CHECKING:
 
 AUTHORIZATION: Final = "authorization"
 LOOK_SECONDS: Final = 1.0
-"""How often token and key files are checked: a revoked token is valid for two checks more at most (`watched.SETTLE_SECONDS`)."""
-MOST_REMEMBERED: Final = 10_000
-"""How many verified JWTs are cached: verifying one takes a tenth of a millisecond of the event loop."""
+"""How often token and key files are checked: a revoked token is valid for two checks more at most
+(`watched.SETTLE_SECONDS`).
+"""
+MAX_REMEMBERED: Final = 10_000
+"""How many verified JWTs are cached: verifying one takes a tenth of a millisecond of the event
+loop.
+"""
 
 _BEARER: Final = re.compile(r"[Bb]earer ([\x21-\x7e]{1,8192})")
 _CERTIFICATE: Final = "x509_pem_cert"
 """gRPC's key for the client certificate."""
-MOST_READ: Final = 4096
+MAX_READ: Final = 4096
 """How many certificates' names are cached."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -39,19 +52,24 @@ AuthContext = Mapping[str, Iterable[bytes]]
 
 
 class Authenticator:
-    """Authenticates callers as `security` configures it. Raises InvalidInput for files that cannot be used."""
+    """Authenticates callers as `security` configures it. Raises InvalidInput for files that cannot
+    be used.
+    """
 
     def __init__(self, security: Security, clock: Callable[[], float] = time.time) -> None:
         self._security = security
         self._clock = clock
         self._tokens = _watched_tokens(security)
         self._keys = _watched_keys(security)
-        # The state: verified JWTs by their digests, with the end of their validity; and the keys that verified them.
+        # The state: verified JWTs by their digests, with the end of their validity; and the keys
+        # that verified them.
         self._remembered: dict[bytes, tuple[Identity, float]] = {}
         self._remembered_keys = self._keys.content if self._keys is not None else None
 
     def identify(self, metadata: Metadata, auth_context: Callable[[], AuthContext]) -> Identity:
-        """The caller's identity. `auth_context`: returns gRPC's TLS properties, called only if needed. Raises Unauthenticated."""
+        """The caller's identity. `auth_context`: returns gRPC's TLS properties, called only if
+        needed. Raises Unauthenticated.
+        """
         if not self._security.authenticates:
             return ANONYMOUS
         given = [value for key, value in metadata if key == AUTHORIZATION]
@@ -60,7 +78,9 @@ class Authenticator:
         if self._security.client_ca is not None:
             uris = [uri for pem in auth_context().get(_CERTIFICATE, ()) for uri in uris_of(pem)]
             return certified(uris, self._security.trust_domain)
-        raise Unauthenticated("this call needs a credential: send metadata `authorization: Bearer <token>` (shoal: SHOAL_TOKEN)")
+        raise Unauthenticated(
+            "this call needs a credential: send metadata `authorization: Bearer <token>` (shoal: SHOAL_TOKEN)"
+        )
 
     def look(self) -> None:
         """Reads files that have changed. Blocking, so to be called in a thread."""
@@ -76,10 +96,14 @@ class Authenticator:
 
     def _of_bearer(self, given: Sequence[str | bytes]) -> Identity:
         if not self._security.takes_tokens:
-            raise Unauthenticated("this server takes no tokens, certificates only: leave metadata `authorization` out")
+            raise Unauthenticated(
+                "this server takes no tokens, certificates only: leave metadata `authorization` out"
+            )
         found = _BEARER.fullmatch(str(given[0])) if len(given) == 1 else None
         if found is None:
-            raise Unauthenticated("metadata `authorization` must be there once, as `Bearer <token>`")
+            raise Unauthenticated(
+                "metadata `authorization` must be there once, as `Bearer <token>`"
+            )
         token = found[1]
         digest = digest_of(token)
         if self._tokens is not None and (identity := self._tokens.content.get(digest)) is not None:
@@ -97,34 +121,38 @@ class Authenticator:
             return identity
         self._remembered.pop(digest, None)
         identity, expires = keys.verify(token)
-        if len(self._remembered) >= MOST_REMEMBERED:
+        if len(self._remembered) >= MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]  # the oldest
         self._remembered[digest] = (identity, expires)
         return identity
 
 
-@lru_cache(maxsize=MOST_READ)
+@lru_cache(maxsize=MAX_READ)
 def uris_of(pem: bytes) -> tuple[bytes, ...]:
-    """The URIs of a certificate's subject alternative names, whole: gRPC's own list (`peer_uri`) cuts each at its first NUL. Empty
-    if the certificate cannot be parsed."""
+    """The URIs of a certificate's subject alternative names, whole: gRPC's own list (`peer_uri`)
+    cuts each at its first NUL. Empty if the certificate cannot be parsed."""
     from cryptography import x509
 
     try:
         extensions = x509.load_pem_x509_certificate(pem).extensions
         names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        return tuple(uri.encode() for uri in names.get_values_for_type(x509.UniformResourceIdentifier))
+        return tuple(
+            uri.encode() for uri in names.get_values_for_type(x509.UniformResourceIdentifier)
+        )
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
         return ()
 
 
 def certified(uris: Sequence[bytes], trust_domain: str) -> Identity:
-    """The identity in a certificate's URI, exactly one: `spiffe://<trust domain>/<role>/<tenant or name>`. Raises
-    Unauthenticated."""
+    """The identity in a certificate's URI, exactly one: `spiffe://<trust domain>/<role>/<tenant or
+    name>`. Raises Unauthenticated."""
     prefix = f"spiffe://{trust_domain}/"
     subject = uris[0].decode("ascii", "replace") if len(uris) == 1 else ""
     role, _, name = subject.removeprefix(prefix).partition("/")
     if not subject.startswith(prefix) or not is_role(role) or not is_certified_name(name):
-        raise Unauthenticated(f"the client certificate names nobody: its one URI must be {prefix}<role>/<tenant or name>")
+        raise Unauthenticated(
+            f"the client certificate names nobody: its one URI must be {prefix}<role>/<tenant or name>"
+        )
     return Identity(subject, cast("Role", role), name)
 
 

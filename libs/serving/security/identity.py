@@ -22,23 +22,31 @@ PRINTABLE: Final = r"[\x21-\x7e]{1,128}"
 
 
 CERTIFIED_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}|\*"
-"""The form of the tenant or name in a certificate's URI: no characters that a URI escapes or that end it."""
+"""The form of the tenant or name in a certificate's URI: no characters that a URI escapes or that
+end it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The holder of a credential: its name in logs, its role, and the tenant it may act for (`*`: any that it names)."""
+    """The holder of a credential: its name in logs, its role, and the tenant it may act for (`*`:
+    any that it names).
+    """
 
     subject: str
     role: Role
     tenant: str
 
     def tenant_for(self, named: str) -> str:
-        """The tenant of a call whose metadata names `named` (empty: none). Raises PermissionDenied for another tenant."""
+        """The tenant of a call whose metadata names `named` (empty: none). Raises PermissionDenied
+        for another tenant.
+        """
         if self.tenant == ANY_TENANT:
             return named or DEFAULT_TENANT
         if named and named != self.tenant:
-            raise PermissionDenied("this credential is of another tenant than metadata x-shoal-tenant names: leave that out")
+            raise PermissionDenied(
+                "this credential is of another tenant than metadata x-shoal-tenant names: leave that out"
+            )
         return self.tenant
 
 
@@ -50,7 +58,9 @@ UNKNOWN: Final = Identity("", "anonymous", "")
 
 
 def digest_of(token: str) -> bytes:
-    """The key by which a token is looked up and cached, so that the timing of a lookup reveals nothing of the token."""
+    """The key by which a token is looked up and cached, so that the timing of a lookup reveals
+    nothing of the token.
+    """
     return hashlib.sha256(token.encode()).digest()
 
 
@@ -65,5 +75,7 @@ def is_certified_name(text: str) -> bool:
 
 
 def is_printable(text: object) -> bool:
-    """Whether this may be a subject, tenant or request id: 1..128 printable ASCII characters without spaces."""
+    """Whether this may be a subject, tenant or request id: 1..128 printable ASCII characters
+    without spaces.
+    """
     return isinstance(text, str) and bool(re.fullmatch(PRINTABLE, text))

@@ -1,4 +1,6 @@
-"""Verifies JSON Web Tokens with the public keys of a JWKS file (RFC 7517, 7519). Imported only where SHOAL_JWKS is set."""
+"""Verifies JSON Web Tokens with the public keys of a JWKS file (RFC 7517, 7519). Imported only
+where SHOAL_JWKS is set.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ from libs.serving.security.identity import NAMED_ROLES, Identity, Role, is_print
 
 VARIABLE: Final = "SHOAL_JWKS"
 ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
-"""Asymmetric ones only: whoever can verify a token must not be able to sign one. The key decides which one, never the token."""
+"""Asymmetric ones only: whoever can verify a token must not be able to sign one. The key decides
+which one, never the token.
+"""
 LEEWAY_SECONDS: Final = 10
 """The clock skew that is tolerated."""
-_SMALLEST_RSA: Final = 2048
+_MIN_RSA: Final = 2048
 
 _REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (jwt.ExpiredSignatureError, "the JWT has expired: get a new one"),
@@ -40,8 +44,8 @@ class Keys:
     audience: str
 
     def verify(self, token: str) -> tuple[Identity, float]:
-        """The token's identity, and when it expires (Unix seconds). Raises Unauthenticated, with a text that repeats nothing of
-        it."""
+        """The token's identity, and when it expires (Unix seconds). Raises Unauthenticated, with a
+        text that repeats nothing of it."""
         try:
             key = self._key(jwt.get_unverified_header(token).get("kid"))
             claims = jwt.decode(
@@ -55,7 +59,12 @@ class Keys:
             )
         except jwt.MissingRequiredClaimError as error:
             raise Unauthenticated(f"the JWT has no claim {error.claim}") from None
-        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:  # the others: PyJWT does not translate them
+        except (
+            jwt.PyJWTError,
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # the others: PyJWT does not translate them
             raise Unauthenticated(_why(error)) from None
         return _identity(claims), float(claims["exp"])
 
@@ -73,9 +82,13 @@ def read_keys(path: Path, issuer: str, audience: str) -> Keys:
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
-        raise InvalidInput(f"{VARIABLE}: {path} cannot be read: {error.strerror}", field=VARIABLE) from error
+        raise InvalidInput(
+            f"{VARIABLE}: {path} cannot be read: {error.strerror}", field=VARIABLE
+        ) from error
     except json.JSONDecodeError as error:
-        raise InvalidInput(f"{path}:{error.lineno}: is not JSON: {error.msg}", field=VARIABLE) from error
+        raise InvalidInput(
+            f"{path}:{error.lineno}: is not JSON: {error.msg}", field=VARIABLE
+        ) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"{path}: is not JSON", field=VARIABLE) from error
     entries = document.get("keys") if isinstance(document, dict) else None
@@ -85,9 +98,13 @@ def read_keys(path: Path, issuer: str, audience: str) -> Keys:
     for number, entry in enumerate(entries):
         key = _read_key(entry, f"{path}: `keys[{number}]`")
         if not key.key_id and len(entries) > 1:
-            raise InvalidInput(f"{path}: `keys[{number}]` has no kid, which it needs among others", field=VARIABLE)
+            raise InvalidInput(
+                f"{path}: `keys[{number}]` has no kid, which it needs among others", field=VARIABLE
+            )
         if (key.key_id or "") in by_id:
-            raise InvalidInput(f"{path}: `keys[{number}]` has the kid of another key", field=VARIABLE)
+            raise InvalidInput(
+                f"{path}: `keys[{number}]` has the kid of another key", field=VARIABLE
+            )
         by_id[key.key_id or ""] = key
     return Keys(by_id, issuer, audience)
 
@@ -96,30 +113,45 @@ def _read_key(entry: object, where: str) -> jwt.PyJWK:
     if not isinstance(entry, dict):
         raise InvalidInput(f"{where} is not a JWK", field=VARIABLE)
     if entry.get("kty") == "oct" or "d" in entry:
-        raise InvalidInput(f"{where} is a secret: public keys belong here, and none that can sign", field=VARIABLE)
+        raise InvalidInput(
+            f"{where} is a secret: public keys belong here, and none that can sign", field=VARIABLE
+        )
     if not isinstance(entry.get("kid", ""), str):
         raise InvalidInput(f"{where} has a kid that is not a text", field=VARIABLE)
     if entry.get("use", "sig") != "sig":
-        raise InvalidInput(f"{where} is for {str(entry['use'])[:20]!r}: only keys for signatures belong here", field=VARIABLE)
+        raise InvalidInput(
+            f"{where} is for {str(entry['use'])[:20]!r}: only keys for signatures belong here",
+            field=VARIABLE,
+        )
     try:
         key = jwt.PyJWK(entry)
     except (jwt.PyJWTError, TypeError, ValueError) as error:
-        raise InvalidInput(f"{where} is not a JWK that can be used: {type(error).__name__}", field=VARIABLE) from error
+        raise InvalidInput(
+            f"{where} is not a JWK that can be used: {type(error).__name__}", field=VARIABLE
+        ) from error
     if key.algorithm_name not in ALGORITHMS:
-        raise InvalidInput(f"{where} is for {key.algorithm_name}, not one of {', '.join(ALGORITHMS)}", field=VARIABLE)
-    if isinstance(key.key, RSAPublicKey) and key.key.key_size < _SMALLEST_RSA:
-        raise InvalidInput(f"{where} has {key.key.key_size} bits, below {_SMALLEST_RSA}", field=VARIABLE)
+        raise InvalidInput(
+            f"{where} is for {key.algorithm_name}, not one of {', '.join(ALGORITHMS)}",
+            field=VARIABLE,
+        )
+    if isinstance(key.key, RSAPublicKey) and key.key.key_size < _MIN_RSA:
+        raise InvalidInput(f"{where} has {key.key.key_size} bits, below {_MIN_RSA}", field=VARIABLE)
     return key
 
 
 def _identity(claims: Mapping[str, Any]) -> Identity:
     for claim in ("sub", "tenant"):
         if not is_printable(claims.get(claim)):
-            raise Unauthenticated(f"the JWT's claim {claim} must be 1..128 printable ASCII characters without spaces")
+            raise Unauthenticated(
+                f"the JWT's claim {claim} must be 1..128 printable ASCII characters without spaces"
+            )
     if not is_role(claims.get("role")):
         raise Unauthenticated(f"the JWT's claim role must be one of {', '.join(NAMED_ROLES)}")
     return Identity(claims["sub"], cast("Role", claims["role"]), claims["tenant"])
 
 
 def _why(error: Exception) -> str:
-    return next((words for kind, words in _REFUSALS if isinstance(error, kind)), "the bearer token is no valid JWT")
+    return next(
+        (words for kind, words in _REFUSALS if isinstance(error, kind)),
+        "the bearer token is no valid JWT",
+    )

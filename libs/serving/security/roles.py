@@ -1,4 +1,6 @@
-"""Authorisation: which role may call which method. A method that is not listed here is refused to everybody."""
+"""Authorisation: which role may call which method. A method that is not listed here is refused to
+everybody.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,16 @@ _USE: Final = (
 CHANGES: Final = _methods("shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel")
 """Methods that change where models are: each call is recorded in the audit log."""
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")
-_WORK: Final = _methods("shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect", "Exchange")
+_WORK: Final = _methods(
+    "shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect", "Exchange"
+)
 _SCALE: Final = _methods(
-    "externalscaler.ExternalScaler", "IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics", "StreamMetricSpec"
+    "externalscaler.ExternalScaler",
+    "IsActive",
+    "StreamIsActive",
+    "GetMetricSpec",
+    "GetMetrics",
+    "StreamMetricSpec",
 )
 
 METHODS: Final[Mapping[Role, frozenset[str]]] = MappingProxyType(

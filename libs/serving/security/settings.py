@@ -1,6 +1,8 @@
-"""The security settings of a server: TLS, authentication, and whether it may listen beyond loopback. Read once at the start.
+"""The security settings of a server: TLS, authentication, and whether it may listen beyond
+loopback. Read once at the start.
 
-Each serving process carries one `Security` in its settings. With nothing set, everybody may call everything, on loopback only.
+Each serving process carries one `Security` in its settings. With nothing set, everybody may call
+everything, on loopback only.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _REMEDIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The settings of one server process. `check_files` validates the files; they are read again where they are used."""
+    """The settings of one server process. `check_files` validates the files; they are read again
+    where they are used.
+    """
 
     cert: Path | None = None
     key: Path | None = None
@@ -38,24 +42,55 @@ class Security:
     issuer: str = ""
     audience: str = ""
     trust_domain: str = DEFAULT_TRUST_DOMAIN
-    """The trust domain in callers' certificates: spiffe://<trust domain>/<role>/<tenant or name>."""
+    """The trust domain in callers' certificates: spiffe://<trust domain>/<role>/<tenant or
+    name>.
+    """
     allow_insecure: bool = False
     health_address: str = ""
     """A second address that answers only health checks, without TLS, for probes. Empty: none."""
 
     def __post_init__(self) -> None:
-        check((self.cert is None) == (self.key is None), "SHOAL_TLS_KEY", "set exactly where SHOAL_TLS_CERT is")
-        check(self.client_ca is None or self.cert is not None, "SHOAL_TLS_CERT", "set where SHOAL_TLS_CLIENT_CA is: mTLS is TLS")
+        check(
+            (self.cert is None) == (self.key is None),
+            "SHOAL_TLS_KEY",
+            "set exactly where SHOAL_TLS_CERT is",
+        )
+        check(
+            self.client_ca is None or self.cert is not None,
+            "SHOAL_TLS_CERT",
+            "set where SHOAL_TLS_CLIENT_CA is: mTLS is TLS",
+        )
         has_jwks = self.jwks is not None
-        check(bool(self.issuer) or not has_jwks, "SHOAL_JWT_ISSUER", "set where SHOAL_JWKS is: the `iss` that tokens must have")
-        check(bool(self.audience) or not has_jwks, "SHOAL_JWT_AUDIENCE", "set where SHOAL_JWKS is: the `aud` that tokens must have")
-        for value, name in ((self.issuer, "SHOAL_JWT_ISSUER"), (self.audience, "SHOAL_JWT_AUDIENCE")):
-            check(not value or is_printable(value), name, "1..128 printable ASCII characters without spaces")
-        check(bool(_TRUST_DOMAIN.fullmatch(self.trust_domain)), "SHOAL_TRUST_DOMAIN", "small letters, digits, '.', '_' or '-'")
+        check(
+            bool(self.issuer) or not has_jwks,
+            "SHOAL_JWT_ISSUER",
+            "set where SHOAL_JWKS is: the `iss` that tokens must have",
+        )
+        check(
+            bool(self.audience) or not has_jwks,
+            "SHOAL_JWT_AUDIENCE",
+            "set where SHOAL_JWKS is: the `aud` that tokens must have",
+        )
+        for value, name in (
+            (self.issuer, "SHOAL_JWT_ISSUER"),
+            (self.audience, "SHOAL_JWT_AUDIENCE"),
+        ):
+            check(
+                not value or is_printable(value),
+                name,
+                "1..128 printable ASCII characters without spaces",
+            )
+        check(
+            bool(_TRUST_DOMAIN.fullmatch(self.trust_domain)),
+            "SHOAL_TRUST_DOMAIN",
+            "small letters, digits, '.', '_' or '-'",
+        )
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Security:
-        """Reads SHOAL_* variables and validates the files; raises InvalidInput naming variable, file, line and key."""
+        """Reads SHOAL_* variables and validates the files; raises InvalidInput naming variable,
+        file, line and key.
+        """
         allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
         check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
         security = Security(
@@ -86,7 +121,9 @@ class Security:
 
     @property
     def authenticates(self) -> bool:
-        """Whether callers need a credential; else everybody is anonymous and may call everything."""
+        """Whether callers need a credential; else everybody is anonymous and may call
+        everything.
+        """
         return self.takes_tokens or self.client_ca is not None
 
     def check_files(self) -> None:
@@ -106,7 +143,11 @@ class Security:
     def describe(self) -> dict[str, str | float]:
         """For the one log line at the start: the names of the files, nothing of their contents."""
         return {
-            "tls": "none" if self.cert is None else "callers present certificates" if self.client_ca else "on",
+            "tls": "none"
+            if self.cert is None
+            else "callers present certificates"
+            if self.client_ca
+            else "on",
             "tokens": str(self.tokens or ""),
             "jwks": str(self.jwks or ""),
             "trust_domain": self.trust_domain,
@@ -116,7 +157,9 @@ class Security:
 
 
 def check_exposure(address: str, security: Security) -> None:
-    """Raises InvalidInput, with the remedies, for an address beyond loopback that is neither protected nor allowed to be open."""
+    """Raises InvalidInput, with the remedies, for an address beyond loopback that is neither
+    protected nor allowed to be open.
+    """
     if problem := exposure(address, security):
         raise InvalidInput(f"{problem}: {_REMEDIES}", field="SHOAL_ALLOW_INSECURE")
 
@@ -135,7 +178,9 @@ def exposure(address: str, security: Security) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can connect to a listening address, `host:port` or `unix:path`; False in doubt."""
+    """Whether only this machine can connect to a listening address, `host:port` or `unix:path`;
+    False in doubt.
+    """
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = address.rpartition(":")[0]

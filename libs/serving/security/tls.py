@@ -1,4 +1,5 @@
-"""TLS of a server: its certificate, and the authorities for client certificates. Files are read again when they change.
+"""TLS of a server: its certificate, and the authorities for client certificates. Files are read
+again when they change.
 
 New connections use the files as they are then; existing connections are not affected.
 """
@@ -21,8 +22,8 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the chain and key that a server presents, and the authorities whose certificates callers must present (None: they
-    need none)."""
+    """PEM files: the chain and key that a server presents, and the authorities whose certificates
+    callers must present (None: they need none)."""
 
     cert: Path
     key: Path
@@ -44,28 +45,60 @@ class TlsFiles:
         )
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """The configuration by the files as they are now. Raises InvalidInput naming variable and file."""
+        """The configuration by the files as they are now. Raises InvalidInput naming variable and
+        file.
+        """
         chain = read_file(self.cert, "SHOAL_TLS_CERT")
         key = read_file(self.key, "SHOAL_TLS_KEY")
-        authorities = read_file(self.client_ca, "SHOAL_TLS_CLIENT_CA") if self.client_ca is not None else None
+        authorities = (
+            read_file(self.client_ca, "SHOAL_TLS_CLIENT_CA") if self.client_ca is not None else None
+        )
         self._check(chain, key, authorities)
-        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities)
+        return grpc.ssl_server_certificate_configuration(
+            [(key, chain)], root_certificates=authorities
+        )
 
     def _check(self, chain: bytes, key: bytes, authorities: bytes | None) -> None:
         # Imported only where needed: workers serve without TLS, and need not have the library.
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from cryptography.x509 import load_pem_x509_certificates
 
-        certificate = _parsed(lambda: load_pem_x509_certificates(chain)[0], self.cert, "SHOAL_TLS_CERT", "certificates")
-        certified = _parsed(certificate.public_key, self.cert, "SHOAL_TLS_CERT", "certificates of a known kind of key")
-        private = _parsed(lambda: load_pem_private_key(key, None), self.key, "SHOAL_TLS_KEY", "a private key without passphrase")
+        certificate = _parsed(
+            lambda: load_pem_x509_certificates(chain)[0],
+            self.cert,
+            "SHOAL_TLS_CERT",
+            "certificates",
+        )
+        certified = _parsed(
+            certificate.public_key,
+            self.cert,
+            "SHOAL_TLS_CERT",
+            "certificates of a known kind of key",
+        )
+        private = _parsed(
+            lambda: load_pem_private_key(key, None),
+            self.key,
+            "SHOAL_TLS_KEY",
+            "a private key without passphrase",
+        )
         if certified != private.public_key():
-            raise InvalidInput(f"{self.key} (SHOAL_TLS_KEY) is not the key of {self.cert} (SHOAL_TLS_CERT)", field="SHOAL_TLS_KEY")
+            raise InvalidInput(
+                f"{self.key} (SHOAL_TLS_KEY) is not the key of {self.cert} (SHOAL_TLS_CERT)",
+                field="SHOAL_TLS_KEY",
+            )
         if certificate.not_valid_after_utc <= datetime.now(UTC):
             end = certificate.not_valid_after_utc.isoformat()
-            raise InvalidInput(f"{self.cert} (SHOAL_TLS_CERT) has expired at {end}: renew it", field="SHOAL_TLS_CERT")
+            raise InvalidInput(
+                f"{self.cert} (SHOAL_TLS_CERT) has expired at {end}: renew it",
+                field="SHOAL_TLS_CERT",
+            )
         if authorities is not None and self.client_ca is not None:
-            _parsed(lambda: load_pem_x509_certificates(authorities), self.client_ca, "SHOAL_TLS_CLIENT_CA", "certificates")
+            _parsed(
+                lambda: load_pem_x509_certificates(authorities),
+                self.client_ca,
+                "SHOAL_TLS_CLIENT_CA",
+                "certificates",
+            )
 
 
 def read_file(path: Path, variable: str) -> bytes:
@@ -73,7 +106,9 @@ def read_file(path: Path, variable: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput(f"{variable}: {path} cannot be read: {error.strerror}", field=variable) from error
+        raise InvalidInput(
+            f"{variable}: {path} cannot be read: {error.strerror}", field=variable
+        ) from error
 
 
 def _parsed(parse: Callable[[], Parsed], path: Path, variable: str, what: str) -> Parsed:
@@ -83,4 +118,6 @@ def _parsed(parse: Callable[[], Parsed], path: Path, variable: str, what: str) -
     try:
         return parse()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidInput(f"{variable}: {path} does not hold {what} in PEM form", field=variable) from error
+        raise InvalidInput(
+            f"{variable}: {path} does not hold {what} in PEM form", field=variable
+        ) from error

@@ -1,4 +1,5 @@
-"""The file of static tokens (SHOAL_TOKENS) with their holders' identities. No error ever contains a token or a part of one.
+"""The file of static tokens (SHOAL_TOKENS) with their holders' identities. No error ever contains a
+token or a part of one.
 
 tokens:
   - {sha256: <hex digest of the token>, subject: search-frontend, role: client, tenant: search}
@@ -17,7 +18,14 @@ import yaml
 
 from libs.catalog.shapes import At, Choice, Key, Record, Schema, Text
 from libs.errors import InvalidInput
-from libs.serving.security.identity import DEFAULT_TENANT, NAMED_ROLES, PRINTABLE, Identity, Role, digest_of
+from libs.serving.security.identity import (
+    DEFAULT_TENANT,
+    NAMED_ROLES,
+    PRINTABLE,
+    Identity,
+    Role,
+    digest_of,
+)
 
 VARIABLE: Final = "SHOAL_TOKENS"
 LONGEST: Final = 8192
@@ -54,11 +62,19 @@ _NAME: Final = Text(PRINTABLE, _WORDS)
 _ENTRY: Final = Record(
     lambda **values: values,
     {
-        "token": Key(_Secret(_TOKEN, f"{_SHORTEST}..{LONGEST} printable ASCII characters without spaces"), "the token itself"),
-        "sha256": Key(_Secret(_DIGEST, "64 hex digits"), "the token's SHA-256, so that the file gives no token away"),
+        "token": Key(
+            _Secret(_TOKEN, f"{_SHORTEST}..{LONGEST} printable ASCII characters without spaces"),
+            "the token itself",
+        ),
+        "sha256": Key(
+            _Secret(_DIGEST, "64 hex digits"),
+            "the token's SHA-256, so that the file gives no token away",
+        ),
         "subject": Key(_NAME, "who holds it, for logs", needed=True),
         "role": Key(Choice(NAMED_ROLES), "what its holder may call", needed=True),
-        "tenant": Key(_NAME, "for whom its holder asks; '*': for any that it names; default: default"),
+        "tenant": Key(
+            _NAME, "for whom its holder asks; '*': for any that it names; default: default"
+        ),
     },
 )
 
@@ -74,7 +90,9 @@ class _Entries:
         for number, entry in enumerate(node.value):
             digest, identity = _entry(entry, at.entry(number))
             if digest in found:
-                raise at.entry(number).wrong(entry, f"is the same token as that of {found[digest].subject!r}")
+                raise at.entry(number).wrong(
+                    entry, f"is the same token as that of {found[digest].subject!r}"
+                )
             found[digest] = identity
         return found
 
@@ -82,7 +100,9 @@ class _Entries:
         return {"type": "array", "items": _ENTRY.schema(), "minItems": 1}
 
 
-_FILE: Final = Record(lambda tokens: tokens, {"tokens": Key(_Entries(), "who holds which token", needed=True)})
+_FILE: Final = Record(
+    lambda tokens: tokens, {"tokens": Key(_Entries(), "who holds which token", needed=True)}
+)
 
 
 def read_tokens(path: Path) -> Tokens:
@@ -94,7 +114,9 @@ def read_tokens(path: Path) -> Tokens:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise InvalidInput(f"{path}:{line}: is not YAML", field=VARIABLE) from None
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise InvalidInput(f"{VARIABLE}: {path} cannot be read: {type(error).__name__}", field=VARIABLE) from None
+        raise InvalidInput(
+            f"{VARIABLE}: {path} cannot be read: {type(error).__name__}", field=VARIABLE
+        ) from None
     if node is None:
         raise InvalidInput(f"{path}:1: the file is empty", field=VARIABLE)
     try:
@@ -109,4 +131,6 @@ def _entry(node: yaml.Node, at: At) -> tuple[bytes, Identity]:
     if ("token" in values) == ("sha256" in values):
         raise at.wrong(node, "needs either `token` or `sha256`")
     digest = bytes.fromhex(values["sha256"]) if "sha256" in values else digest_of(values["token"])
-    return digest, Identity(values["subject"], cast("Role", values["role"]), values.get("tenant", DEFAULT_TENANT))
+    return digest, Identity(
+        values["subject"], cast("Role", values["role"]), values.get("tenant", DEFAULT_TENANT)
+    )

@@ -1,4 +1,5 @@
-"""The console's part of the edge's ASGI application: `/`, its files, the stream of the mesh, and what a page may do.
+"""The console's part of the edge's ASGI application: `/`, its files, the stream of the mesh, and
+what a page may do.
 
 | | |
 | --- | --- |
@@ -7,7 +8,8 @@
 | `GET /console/history` | the last hour and the last requests through this edge, for who may watch the mesh |
 | `POST /console/act` | `{"action": "load", "model": …, "pool": …}`: load, evict, pin, unpin, check |
 
-What it may do is the caller's own right: the credential goes on to the router, which wants the role admin.
+What it may do is the caller's own right: the credential goes on to the router, which wants the role
+admin.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ from services.edge.console.files import ASSETS, PROTECTION, Files
 from services.edge.console.hub import Hub
 from services.edge.credentials import Trust, headers_of, metadata_of
 from services.edge.intake.reading import Intake, Payer
-from services.edge.messages.base import Answer, Problem, json_of, retry_headers
+from services.edge.messages.base import Answer, HttpError, json_of, retry_headers
 from services.edge.past.history import History
 from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES: Final = 16 << 10
+MAX_BYTES: Final = 16 << 10
 """Of the body of an action."""
 ACTION_SECONDS: Final = 600.0
 """How long a load may take before the page is told that it goes on by itself."""
@@ -65,7 +67,9 @@ class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Console:
-    """Answers the console's paths and leaves the others to `application`. `guards_all`: the Host of those is checked, too."""
+    """Answers the console's paths and leaves the others to `application`. `guards_all`: the Host of
+    those is checked, too.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,11 @@ class Console:
         self._files = Files()
         self._history = history or History(time.time())
         self.hub = hub or Hub(routers.watch, routers.may_watch, self._see, lambda: state.is_guarded)
-        self._about = {"version": VERSION, "routers": sorted(addresses), "digest": self._files.digest}
+        self._about = {
+            "version": VERSION,
+            "routers": sorted(addresses),
+            "digest": self._files.digest,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not (_is_ours(scope) or self._guards_all):
@@ -102,7 +110,7 @@ class Console:
         headers = headers_of(scope["headers"])
         try:
             check_host(headers, self._hosts)
-        except Problem as problem:
+        except HttpError as problem:
             await self._send(send, "/console", _told(problem))
             return
         if not _is_ours(scope):
@@ -114,7 +122,9 @@ class Console:
         with answering, suppress(asyncio.CancelledError):
             await self._answer(scope, headers, receive, send, connection)
 
-    async def _answer(self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send, connection: Any) -> None:
+    async def _answer(
+        self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send, connection: Any
+    ) -> None:
         method, path = scope["method"], scope["path"]
         route = path if path in ("/", _EVENTS, _HISTORY, _ACT) else "/console"
         try:
@@ -125,7 +135,8 @@ class Console:
                 check_page(headers, self._origins)
                 metadata = self._metadata(headers, connection)
                 with closing(self._intake.payer(address_of(scope), metadata)) as payer:
-                    # The head as it arrived, and as text: both are kept for as long as the page is open.
+                    # The head as it arrived, and as text: both are kept for as long as the page is
+                    # open.
                     await payer.take_head(2 * head_bytes(scope))
                     if path == _EVENTS:
                         await self._stream(metadata, send)
@@ -134,51 +145,81 @@ class Console:
                         content = json_of(self._history.content(time.time()))
                         await self._send(send, route, Answer(content, headers=(_NO_STORE,)))
                     else:
-                        await self._send(send, route, await self._act(headers, metadata, payer, receive, connection))
+                        await self._send(
+                            send,
+                            route,
+                            await self._act(headers, metadata, payer, receive, connection),
+                        )
             elif path.startswith(ASSETS):
-                raise Problem("NO_SUCH_ROUTE", "this file is of another version of the console: load the page again")
+                raise HttpError(
+                    "NO_SUCH_ROUTE",
+                    "this file is of another version of the console: load the page again",
+                )
             else:
-                raise Problem("NO_SUCH_ROUTE", f"the console has no {method} {path[:200]}")
-        except Problem as problem:
+                raise HttpError("NO_SUCH_ROUTE", f"the console has no {method} {path[:200]}")
+        except HttpError as problem:
             await self._send(send, route, _told(problem))
         except ShoalError as error:
             await self._send(send, route, _told(_problem(error)))
         except Exception:
             log.exception("request of the console failed", extra=fields({"route": route}))
-            await self._send(send, route, _told(Problem("INTERNAL", "unexpected error; the edge's log has it")))
+            await self._send(
+                send, route, _told(HttpError("INTERNAL", "unexpected error; the edge's log has it"))
+            )
 
     def _see(self, mesh: mesh_pb2.Mesh, now: float) -> None:
         self._history.note_queue(sum(lane.queued_jobs for lane in mesh.lanes), now)
 
     async def _stream(self, metadata: Metadata, send: Send) -> None:
-        """Send the mesh and its changes. Raises Problem and ShoalError before the first byte; sends them as an event after it."""
+        """Send the mesh and its changes. Raises HttpError and ShoalError before the first byte;
+        sends them as an event after it.
+        """
         has_begun = False
         try:
             async with aclosing(self.hub.events(metadata, self._about)) as events:  # type: ignore[type-var]
                 async for event in events:
                     if not has_begun:
                         metrics.HTTP_REQUESTS.labels(_EVENTS, "200").inc()
-                        await send(_start(200, b"text/event-stream", (_NO_STORE, (b"x-accel-buffering", b"no"))))
+                        await send(
+                            _start(
+                                200,
+                                b"text/event-stream",
+                                (_NO_STORE, (b"x-accel-buffering", b"no")),
+                            )
+                        )
                         has_begun = True
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-        except (Problem, ShoalError) as error:
+        except (HttpError, ShoalError) as error:
             if not has_begun:
                 raise
-            problem = error if isinstance(error, Problem) else _problem(error)
+            problem = error if isinstance(error, HttpError) else _problem(error)
             told = json_of({"reason": problem.reason, "message": problem.message})
-            await send({"type": "http.response.body", "body": b"event: refused\ndata: " + told + b"\n\n", "more_body": True})
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": b"event: refused\ndata: " + told + b"\n\n",
+                    "more_body": True,
+                }
+            )
         await send({"type": "http.response.body", "body": b""})
 
-    async def _act(self, headers: dict[str, str], metadata: Metadata, payer: Payer, receive: Receive, connection: Any) -> Answer:
-        """Raises Problem and ShoalError."""
+    async def _act(
+        self,
+        headers: dict[str, str],
+        metadata: Metadata,
+        payer: Payer,
+        receive: Receive,
+        connection: Any,
+    ) -> Answer:
+        """Raises HttpError and ShoalError."""
         check_json(headers)
         is_whole = connection is not None and connection.is_whole
-        body = await self._intake.body(receive, headers, payer, is_whole=is_whole, limit=MOST_BYTES)
+        body = await self._intake.body(receive, headers, payer, is_whole=is_whole, limit=MAX_BYTES)
         await self._intake.admit(body, payer, is_msgpack=False)
         try:
             action = msgspec.json.decode(body, type=Action)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            raise Problem("INVALID_INPUT", str(error)) from None
+            raise HttpError("INVALID_INPUT", str(error)) from None
         log.info("console action", extra=fields({"action": action.action, "model": action.model}))
         return Answer(json_of(await self._done(action, metadata)), headers=(_NO_STORE,))
 
@@ -190,26 +231,48 @@ class Console:
         if action.action == "load":
             load = models_pb2.LoadModelRequest(model=name, pool=action.pool)
             loaded = await self._ask(LOAD_MODEL, load, metadata, ACTION_SECONDS)
-            holders = [place.worker_id for place in loaded.model.places if place.state == models_pb2.MODEL_STATE_RESIDENT]
+            holders = [
+                place.worker_id
+                for place in loaded.model.places
+                if place.state == models_pb2.MODEL_STATE_RESIDENT
+            ]
             return {"message": f"{name} is resident on {_listed(holders)}"}
         if action.action == "evict":
-            evicted = await self._ask(EVICT_MODEL, models_pb2.EvictModelRequest(model=name), metadata)
+            evicted = await self._ask(
+                EVICT_MODEL, models_pb2.EvictModelRequest(model=name), metadata
+            )
             ids = list(evicted.worker_ids)
-            return {"message": f"{_listed(ids)} will unload {name}" if ids else f"no worker holds {name}"}
+            return {
+                "message": f"{_listed(ids)} will unload {name}"
+                if ids
+                else f"no worker holds {name}"
+            }
         pinned = action.action == "pin"
-        reply = await self._ask(PIN_MODEL, models_pb2.PinModelRequest(model=name, pinned=pinned), metadata)
+        reply = await self._ask(
+            PIN_MODEL, models_pb2.PinModelRequest(model=name, pinned=pinned), metadata
+        )
         holders = [place.worker_id for place in reply.model.places if place.pinned]
         if pinned and not holders:
             return {"message": f"no worker holds {name}, so there is nothing to pin: load it first"}
-        return {"message": f"{name} is pinned on {_listed(holders)}" if pinned else f"{name} may be evicted again"}
+        return {
+            "message": f"{name} is pinned on {_listed(holders)}"
+            if pinned
+            else f"{name} may be evicted again"
+        }
 
     async def _checked(self, name: str, metadata: Metadata) -> dict[str, Any]:
         """What is known of a model, and why it is where it is."""
-        placement = await self._ask(EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, LOOK_SECONDS)
+        placement = await self._ask(
+            EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, LOOK_SECONDS
+        )
         known: dict[str, Any] | None = None
         try:
             known = model_content(
-                (await self._ask(GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, LOOK_SECONDS)).model
+                (
+                    await self._ask(
+                        GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, LOOK_SECONDS
+                    )
+                ).model
             )
         except ShoalError as error:
             if error.reason != "MODEL_NOT_FOUND":
@@ -231,15 +294,27 @@ class Console:
             ],
         }
 
-    async def _ask(self, method: Any, message: Any, metadata: Metadata, seconds: float = 60.0) -> Any:
-        named = (*((key, value) for key, value in metadata if key != "x-request-id"), ("x-request-id", new_request_id()))
-        return await self._routers.ask(method, message.SerializeToString(), seconds=seconds, metadata=named)
+    async def _ask(
+        self, method: Any, message: Any, metadata: Metadata, seconds: float = 60.0
+    ) -> Any:
+        named = (
+            *((key, value) for key, value in metadata if key != "x-request-id"),
+            ("x-request-id", new_request_id()),
+        )
+        return await self._routers.ask(
+            method, message.SerializeToString(), seconds=seconds, metadata=named
+        )
 
     def _metadata(self, headers: dict[str, str], connection: Any) -> Metadata:
-        """Raises Problem."""
+        """Raises HttpError."""
         if self._state.is_open:
-            raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
-        certificate = connection.certificate if connection is not None and self._trust.certificates else None
+            raise HttpError(
+                "NOT_READY",
+                "the routers let everybody in, so this edge does not serve beyond its machine",
+            )
+        certificate = (
+            connection.certificate if connection is not None and self._trust.certificates else None
+        )
         return metadata_of(headers, new_request_id(), certificate, self._trust)
 
     async def _send(self, send: Send, route: str, answer: Answer) -> None:
@@ -252,22 +327,34 @@ class Console:
 
 def _is_ours(scope: Scope) -> bool:
     path = scope["path"]
-    return (path == "/" and scope["method"] in ("GET", "HEAD")) or path == "/console" or path.startswith("/console/")
+    return (
+        (path == "/" and scope["method"] in ("GET", "HEAD"))
+        or path == "/console"
+        or path.startswith("/console/")
+    )
 
 
 def _start(status: int, kind: bytes, headers: Collection[tuple[bytes, bytes]]) -> dict[str, Any]:
     names = {name for name, _ in headers}
     protection = [(name, value) for name, value in PROTECTION if name not in names]
-    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind), *headers, *protection]}
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", kind), *headers, *protection],
+    }
 
 
-def _told(problem: Problem) -> Answer:
-    content = {"error": {"reason": problem.reason, "message": problem.message, "field": problem.field}}
+def _told(problem: HttpError) -> Answer:
+    content = {
+        "error": {"reason": problem.reason, "message": problem.message, "field": problem.field}
+    }
     return Answer(json_of(content), problem.status, headers=(_NO_STORE, *retry_headers(problem)))
 
 
-def _problem(error: ShoalError) -> Problem:
-    problem = Problem(error.reason, error.message, field=error.field, retry_after=error.retry_after)
+def _problem(error: ShoalError) -> HttpError:
+    problem = HttpError(
+        error.reason, error.message, field=error.field, retry_after=error.retry_after
+    )
     if error.code == "NOT_FOUND":
         problem.status = 404
     return problem

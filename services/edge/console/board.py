@@ -1,7 +1,8 @@
-"""The mesh as pages see it: entries by section and key, each with the number of the look at which it last changed. Pure.
+"""The mesh as pages see it: entries by section and key, each with the number of the look at which
+it last changed. Pure.
 
-A page that is behind is told what changed since the last number that it has; so no page needs a queue, and a slow one skips to the
-latest by itself.
+A page that is behind is told what changed since the last number that it has; so no page needs a
+queue, and a slow one skips to the latest by itself.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Board:
     def __init__(self) -> None:
         self.number = 0
         self._mesh: mesh_pb2.Mesh | None = None
-        self._sections = {name: _Section() for name in ("workers", "models", "lanes", "pools", "processes")}
+        self._sections = {
+            name: _Section() for name in ("workers", "models", "lanes", "pools", "processes")
+        }
         self._gone: deque[tuple[int, str, str]] = deque()
         self._forgotten = 0
         self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=EVENTS)
@@ -88,7 +91,9 @@ class Board:
             self._problem = (self.number, told)
 
     def rest(self) -> None:
-        """Nobody looks any more: what differs at the next look happened at no known time, and is no event."""
+        """Nobody looks any more: what differs at the next look happened at no known time, and is no
+        event.
+        """
         self._mesh = None
 
     def since(self, number: int) -> dict[str, Any] | None:
@@ -97,8 +102,16 @@ class Board:
             return None
         full = number == 0 or number < self._forgotten
         number = 0 if full else number
-        told: dict[str, Any] = {name: found for name, section in self._sections.items() if (found := section.since(number))}
-        gone = [(name, key) for at, name, key in self._gone if at > number and key not in self._sections[name].entries]
+        told: dict[str, Any] = {
+            name: found
+            for name, section in self._sections.items()
+            if (found := section.since(number))
+        }
+        gone = [
+            (name, key)
+            for at, name, key in self._gone
+            if at > number and key not in self._sections[name].entries
+        ]
         if gone and not full:
             told["gone"] = gone
         events = [event for at, event in self._events if at > number]
@@ -111,7 +124,11 @@ class Board:
         if self._mesh is not None:
             scheduler = self._mesh.scheduler
             told["router"] = self._mesh.router_id
-            told["scheduler"] = {"id": scheduler.scheduler_id, "plan": str(scheduler.plan), "age": round(scheduler.age_seconds, 1)}
+            told["scheduler"] = {
+                "id": scheduler.scheduler_id,
+                "plan": str(scheduler.plan),
+                "age": round(scheduler.age_seconds, 1),
+            }
         return told
 
     def _note(self, change: Change, now: float) -> None:
@@ -156,7 +173,10 @@ def model_content(model: models_pb2.Model) -> dict[str, Any]:
             "family": card.family,
             "revision": card.revision,
             "tasks": [_word(models_pb2.Task, task, "TASK_") for task in card.tasks],
-            "forms": [_word(inference_pb2.Representation, form, "REPRESENTATION_") for form in card.representations],
+            "forms": [
+                _word(inference_pb2.Representation, form, "REPRESENTATION_")
+                for form in card.representations
+            ],
             "dimensions": card.dimensions,
             "token_dimensions": card.multi_vector_dimensions,
             "max_tokens": card.max_tokens,
@@ -192,7 +212,9 @@ def _worker_content(worker: mesh_pb2.WorkerStatus) -> dict[str, Any]:
         "host_used": worker.host_used_bytes,
         "draining": worker.draining,
         "age": round(worker.heartbeat_age_seconds, 1),
-        "preempted_in": worker.preempted_in_seconds if worker.HasField("preempted_in_seconds") else None,
+        "preempted_in": worker.preempted_in_seconds
+        if worker.HasField("preempted_in_seconds")
+        else None,
         "device_seconds": round(worker.device_seconds, 2),
         "wasted_seconds": round(worker.wasted_seconds, 2),
         "kernels": worker.kernels,
@@ -221,7 +243,12 @@ def _pool_content(pool: mesh_pb2.PoolStatus) -> dict[str, Any]:
 
 
 def _process_content(process: mesh_pb2.ProcessStatus) -> dict[str, Any]:
-    return {"name": process.name, "state": process.state, "restarts": process.restarts, "detail": process.detail}
+    return {
+        "name": process.name,
+        "state": process.state,
+        "restarts": process.restarts,
+        "detail": process.detail,
+    }
 
 
 _CONTENT: Final[dict[type[Message], Any]] = {

@@ -28,7 +28,9 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One event. `tone`: how it is meant (GOOD, PLAIN, WARN, BAD). `model`, `worker`: whom it concerns, or empty."""
+    """One event. `tone`: how it is meant (GOOD, PLAIN, WARN, BAD). `model`, `worker`: whom it
+    concerns, or empty.
+    """
 
     tone: str
     text: str
@@ -37,8 +39,12 @@ class Change:
 
 
 def changes(before: mesh_pb2.Mesh, after: mesh_pb2.Mesh) -> list[Change]:
-    """What happened from `before` to `after`: workers first, then models, lanes, scheduler and processes."""
-    gone = {worker.worker_id for worker in before.workers} - {worker.worker_id for worker in after.workers}
+    """What happened from `before` to `after`: workers first, then models, lanes, scheduler and
+    processes.
+    """
+    gone = {worker.worker_id for worker in before.workers} - {
+        worker.worker_id for worker in after.workers
+    }
     return [
         *_workers(before.workers, after.workers),
         *_models(before.models, after.models, gone),
@@ -48,7 +54,9 @@ def changes(before: mesh_pb2.Mesh, after: mesh_pb2.Mesh) -> list[Change]:
     ]
 
 
-def _workers(before: Sequence[mesh_pb2.WorkerStatus], after: Sequence[mesh_pb2.WorkerStatus]) -> Iterator[Change]:
+def _workers(
+    before: Sequence[mesh_pb2.WorkerStatus], after: Sequence[mesh_pb2.WorkerStatus]
+) -> Iterator[Change]:
     earlier = {worker.worker_id: worker for worker in before}
     for worker in after:
         name = worker.worker_id
@@ -57,7 +65,11 @@ def _workers(before: Sequence[mesh_pb2.WorkerStatus], after: Sequence[mesh_pb2.W
             yield Change(GOOD, f"worker {name} joined pool {worker.pool}", worker=name)
             continue
         if worker.HasField("preempted_in_seconds") and not was.HasField("preempted_in_seconds"):
-            yield Change(WARN, f"worker {name} loses its machine in {worker.preempted_in_seconds:.0f} s", worker=name)
+            yield Change(
+                WARN,
+                f"worker {name} loses its machine in {worker.preempted_in_seconds:.0f} s",
+                worker=name,
+            )
         if worker.draining and not was.draining:
             yield Change(WARN, f"worker {name} drains: it takes no more work", worker=name)
     for name, worker in earlier.items():
@@ -65,7 +77,9 @@ def _workers(before: Sequence[mesh_pb2.WorkerStatus], after: Sequence[mesh_pb2.W
         yield Change(PLAIN if worker.draining else BAD, f"worker {name} {how}", worker=name)
 
 
-def _models(before: Sequence[models_pb2.Model], after: Sequence[models_pb2.Model], gone: set[str]) -> Iterator[Change]:
+def _models(
+    before: Sequence[models_pb2.Model], after: Sequence[models_pb2.Model], gone: set[str]
+) -> Iterator[Change]:
     earlier = dict(_places(before))
     now = dict(_places(after))
     for key, place in now.items():
@@ -83,7 +97,9 @@ def _places(models: Sequence[models_pb2.Model]) -> Iterator[tuple[Place, models_
             yield (model.model, place.worker_id), place
 
 
-def _place(key: Place, was: models_pb2.ModelPlace | None, now: models_pb2.ModelPlace) -> Iterator[Change]:
+def _place(
+    key: Place, was: models_pb2.ModelPlace | None, now: models_pb2.ModelPlace
+) -> Iterator[Change]:
     model, worker = key
     state = was.state if was is not None else models_pb2.MODEL_STATE_UNSPECIFIED
     if now.state != state:
@@ -91,28 +107,48 @@ def _place(key: Place, was: models_pb2.ModelPlace | None, now: models_pb2.ModelP
             took = f" in {now.load_seconds:.1f} s" if now.load_seconds else ""
             yield Change(GOOD, f"{worker} loaded {model}{took}", model, worker)
         elif now.state == models_pb2.MODEL_STATE_FAILED:
-            yield Change(BAD, f"{worker} could not load {model}: {now.last_error or 'no reason was given'}", model, worker)
+            yield Change(
+                BAD,
+                f"{worker} could not load {model}: {now.last_error or 'no reason was given'}",
+                model,
+                worker,
+            )
         elif now.state in _WORDS:
             yield Change(PLAIN, f"{worker} {_WORDS[now.state]} {model}", model, worker)
         elif state == _RESIDENT:
             left = f": {_LEFT[now.state]}" if now.state in _LEFT else ""
             yield Change(PLAIN, f"{worker} evicted {model}{left}", model, worker)
     if was is not None and now.pinned != was.pinned:
-        yield Change(PLAIN, f"{model} is {'' if now.pinned else 'no longer '}pinned on {worker}", model, worker)
+        yield Change(
+            PLAIN,
+            f"{model} is {'' if now.pinned else 'no longer '}pinned on {worker}",
+            model,
+            worker,
+        )
 
 
-def _lanes(before: Sequence[mesh_pb2.LaneStatus], after: Sequence[mesh_pb2.LaneStatus]) -> Iterator[Change]:
-    earlier: Mapping[tuple[str, str, str], mesh_pb2.LaneStatus] = {_lane(lane): lane for lane in before}
+def _lanes(
+    before: Sequence[mesh_pb2.LaneStatus], after: Sequence[mesh_pb2.LaneStatus]
+) -> Iterator[Change]:
+    earlier: Mapping[tuple[str, str, str], mesh_pb2.LaneStatus] = {
+        _lane(lane): lane for lane in before
+    }
     for lane in after:
         was = earlier.get(_lane(lane))
         if was is None:
             continue
         expired, dead = lane.expired_jobs - was.expired_jobs, lane.dead_jobs - was.dead_jobs
         if expired > 0:
-            yield Change(WARN, f"{_jobs(expired)} of {lane.model} passed {_their(expired)} deadline in the lane", lane.model)
+            yield Change(
+                WARN,
+                f"{_jobs(expired)} of {lane.model} passed {_their(expired)} deadline in the lane",
+                lane.model,
+            )
         if dead > 0:
             yield Change(
-                BAD, f"{_jobs(dead)} of {lane.model} {_was(dead)} given up after workers died with {_them(dead)}", lane.model
+                BAD,
+                f"{_jobs(dead)} of {lane.model} {_was(dead)} given up after workers died with {_them(dead)}",
+                lane.model,
             )
 
 
@@ -120,7 +156,9 @@ def _lane(lane: mesh_pb2.LaneStatus) -> tuple[str, str, str]:
     return lane.pool, lane.model, lane.adapter
 
 
-def _scheduler(before: mesh_pb2.SchedulerStatus, after: mesh_pb2.SchedulerStatus) -> Iterator[Change]:
+def _scheduler(
+    before: mesh_pb2.SchedulerStatus, after: mesh_pb2.SchedulerStatus
+) -> Iterator[Change]:
     if before.scheduler_id == after.scheduler_id:
         return
     if after.scheduler_id:
@@ -129,12 +167,16 @@ def _scheduler(before: mesh_pb2.SchedulerStatus, after: mesh_pb2.SchedulerStatus
         yield Change(WARN, "no scheduler leads: workers claim models by themselves")
 
 
-def _processes(before: Sequence[mesh_pb2.ProcessStatus], after: Sequence[mesh_pb2.ProcessStatus]) -> Iterator[Change]:
+def _processes(
+    before: Sequence[mesh_pb2.ProcessStatus], after: Sequence[mesh_pb2.ProcessStatus]
+) -> Iterator[Change]:
     earlier = {process.name: process for process in before}
     for process in after:
         was = earlier.get(process.name)
         if was is not None and process.restarts > was.restarts:
-            yield Change(BAD, f"process {process.name} ended and was started again: {process.detail}")
+            yield Change(
+                BAD, f"process {process.name} ended and was started again: {process.detail}"
+            )
         elif was is not None and process.state != was.state and process.state == "given up":
             yield Change(BAD, f"process {process.name} was given up: {process.detail}")
 

@@ -1,5 +1,6 @@
-"""The console's files, read once. Assets have the digest of all of them in their path, so that browsers keep them for ever and
-fetch a new version whole; the page itself is asked for again each time, by its ETag."""
+"""The console's files, read once. Assets have the digest of all of them in their path, so that
+browsers keep them for ever and fetch a new version whole; the page itself is asked for again each
+time, by its ETag."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ class Files:
     """What `folder` holds, by path. `digest`: of all files together."""
 
     def __init__(self, folder: Path = STATIC) -> None:
-        read = {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+        read = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
         whole = hashlib.sha256()
         for name, content in read.items():
             whole.update(b"%d %b %d " % (len(name), name.encode(), len(content)) + content)
@@ -69,10 +74,18 @@ class Files:
         if found is None:
             return None
         about = ((b"etag", found.tag), (b"cache-control", found.caching), *PROTECTION)
-        if found.tag in [tag.strip().removeprefix("W/").encode() for tag in headers.get("if-none-match", "").split(",")]:
+        if found.tag in [
+            tag.strip().removeprefix("W/").encode()
+            for tag in headers.get("if-none-match", "").split(",")
+        ]:
             return Answer(b"", 304, found.kind, about)
         return Answer(found.content, 200, found.kind, about)
 
 
 def _file(name: str, content: bytes, caching: bytes) -> _File:
-    return _File(content, _KINDS[Path(name).suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"'.encode(), caching)
+    return _File(
+        content,
+        _KINDS[Path(name).suffix],
+        f'"{hashlib.sha256(content).hexdigest()[:32]}"'.encode(),
+        caching,
+    )

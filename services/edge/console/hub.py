@@ -1,8 +1,10 @@
-"""Shares one WatchMesh stream among all open pages. Without a page, the edge watches itself, for events and the queue's history.
+"""Shares one WatchMesh stream among all open pages. Without a page, the edge watches itself, for
+events and the queue's history.
 
-The stream uses the credential of one of the open pages. Each page's own credential is checked when it connects and once a minute,
-so no page receives the mesh's state without the right to it. Without a page, the edge watches every ten seconds without a
-credential, where routers require none. Where they require one, events are not recorded while no page is open.
+The stream uses the credential of one of the open pages. Each page's own credential is checked when
+it connects and once a minute, so no page receives the mesh's state without the right to it. Without
+a page, the edge watches every ten seconds without a credential, where routers require none. Where
+they require one, events are not recorded while no page is open.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from shoal.v1 import mesh_pb2
 
 from libs.serving.calls.call import new_request_id
 from services.edge.console.board import Board
-from services.edge.messages.base import Problem, json_of
+from services.edge.messages.base import HttpError, json_of
 from services.edge.past.history import STEP_SECONDS
 
 log = logging.getLogger(__name__)
 
-MOST_PAGES: Final = 256
+MAX_PAGES: Final = 256
 HEARTBEAT_SECONDS: Final = 15.0
 """A page hears at least so often that the stream lives; proxies close what is silent for longer."""
 CHECK_SECONDS: Final = 60.0
 FIRST_PAUSE_SECONDS: Final = 0.5
-LONGEST_PAUSE_SECONDS: Final = 10.0
+MAX_PAUSE_SECONDS: Final = 10.0
 WATCH_SECONDS: Final = 1.0
 """The interval of WatchMesh while a page is open; otherwise STEP_SECONDS."""
 ALONE_PAUSE_SECONDS: Final = 30.0
@@ -49,12 +51,13 @@ class _Page:
 
     metadata: Metadata
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    refusal: Problem | None = None
+    refusal: HttpError | None = None
 
 
 class Hub:
-    """`watch` opens WatchMesh, `allow` asks a router whether a caller may; both raise ShoalError. `see` is given each look at the
-    mesh, and the time since 1970. `may_watch_alone`: whether routers ask for no credential, as far as is known."""
+    """`watch` opens WatchMesh, `allow` asks a router whether a caller may; both raise ShoalError.
+    `see` is given each look at the mesh, and the time since 1970. `may_watch_alone`: whether
+    routers ask for no credential, as far as is known."""
 
     def __init__(
         self,
@@ -67,8 +70,9 @@ class Hub:
         self._allow = allow
         self._see = see
         self._may_watch_alone = may_watch_alone
-        # The state: what is shown, the pages in the order in which they came, the task that watches and the page in whose name it
-        # does (None: the edge's own), whether it watches without pages, and whether the edge drains.
+        # The state: what is shown, the pages in the order in which they came, the task that watches
+        # and the page in whose name it does (None: the edge's own), whether it watches without
+        # pages, and whether the edge drains.
         self._board = Board()
         self._pages: list[_Page] = []
         self._watching: asyncio.Task[None] | None = None
@@ -86,10 +90,13 @@ class Hub:
         return len(self._pages)
 
     async def events(self, metadata: Metadata, about: dict[str, Any]) -> AsyncIterator[bytes]:
-        """Server-sent events for one page: everything, then what changes. The first has `about`, too. Raises ShoalError and Problem
-        for a caller who may not look, at the beginning or later."""
-        if len(self._pages) >= MOST_PAGES:
-            raise Problem("QUEUE_FULL", f"{MOST_PAGES} pages look at the mesh here already", retry_after=10.0)
+        """Server-sent events for one page: everything, then what changes. The first has `about`,
+        too. Raises ShoalError and Problem for a caller who may not look, at the beginning or
+        later."""
+        if len(self._pages) >= MAX_PAGES:
+            raise HttpError(
+                "QUEUE_FULL", f"{MAX_PAGES} pages look at the mesh here already", retry_after=10.0
+            )
         await self._allow(metadata)
         page = _Page(metadata)
         self._enter(page)
@@ -129,7 +136,9 @@ class Hub:
         await self._allow(metadata)
 
     async def _check_again(self, metadata: Metadata) -> None:
-        """Raises ShoalError if the credential is refused by now; that no router answers is no refusal."""
+        """Raises ShoalError if the credential is refused by now; that no router answers is no
+        refusal.
+        """
         try:
             await self._allow(metadata)
         except ShoalError as error:
@@ -177,7 +186,7 @@ class Hub:
                         pause = FIRST_PAUSE_SECONDS
             except ShoalError as error:
                 if error.code in REFUSED and page is not None:
-                    page.refusal = Problem(error.reason, error.message)
+                    page.refusal = HttpError(error.reason, error.message)
                     page.news.set()
                     continue
                 self._board.fail(error.reason, error.message)
@@ -189,7 +198,7 @@ class Hub:
                 self._board.fail("CANNOT_CONNECT", "the router ended the watch")
             self._tell()
             await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
+            pause = min(MAX_PAUSE_SECONDS, 2 * pause)
 
     def _tell(self) -> None:
         for page in self._pages:

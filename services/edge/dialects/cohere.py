@@ -1,7 +1,9 @@
-"""Cohere's `POST /v2/embed`, `/v1/embed`, `/v1/classify` and `/v1/check-api-key`. Pure. Reranking is in rerank.py.
+"""Cohere's `POST /v2/embed`, `/v1/embed`, `/v1/classify` and `/v1/check-api-key`. Pure. Reranking
+is in rerank.py.
 
-`response_type` tells clients of v1 which of two forms an answer has. Classifying goes by examples: a model with vectors compares a
-text with the mean of each label's examples; one that classifies by itself is given the labels alone.
+`response_type` tells clients of v1 which of two forms an answer has. Classifying goes by examples:
+a model with vectors compares a text with the mean of each label's examples; one that classifies by
+itself is given the labels alone.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from services.edge.messages.base import (
     Answer,
     Dialect,
     Fields,
-    Problem,
-    Question,
+    HttpError,
+    MeshCall,
     Received,
     Route,
     invalid,
@@ -31,7 +33,14 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.limits import ITEMS, PARTS
 from services.edge.messages.names import Target
-from services.edge.messages.numbers import PIECE_NUMBERS, Rows, dense_rows, listed, quantised, signed
+from services.edge.messages.numbers import (
+    PIECE_NUMBERS,
+    Rows,
+    dense_rows,
+    listed,
+    quantised,
+    signed,
+)
 from services.edge.messages.reading import (
     count_of,
     image_item,
@@ -44,15 +53,19 @@ from services.edge.messages.reading import (
 )
 
 SHARPNESS: Final = 20.0
-"""By which cosines are multiplied before their softmax: the scale at which sentence-transformers trains embedding models."""
+"""By which cosines are multiplied before their softmax: the scale at which sentence-transformers
+trains embedding models.
+"""
 _TEXTS_IN_A_PIECE: Final = 256
 _LIKELY: Final = 0.5
 """From where on a label of several that may fit is predicted."""
 
 
-def error(problem: Problem) -> Answer:
+def error(problem: HttpError) -> Answer:
     """`{"message": text}`; Cohere's clients make an exception of the status."""
-    return Answer(json_of({"message": problem.message}), problem.status, headers=retry_headers(problem))
+    return Answer(
+        json_of({"message": problem.message}), problem.status, headers=retry_headers(problem)
+    )
 
 
 COHERE: Final = Dialect("cohere", error)
@@ -129,7 +142,9 @@ class CohereClassifyRequest(msgspec.Struct, kw_only=True):
 
 
 class CohereClassified(msgspec.Struct, kw_only=True):
-    """`prediction`, `confidence`: of single-label models. `predictions`: the best label; of multi-label models all from 0.5 on."""
+    """`prediction`, `confidence`: of single-label models. `predictions`: the best label; of
+    multi-label models all from 0.5 on.
+    """
 
     id: str
     input: str
@@ -164,20 +179,22 @@ _STORED: Final = {
 }
 
 
-def embed_v2(received: Received) -> Question:
-    """`POST /v2/embed`. Raises Problem."""
+def embed_v2(received: Received) -> MeshCall:
+    """`POST /v2/embed`. Raises HttpError."""
     return _embed(received, "2")
 
 
-def embed_v1(received: Received) -> Question:
-    """`POST /v1/embed`. Raises Problem."""
+def embed_v1(received: Received) -> MeshCall:
+    """`POST /v1/embed`. Raises HttpError."""
     return _embed(received, "1")
 
 
-def _embed(received: Received, version: str) -> Question:
+def _embed(received: Received, version: str) -> MeshCall:
     request = read(CohereEmbedRequest, received)
     if request.max_tokens is not None:
-        raise invalid("max_tokens is not supported: texts are cut at the model's own limit", "max_tokens")
+        raise invalid(
+            "max_tokens is not supported: texts are cut at the model's own limit", "max_tokens"
+        )
     named = named_or_default(received, request.model, "embed")
     kinds = _kinds(request.embedding_types)
     items, fields = _items(request)
@@ -216,13 +233,15 @@ def _embed(received: Received, version: str) -> Question:
             yield b',"response_type":"' + form + b'","texts":['
             texts = request.texts or []
             for first in range(0, len(texts), _TEXTS_IN_A_PIECE):
-                yield (b"," if first else b"") + json_of(texts[first : first + _TEXTS_IN_A_PIECE])[1:-1]
+                yield (b"," if first else b"") + json_of(texts[first : first + _TEXTS_IN_A_PIECE])[
+                    1:-1
+                ]
             yield tail
 
         return Answer(b"".join(pieces()) if rows.size <= PIECE_NUMBERS else pieces())
 
     renamed = {**fields, "dimensions": "output_dimension", "representations[]": "model"}
-    return Question(ENCODE, message, answer, fields=renamed)
+    return MeshCall(ENCODE, message, answer, fields=renamed)
 
 
 def _kinds(said: list[str] | None) -> list[str]:
@@ -230,7 +249,10 @@ def _kinds(said: list[str] | None) -> list[str]:
     for index, kind in enumerate(said or ()):
         field = f"embedding_types[{index}]"
         if kind == "uint8":
-            raise invalid(f"{field}: uint8 has an offset for each vector that this format cannot carry: use int8 or float", field)
+            raise invalid(
+                f"{field}: uint8 has an offset for each vector that this format cannot carry: use int8 or float",
+                field,
+            )
         if kind not in _STORED:
             raise invalid(f"{field} is {kind!r}; it must be one of {', '.join(_STORED)}", field)
     return list(dict.fromkeys(said or ("float",)))
@@ -246,33 +268,51 @@ def _as(rows: Rows, kind: str) -> Rows:
 def _items(request: CohereEmbedRequest) -> tuple[list[pb.Item], Fields]:
     given = [name for name in ("texts", "images", "inputs") if getattr(request, name) is not None]
     if len(given) != 1:
-        raise invalid("exactly one of texts, images and inputs is required", given[1] if given else "texts")
+        raise invalid(
+            "exactly one of texts, images and inputs is required", given[1] if given else "texts"
+        )
     if request.texts is not None:
-        return [text_item(text, f"texts[{index}]") for index, text in enumerate(request.texts)], item_fields("items", "texts")
+        return [
+            text_item(text, f"texts[{index}]") for index, text in enumerate(request.texts)
+        ], item_fields("items", "texts")
     if request.images is not None:
-        return [image_item(uri, f"images[{index}]") for index, uri in enumerate(request.images)], item_fields("items", "images")
-    items = [_item(one, f"inputs[{index}].content") for index, one in enumerate(request.inputs or ())]
+        return [
+            image_item(uri, f"images[{index}]") for index, uri in enumerate(request.images)
+        ], item_fields("items", "images")
+    items = [
+        _item(one, f"inputs[{index}].content") for index, one in enumerate(request.inputs or ())
+    ]
     return items, item_fields("items", "inputs", ".content")
 
 
 def _item(given: CohereInput, field: str) -> pb.Item:
     if len(given.content) != 1:
-        raise invalid(f"{field} must have one entry: a vector is of one text or of one picture", field)
+        raise invalid(
+            f"{field} must have one entry: a vector is of one text or of one picture", field
+        )
     (one,) = given.content
     if one.type == "text" and one.text is not None:
         return text_item(one.text, f"{field}[0].text")
     if one.type == "image_url" and one.image_url is not None:
         return image_item(one.image_url.url, f"{field}[0].image_url.url")
-    raise invalid(f"{field}[0] must have type text with text, or type image_url with image_url", f"{field}[0]")
+    raise invalid(
+        f"{field}[0] must have type text with text, or type image_url with image_url", f"{field}[0]"
+    )
 
 
 def _meta(version: str, usage: pb.Usage) -> dict[str, Any]:
     tokens = usage.input_tokens
-    return {"api_version": {"version": version}, "billed_units": {"input_tokens": tokens}, "tokens": {"input_tokens": tokens}}
+    return {
+        "api_version": {"version": version},
+        "billed_units": {"input_tokens": tokens},
+        "tokens": {"input_tokens": tokens},
+    }
 
 
-def classify(received: Received) -> Question:
-    """`POST /v1/classify`. Asks for the model's card first, where there are examples. Raises Problem."""
+def classify(received: Received) -> MeshCall:
+    """`POST /v1/classify`. Asks for the model's card first, where there are examples. Raises
+    HttpError.
+    """
     request = read(CohereClassifyRequest, received)
     if request.preset is not None:
         raise invalid("preset is not supported: send model and examples", "preset")
@@ -284,15 +324,19 @@ def classify(received: Received) -> Question:
     if not request.examples:
         raise invalid("examples is empty", "examples")
 
-    def answer(reply: models_pb2.GetModelResponse) -> Question:
-        return plan.by_examples() if pb.REPRESENTATION_DENSE in reply.model.card.representations else plan.by_labels()
+    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
+        return (
+            plan.by_examples()
+            if pb.REPRESENTATION_DENSE in reply.model.card.representations
+            else plan.by_labels()
+        )
 
-    def otherwise(problem: Problem) -> Question | None:
+    def otherwise(problem: HttpError) -> MeshCall | None:
         """No worker knows the model yet: a request makes one look for it."""
         return plan.by_examples() if problem.reason == "MODEL_NOT_FOUND" else None
 
     card = models_pb2.GetModelRequest(model=named.model)
-    return Question(GET_MODEL, card, answer, otherwise=otherwise, dialect=COHERE)
+    return MeshCall(GET_MODEL, card, answer, otherwise=otherwise, dialect=COHERE)
 
 
 class _Classifying:
@@ -307,33 +351,48 @@ class _Classifying:
         self.labels = list(dict.fromkeys(example.label for example in request.examples or ()))
 
     def texts(self) -> list[pb.Item]:
-        return [text_item(text, f"inputs[{index}]") for index, text in enumerate(self.request.inputs)]
+        return [
+            text_item(text, f"inputs[{index}]") for index, text in enumerate(self.request.inputs)
+        ]
 
-    def by_examples(self) -> Question:
+    def by_examples(self) -> MeshCall:
         """By vectors: first those of the examples."""
         examples = self.request.examples or []
-        items = [text_item(example.text, f"examples[{index}].text") for index, example in enumerate(examples)]
+        items = [
+            text_item(example.text, f"examples[{index}].text")
+            for index, example in enumerate(examples)
+        ]
 
-        def answer(reply: pb.EncodeResponse) -> Question:
+        def answer(reply: pb.EncodeResponse) -> MeshCall:
             rows = dense_rows(reply.dense)
             own = np.array([self.labels.index(example.label) for example in examples])
-            means = np.stack([rows[own == number].mean(axis=0) for number in range(len(self.labels))])
+            means = np.stack(
+                [rows[own == number].mean(axis=0) for number in range(len(self.labels))]
+            )
             return self._compared(_unit(means), reply.usage.input_tokens)
 
-        def otherwise(problem: Problem) -> Question | None:
+        def otherwise(problem: HttpError) -> MeshCall | None:
             return self.by_labels() if problem.reason == "TASK_NOT_SUPPORTED" else None
 
         fields = item_fields("items", "examples", ".text")
-        return Question(ENCODE, self._encode(items), answer, fields=fields, otherwise=otherwise, dialect=COHERE)
+        return MeshCall(
+            ENCODE, self._encode(items), answer, fields=fields, otherwise=otherwise, dialect=COHERE
+        )
 
-    def _compared(self, means: Rows, tokens: int) -> Question:
+    def _compared(self, means: Rows, tokens: int) -> MeshCall:
         def answer(reply: pb.EncodeResponse) -> Answer:
             shares = np.exp(SHARPNESS * (dense_rows(reply.dense) @ means.T - 1))
             shares /= shares.sum(axis=1, keepdims=True)
             found = [dict(zip(self.labels, row, strict=True)) for row in shares.tolist()]
             return self._answer(found, tokens + reply.usage.input_tokens)
 
-        return Question(ENCODE, self._encode(self.texts()), answer, fields=item_fields("items", "inputs"), dialect=COHERE)
+        return MeshCall(
+            ENCODE,
+            self._encode(self.texts()),
+            answer,
+            fields=item_fields("items", "inputs"),
+            dialect=COHERE,
+        )
 
     def _encode(self, items: list[pb.Item]) -> pb.EncodeRequest:
         return pb.EncodeRequest(
@@ -347,8 +406,10 @@ class _Classifying:
             priority=self.priority,
         )
 
-    def by_labels(self) -> Question:
-        """By a model that classifies: among the examples' labels, or among its own, as its configuration says."""
+    def by_labels(self) -> MeshCall:
+        """By a model that classifies: among the examples' labels, or among its own, as its
+        configuration says.
+        """
         task = pb.ClassifyTask(labels=self.labels, among_labels=True)
         if self.labels:
             task.multi_label = False  # each example has one
@@ -367,22 +428,29 @@ class _Classifying:
             return self._answer(found, reply.usage.input_tokens)
 
         fields = {**item_fields("items", "inputs"), **single_field("classify.labels", "examples")}
-        return Question(EXTRACT, message, answer, fields=fields, dialect=COHERE)
+        return MeshCall(EXTRACT, message, answer, fields=fields, dialect=COHERE)
 
     def _answer(self, found: list[dict[str, float]], tokens: int) -> Answer:
-        # Shares of one whole add up to 1, chances of labels each on its own do not: nothing else says which they are.
+        # Shares of one whole add up to 1, chances of labels each on its own do not: nothing else
+        # says which they are.
         is_single = bool(self.labels) or all(abs(sum(one.values()) - 1) < 1e-3 for one in found)
         entries = [
             _entry(f"{self.request_id}-{index}", text, confidences, is_single=is_single)
-            for index, (text, confidences) in enumerate(zip(self.request.inputs, found, strict=True))
+            for index, (text, confidences) in enumerate(
+                zip(self.request.inputs, found, strict=True)
+            )
         ]
         meta = _meta("1", pb.Usage(input_tokens=tokens))
         return Answer(json_of({"id": self.request_id, "classifications": entries, "meta": meta}))
 
 
-def _entry(identity: str, text: str, confidences: dict[str, float], *, is_single: bool) -> dict[str, Any]:
+def _entry(
+    identity: str, text: str, confidences: dict[str, float], *, is_single: bool
+) -> dict[str, Any]:
     ranked = sorted(confidences, key=lambda label: -confidences[label])
-    chosen = ranked[:1] if is_single else [label for label in ranked if confidences[label] >= _LIKELY]
+    chosen = (
+        ranked[:1] if is_single else [label for label in ranked if confidences[label] >= _LIKELY]
+    )
     entry: dict[str, Any] = {
         "id": identity,
         "input": text,
@@ -402,14 +470,39 @@ def _unit(rows: Rows) -> Rows:
     return scaled
 
 
-def check_api_key(received: Received) -> Question:
+def check_api_key(received: Received) -> MeshCall:
     """`POST /v1/check-api-key`: whether a router takes the credential."""
-    return Question(LIST_MODELS, models_pb2.ListModelsRequest(), lambda reply: Answer(json_of({"valid": True})))
+    return MeshCall(
+        LIST_MODELS, models_pb2.ListModelsRequest(), lambda reply: Answer(json_of({"valid": True}))
+    )
 
 
 ROUTES: Final = (
-    Route("POST", "/v2/embed", COHERE, embed_v2, "Turns texts into vectors", CohereEmbedRequest, CohereEmbedAnswer),
-    Route("POST", "/v1/embed", COHERE, embed_v1, "Turns texts into vectors", CohereEmbedRequest, CohereEmbedAnswer),
+    Route(
+        "POST",
+        "/v2/embed",
+        COHERE,
+        embed_v2,
+        "Turns texts into vectors",
+        CohereEmbedRequest,
+        CohereEmbedAnswer,
+    ),
+    Route(
+        "POST",
+        "/v1/embed",
+        COHERE,
+        embed_v1,
+        "Turns texts into vectors",
+        CohereEmbedRequest,
+        CohereEmbedAnswer,
+    ),
     # /v1/classify is shared with Jina (jina.py).
-    Route("POST", "/v1/check-api-key", COHERE, check_api_key, "Whether the credential is valid", answer=CohereKeyAnswer),
+    Route(
+        "POST",
+        "/v1/check-api-key",
+        COHERE,
+        check_api_key,
+        "Whether the credential is valid",
+        answer=CohereKeyAnswer,
+    ),
 )

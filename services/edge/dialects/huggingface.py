@@ -1,7 +1,9 @@
-"""Hugging Face's pipelines, as huggingface_hub's and npm's InferenceClient call them: `POST` of a base URL whose body says what is
-wanted, and the paths of the hosted inference, `/models/{model}` and `/models/{model}/pipeline/{task}`. Pure.
+"""Hugging Face's pipelines, as huggingface_hub's and npm's InferenceClient call them: `POST` of a
+base URL whose body says what is wanted, and the paths of the hosted inference, `/models/{model}`
+and `/models/{model}/pipeline/{task}`. Pure.
 
-Bodies are `{inputs, parameters}`. A list of inputs is a batch, whose answer has a list more. Errors are those of TEI.
+Bodies are `{inputs, parameters}`. A list of inputs is a batch, whose answer has a list more. Errors
+are those of TEI.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from services.edge.dialects.tei import TEI, Prediction, target_here, timed, trun
 from services.edge.messages.base import (
     Answer,
     Fields,
-    Problem,
-    Question,
+    HttpError,
+    MeshCall,
     Received,
     Route,
     invalid,
@@ -51,7 +53,9 @@ class TextClassificationRequest(msgspec.Struct, kw_only=True):
 
 
 class ZeroShotParameters(msgspec.Struct, kw_only=True):
-    """`candidate_labels`: a list, or names with commas. `hypothesis_template` has `{}` where the label goes."""
+    """`candidate_labels`: a list, or names with commas. `hypothesis_template` has `{}` where the
+    label goes.
+    """
 
     candidate_labels: str | Annotated[list[str], LABELS]
     multi_label: bool | None = None
@@ -66,7 +70,9 @@ class ZeroShotRequest(msgspec.Struct, kw_only=True):
 
 
 class ZeroShotAnswer(msgspec.Struct, kw_only=True):
-    """Of each text of a batch, best first, as transformers' pipeline; one text alone has a list of labels with scores."""
+    """Of each text of a batch, best first, as transformers' pipeline; one text alone has a list of
+    labels with scores.
+    """
 
     sequence: str
     labels: list[str]
@@ -90,7 +96,9 @@ class TokenClassificationRequest(msgspec.Struct, kw_only=True):
 
 
 class Token(msgspec.Struct, kw_only=True):
-    """Characters `start` … `end` of the text. `entity_group`, or `entity` where `aggregation_strategy` is none."""
+    """Characters `start` … `end` of the text. `entity_group`, or `entity` where
+    `aggregation_strategy` is none.
+    """
 
     score: float
     word: str
@@ -109,13 +117,16 @@ _AGGREGATIONS: Final = {
 }
 
 
-def text_classification(received: Received) -> Question:
-    """Raises Problem."""
+def text_classification(received: Received) -> MeshCall:
+    """Raises HttpError."""
     request = read(TextClassificationRequest, received)
     parameters = request.parameters or TextClassificationParameters()
     most = count_of(parameters.top_k, "parameters.top_k") or None
     if parameters.function_to_apply not in (None, "sigmoid", "softmax"):
-        raise invalid("parameters.function_to_apply must be sigmoid or softmax, or be left out", "parameters.function_to_apply")
+        raise invalid(
+            "parameters.function_to_apply must be sigmoid or softmax, or be left out",
+            "parameters.function_to_apply",
+        )
     message = _extract(received, request.inputs, "predict")
     message.truncation = truncation_said(parameters.truncation, None)
     message.classify.SetInParent()
@@ -126,16 +137,20 @@ def text_classification(received: Received) -> Question:
         # One text has a list of lists, too: huggingface_hub takes its first.
         return _told([_scored(result.labels[:most]) for result in reply.results], reply, message)
 
-    return Question(EXTRACT, message, answer, fields=_renamed(request.inputs), dialect=TEI)
+    return MeshCall(EXTRACT, message, answer, fields=_renamed(request.inputs), dialect=TEI)
 
 
-def zero_shot(received: Received) -> Question:
-    """Raises Problem."""
+def zero_shot(received: Received) -> MeshCall:
+    """Raises HttpError."""
     request = read(ZeroShotRequest, received)
     given = request.parameters.candidate_labels
     if isinstance(given, str) and given.count(",") >= MAX_LABELS:
         raise too_many("parameters.candidate_labels", MAX_LABELS)
-    labels = [label.strip() for label in given.split(",") if label.strip()] if isinstance(given, str) else given
+    labels = (
+        [label.strip() for label in given.split(",") if label.strip()]
+        if isinstance(given, str)
+        else given
+    )
     message = _extract(received, request.inputs, "predict")
     task = pb.ClassifyTask(
         labels=labels,
@@ -151,7 +166,11 @@ def zero_shot(received: Received) -> Question:
         if isinstance(request.inputs, str):
             return _told(_scored(reply.results[0].labels), reply, message)
         content = [
-            {"sequence": text, "labels": [one.label for one in result.labels], "scores": [one.score for one in result.labels]}
+            {
+                "sequence": text,
+                "labels": [one.label for one in result.labels],
+                "scores": [one.score for one in result.labels],
+            }
             for text, result in zip(request.inputs, reply.results, strict=True)
         ]
         return _told(content, reply, message)
@@ -161,29 +180,40 @@ def zero_shot(received: Received) -> Question:
         "classify.labels": "parameters.candidate_labels",
         "classify.hypothesis": "parameters.hypothesis_template",
     }
-    return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
 
 
-def token_classification(received: Received) -> Question:
-    """Tokens outside of all entities, label "O", are never in the answer. Raises Problem."""
+def token_classification(received: Received) -> MeshCall:
+    """Tokens outside of all entities, label "O", are never in the answer. Raises HttpError."""
     request = read(TokenClassificationRequest, received)
     parameters = request.parameters or TokenClassificationParameters()
     if parameters.stride:
-        raise invalid("parameters.stride is not supported: send long texts in parts", "parameters.stride")
+        raise invalid(
+            "parameters.stride is not supported: send long texts in parts", "parameters.stride"
+        )
     strategy = (parameters.aggregation_strategy or "simple").lower()
     if strategy not in _AGGREGATIONS:
         raise invalid(
-            f"parameters.aggregation_strategy must be one of {', '.join(_AGGREGATIONS)}", "parameters.aggregation_strategy"
+            f"parameters.aggregation_strategy must be one of {', '.join(_AGGREGATIONS)}",
+            "parameters.aggregation_strategy",
         )
     message = _extract(received, request.inputs, "predict")
-    message.entities.CopyFrom(pb.EntitiesTask(labels=parameters.labels or (), aggregation=_AGGREGATIONS[strategy]))
+    message.entities.CopyFrom(
+        pb.EntitiesTask(labels=parameters.labels or (), aggregation=_AGGREGATIONS[strategy])
+    )
     ignored = frozenset(parameters.ignore_labels or ())
     name = "entity" if strategy == "none" else "entity_group"
 
     def answer(reply: pb.ExtractResponse) -> Answer:
         found = [
             [
-                {name: one.label, "score": one.score, "word": one.text, "start": one.start, "end": one.end}
+                {
+                    name: one.label,
+                    "score": one.score,
+                    "word": one.text,
+                    "start": one.start,
+                    "end": one.end,
+                }
                 for one in result.entities
                 if one.label not in ignored
             ]
@@ -192,21 +222,27 @@ def token_classification(received: Received) -> Question:
         return _told(found[0] if isinstance(request.inputs, str) else found, reply, message)
 
     fields = {**_renamed(request.inputs), "entities.labels": "parameters.labels"}
-    return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
 
 
-def hosted(received: Received) -> Question:
+def hosted(received: Received) -> MeshCall:
     """`POST /models/{model}`: the body says which of the others is meant, else the model's task."""
     return _by_task(received, read(_Hosted, received), text_classification)
 
 
-def by_task(received: Received) -> Question:
-    """`POST` of TEI's base URL. Its own clients send no parameters, and there two texts are a pair."""
+def by_task(received: Received) -> MeshCall:
+    """`POST` of TEI's base URL. Its own clients send no parameters, and there two texts are a
+    pair.
+    """
     found = read(_Hosted, received)
-    return _by_task(received, found, tei.predict if found.parameters is None else text_classification)
+    return _by_task(
+        received, found, tei.predict if found.parameters is None else text_classification
+    )
 
 
-def _by_task(received: Received, found: _Hosted, classify: Callable[[Received], Question]) -> Question:
+def _by_task(
+    received: Received, found: _Hosted, classify: Callable[[Received], MeshCall]
+) -> MeshCall:
     if found.query is not msgspec.UNSET:
         return tei.rerank(received)
     if bytes(found.inputs)[:1] == b"{":
@@ -218,7 +254,7 @@ def _by_task(received: Received, found: _Hosted, classify: Callable[[Received], 
         return token_classification(received)
     named = target_here(received, "embed")
 
-    def answer(reply: models_pb2.GetModelResponse) -> Question:
+    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
         card = reply.model.card
         if models_pb2.TASK_ENCODE in card.tasks:
             is_sparse = list(card.representations) == [pb.REPRESENTATION_SPARSE]
@@ -227,12 +263,16 @@ def _by_task(received: Received, found: _Hosted, classify: Callable[[Received], 
             return token_classification(received)
         return classify(received)
 
-    def otherwise(problem: Problem) -> Question | None:
+    def otherwise(problem: HttpError) -> MeshCall | None:
         """No worker knows the model yet: a request makes one look for it."""
-        return _first_served((tei.embed, classify, token_classification), received) if problem.reason == "MODEL_NOT_FOUND" else None
+        return (
+            _first_served((tei.embed, classify, token_classification), received)
+            if problem.reason == "MODEL_NOT_FOUND"
+            else None
+        )
 
     question = models_pb2.GetModelRequest(model=named.model)
-    return Question(GET_MODEL, question, answer, otherwise=otherwise, dialect=TEI)
+    return MeshCall(GET_MODEL, question, answer, otherwise=otherwise, dialect=TEI)
 
 
 class _Hosted(msgspec.Struct, kw_only=True):
@@ -241,13 +281,13 @@ class _Hosted(msgspec.Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
 
 
-def _first_served(asks: tuple[Callable[[Received], Question], ...], received: Received) -> Question:
+def _first_served(asks: tuple[Callable[[Received], MeshCall], ...], received: Received) -> MeshCall:
     """The first question, and instead of one whose task the model does not have the next."""
     question = asks[0](received)
     if len(asks) == 1:
         return question
 
-    def otherwise(problem: Problem) -> Question | None:
+    def otherwise(problem: HttpError) -> MeshCall | None:
         return _first_served(asks[1:], received) if problem.reason == "TASK_NOT_SUPPORTED" else None
 
     return replace(question, otherwise=otherwise)
@@ -258,11 +298,17 @@ def _extract(received: Received, given: Texts, default: str) -> pb.ExtractReques
     named = target_here(received, default)
     texts = [given] if isinstance(given, str) else given
     items = [text_item(text, f"inputs[{index}]") for index, text in enumerate(texts)]
-    return pb.ExtractRequest(model=named.model, items=items, truncation=pb.TRUNCATION_END, adapter=named.adapter)
+    return pb.ExtractRequest(
+        model=named.model, items=items, truncation=pb.TRUNCATION_END, adapter=named.adapter
+    )
 
 
 def _renamed(given: Texts) -> Fields:
-    return single_field("items", "inputs") if isinstance(given, str) else item_fields("items", "inputs")
+    return (
+        single_field("items", "inputs")
+        if isinstance(given, str)
+        else item_fields("items", "inputs")
+    )
 
 
 def _scored(labels: Any) -> list[dict[str, Any]]:
@@ -273,12 +319,22 @@ def _told(content: object, reply: pb.ExtractResponse, message: pb.ExtractRequest
     return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
 
 
-_PIPELINES: Final[tuple[tuple[str, Callable[[Received], Question], type, Any], ...]] = (
+_PIPELINES: Final[tuple[tuple[str, Callable[[Received], MeshCall], type, Any], ...]] = (
     ("feature-extraction", tei.embed, tei.EmbedRequest, list[list[float]]),
     ("sentence-similarity", tei.similarity, tei.SimilarityRequest, list[float]),
     ("text-classification", text_classification, TextClassificationRequest, list[list[Prediction]]),
-    ("zero-shot-classification", zero_shot, ZeroShotRequest, (list[Prediction], list[ZeroShotAnswer])),
-    ("token-classification", token_classification, TokenClassificationRequest, (list[Token], list[list[Token]])),
+    (
+        "zero-shot-classification",
+        zero_shot,
+        ZeroShotRequest,
+        (list[Prediction], list[ZeroShotAnswer]),
+    ),
+    (
+        "token-classification",
+        token_classification,
+        TokenClassificationRequest,
+        (list[Token], list[list[Token]]),
+    ),
 )
 
 ROUTES: Final = (
@@ -287,13 +343,19 @@ ROUTES: Final = (
         for path, ask in (("/tei/{model}", by_task), ("/models/{model}", hosted))
     ),
     *(
-        Route("POST", f"{start}/invocations", TEI, by_task, "By the model's task, as SageMaker asks")
+        Route(
+            "POST", f"{start}/invocations", TEI, by_task, "By the model's task, as SageMaker asks"
+        )
         for start in ("/tei/{model}", "")
     ),
     *(
         Route("POST", path, TEI, ask, f"Hugging Face's {name}", body, answer)
         for name, ask, body, answer in _PIPELINES
-        for path in (f"/models/{{model}}/pipeline/{name}", f"/pipeline/{name}/{{model}}", f"/tei/{{model}}/pipeline/{name}")
+        for path in (
+            f"/models/{{model}}/pipeline/{name}",
+            f"/pipeline/{name}/{{model}}",
+            f"/tei/{{model}}/pipeline/{name}",
+        )
     ),
     Route("GET", "/models/{model}/info", TEI, tei.info, "Describes the model", answer=tei.Info),
     Route("GET", "/models/{model}/health", TEI, tei.health, "This process answers"),

@@ -1,7 +1,8 @@
-"""Jina's `POST /v1/multi-vector` and `/v1/classify`. Pure. `/v1/embeddings` (openai.py) and `/v1/rerank` (rerank.py) have Jina's
-fields, too.
+"""Jina's `POST /v1/multi-vector` and `/v1/classify`. Pure. `/v1/embeddings` (openai.py) and
+`/v1/rerank` (rerank.py) have Jina's fields, too.
 
-`/v1/classify` is Cohere's as well: a body with `inputs` is theirs (cohere.py), one with `input` Jina's.
+`/v1/classify` is Cohere's as well: a body with `inputs` is theirs (cohere.py), one with `input`
+Jina's.
 """
 
 from __future__ import annotations
@@ -14,13 +15,30 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects import cohere, openai
 from services.edge.dialects.openai import OPENAI, EmbeddingsAnswer, EmbeddingsRequest, Part
-from services.edge.messages.base import Answer, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.base import (
+    Answer,
+    HttpError,
+    MeshCall,
+    Received,
+    Route,
+    invalid,
+    item_fields,
+    json_of,
+)
 from services.edge.messages.limits import ITEMS, LABELS
-from services.edge.messages.reading import image_item, named_or_default, priority_of, read, text_item
+from services.edge.messages.reading import (
+    image_item,
+    named_or_default,
+    priority_of,
+    read,
+    text_item,
+)
 
 
 class JinaClassifyRequest(msgspec.Struct, kw_only=True):
-    """`labels`: what to choose from; left out, the model's own. `classifier_id` is refused: no classifiers are kept here."""
+    """`labels`: what to choose from; left out, the model's own. `classifier_id` is refused: no
+    classifiers are kept here.
+    """
 
     input: Annotated[list[str | Part], ITEMS]
     model: str | None = None
@@ -58,19 +76,19 @@ class JinaClassifyAnswer(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
-def multi_vector(received: Received) -> Question:
-    """A vector a token. Raises Problem."""
+def multi_vector(received: Received) -> MeshCall:
+    """A vector a token. Raises HttpError."""
     request = read(EmbeddingsRequest, received)
     request.return_multivector = True
     return openai.question_of(request, received)
 
 
-def classify(received: Received) -> Question:
-    """Cohere's or Jina's form, by the body. Raises Problem."""
+def classify(received: Received) -> MeshCall:
+    """Cohere's or Jina's form, by the body. Raises HttpError."""
     if not received.is_msgpack and _has_inputs(received.body):
         try:
             return cohere.classify(received)
-        except Problem as problem:
+        except HttpError as problem:
             problem.dialect = cohere.COHERE
             raise
     return _classify(received)
@@ -91,10 +109,13 @@ def _has_inputs(body: bytes) -> bool:
     return found.inputs is not msgspec.UNSET and found.input is msgspec.UNSET
 
 
-def _classify(received: Received) -> Question:
+def _classify(received: Received) -> MeshCall:
     request = read(JinaClassifyRequest, received)
     if request.classifier_id is not None:
-        raise invalid("classifier_id is not supported: no classifiers are kept here, send labels", "classifier_id")
+        raise invalid(
+            "classifier_id is not supported: no classifiers are kept here, send labels",
+            "classifier_id",
+        )
     named = named_or_default(received, request.model, "predict")
     message = pb.ExtractRequest(
         model=named.model,
@@ -115,7 +136,7 @@ def _classify(received: Received) -> Question:
         return Answer(json_of({"object": "list", "model": name, "data": data, "usage": usage}))
 
     fields = {**item_fields("items", "input"), "classify.labels": "labels"}
-    return Question(EXTRACT, message, answer, fields=fields)
+    return MeshCall(EXTRACT, message, answer, fields=fields)
 
 
 def _item(given: str | Part, field: str) -> pb.Item:
@@ -123,7 +144,11 @@ def _item(given: str | Part, field: str) -> pb.Item:
         return text_item(given, field)
     if (given.text is None) == (given.image is None):
         raise invalid(f"{field} must have either text or image", field)
-    return text_item(given.text, f"{field}.text") if given.text is not None else image_item(given.image or "", f"{field}.image")
+    return (
+        text_item(given.text, f"{field}.text")
+        if given.text is not None
+        else image_item(given.image or "", f"{field}.image")
+    )
 
 
 def _entry(index: int, result: pb.Extraction) -> dict[str, Any]:
@@ -139,7 +164,15 @@ def _entry(index: int, result: pb.Extraction) -> dict[str, Any]:
 
 
 ROUTES: Final = (
-    Route("POST", "/v1/multi-vector", OPENAI, multi_vector, "Turns texts into token vectors", EmbeddingsRequest, EmbeddingsAnswer),
+    Route(
+        "POST",
+        "/v1/multi-vector",
+        OPENAI,
+        multi_vector,
+        "Turns texts into token vectors",
+        EmbeddingsRequest,
+        EmbeddingsAnswer,
+    ),
     Route(
         "POST",
         "/v1/classify",

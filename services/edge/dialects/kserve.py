@@ -1,9 +1,10 @@
-"""KServe v2, the Open Inference Protocol over HTTP, with Triton's extension for binary tensors, which its clients use unasked.
-Pure.
+"""KServe v2, the Open Inference Protocol over HTTP, with Triton's extension for binary tensors,
+which its clients use unasked. Pure.
 
-A tensor's name says what it is: `text` (or any name, if it is the only one) goes in, and `dense`, `sparse_*`, `multi_vector*`, or
-`labels` and `scores`, `entities` or `relations` come out; `query` and `documents` go in, and `scores` come out. Ragged answers are
-two tensors: values and `_offsets`, row i being values offsets[i] … offsets[i + 1]. Options of ours stand in `parameters`.
+A tensor's name says what it is: `text` (or any name, if it is the only one) goes in, and `dense`,
+`sparse_*`, `multi_vector*`, or `labels` and `scores`, `entities` or `relations` come out; `query`
+and `documents` go in, and `scores` come out. Ragged answers are two tensors: values and `_offsets`,
+row i being values offsets[i] … offsets[i + 1]. Options of ours stand in `parameters`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from shoal.version import VERSION
 from services.edge.messages.base import (
     Answer,
     Dialect,
-    Problem,
-    Question,
+    HttpError,
+    MeshCall,
     Received,
     Route,
     invalid,
@@ -37,7 +38,15 @@ from services.edge.messages.base import (
 from services.edge.messages.limits import PARTS, check_items
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
-from services.edge.messages.reading import count_of, priority_of, read, role_of, target, text_item, truncation_of
+from services.edge.messages.reading import (
+    count_of,
+    priority_of,
+    read,
+    role_of,
+    target,
+    text_item,
+    truncation_of,
+)
 
 NAME: Final = "shoal"
 JSON_LENGTH: Final = b"inference-header-content-length"
@@ -46,7 +55,7 @@ _VERSIONS: Final = "/versions/"
 _LATEST: Final = "1"
 
 
-def error(problem: Problem) -> Answer:
+def error(problem: HttpError) -> Answer:
     """`{"error": text}`."""
     message = problem.message
     if problem.field and problem.field not in message:
@@ -75,7 +84,9 @@ class InParameters(msgspec.Struct, kw_only=True):
 
 
 class TensorParameters(msgspec.Struct, kw_only=True):
-    """Triton's: bytes of this input behind the JSON; whether this output shall be there; its `classification` is not supported."""
+    """Triton's: bytes of this input behind the JSON; whether this output shall be there; its
+    `classification` is not supported.
+    """
 
     binary_data_size: int | None = None
     binary_data: bool | None = None
@@ -155,7 +166,11 @@ class ReadyOut(msgspec.Struct, kw_only=True):
 Texts = list[str]
 Tensor = tuple[str, Rows | list[str], list[int]]
 """A name, the numbers (float32, uint32 or int64) or texts, and the shape."""
-_TYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.uint32): "UINT32", np.dtype(np.int64): "INT64"}
+_TYPES: Final = {
+    np.dtype(np.float32): "FP32",
+    np.dtype(np.uint32): "UINT32",
+    np.dtype(np.int64): "INT64",
+}
 _FORMS: Final = {
     "dense": pb.REPRESENTATION_DENSE,
     "sparse_indices": pb.REPRESENTATION_SPARSE,
@@ -184,7 +199,7 @@ def server(received: Received) -> Answer:
     return Answer(json_of({"name": NAME, "version": VERSION, "extensions": ["binary_tensor_data"]}))
 
 
-def described(received: Received) -> Question:
+def described(received: Received) -> MeshCall:
     """`GET /v2/models/{model}`: its tensors."""
     name, named = _named(received)
 
@@ -193,31 +208,32 @@ def described(received: Received) -> Question:
         content = {"name": name, "versions": [_LATEST], "platform": NAME}
         return Answer(json_of({**content, "inputs": inputs, "outputs": outputs}))
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
 
-def ready(received: Received) -> Question:
-    """`GET /v2/models/{model}/ready`: whether the mesh knows the model and its last load did not fail. A model is loaded when
-    it is first asked for."""
+def ready(received: Received) -> MeshCall:
+    """`GET /v2/models/{model}/ready`: whether the mesh knows the model and its last load did not
+    fail. A model is loaded when it is first asked for."""
     name, named = _named(received)
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
         is_ready = reply.model.state != models_pb2.MODEL_STATE_FAILED
         return Answer(json_of({"name": name, "ready": is_ready}), 200 if is_ready else 503)
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
 
-def infer(received: Received) -> Question:
-    """`POST /v2/models/{model}/infer`. Where neither inputs nor outputs say what is meant, the model's card does. Raises
-    Problem."""
+def infer(received: Received) -> MeshCall:
+    """`POST /v2/models/{model}/infer`. Where neither inputs nor outputs say what is meant, the
+    model's card does. Raises Problem."""
     request, tensors = _inputs(received)
     name, named = _named(received)
     ask = _Asking(name, named, request, tensors)
     for index, one in enumerate(request.outputs or ()):
         if one.parameters is not None and one.parameters.classification:
             raise invalid(
-                "classification is not supported: ask for the whole tensor", f"outputs[{index}].parameters.classification"
+                "classification is not supported: ask for the whole tensor",
+                f"outputs[{index}].parameters.classification",
             )
     if "query" in tensors and "documents" in tensors:
         return ask.score()
@@ -226,20 +242,24 @@ def infer(received: Received) -> Question:
     if tasks:
         return ask.of(tasks)
 
-    def answer(reply: models_pb2.GetModelResponse) -> Question:
+    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
         return ask.of(set(reply.model.card.tasks))
 
-    def otherwise(problem: Problem) -> Question | None:
+    def otherwise(problem: HttpError) -> MeshCall | None:
         """No worker knows the model yet: a request makes one look for it."""
         return ask.of(set()) if problem.reason == "MODEL_NOT_FOUND" else None
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise)
+    return MeshCall(
+        GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise
+    )
 
 
 class _Asking:
     """The questions that one request may become."""
 
-    def __init__(self, name: str, named: Target, request: InferIn, tensors: Mapping[str, Texts]) -> None:
+    def __init__(
+        self, name: str, named: Target, request: InferIn, tensors: Mapping[str, Texts]
+    ) -> None:
         self._name = name
         self._named = named
         self._request = request
@@ -247,16 +267,17 @@ class _Asking:
         self._options = request.parameters or InParameters()
 
     def texts(self) -> tuple[str, Texts]:
-        """The tensor of what is read, and what the caller calls it. Raises Problem."""
+        """The tensor of what is read, and what the caller calls it. Raises HttpError."""
         others = [name for name in self._tensors if name not in ("labels", "entity_labels")]
         if len(others) != 1:
             given = ", ".join(self._tensors) or "nothing"
             raise invalid(
-                f"inputs must be text, with labels where the model needs them, or query and documents; not {given}", "inputs"
+                f"inputs must be text, with labels where the model needs them, or query and documents; not {given}",
+                "inputs",
             )
         return others[0], self._tensors[others[0]]
 
-    def of(self, tasks: set[Any]) -> Question:
+    def of(self, tasks: set[Any]) -> MeshCall:
         """The question for a model that can do these tasks; none: for one that nobody knows yet."""
         if models_pb2.TASK_ENCODE in tasks or not tasks:
             return self._encode()
@@ -264,19 +285,22 @@ class _Asking:
             return self._extract(tasks)
         raise invalid("inputs of this model must be query and documents", "inputs")
 
-    def score(self) -> Question:
+    def score(self) -> MeshCall:
         options, named = self._options, self._named
         query, documents = self._tensors["query"], self._tensors["documents"]
         if len(query) != 1:
             raise invalid(f"the tensor query has {len(query)} texts: it must have one", "query")
         if options.scale not in _SCALES:
             raise invalid(
-                f"parameters.scale is {options.scale!r}; it must be logit or probability, or be left out", "parameters.scale"
+                f"parameters.scale is {options.scale!r}; it must be logit or probability, or be left out",
+                "parameters.scale",
             )
         message = pb.ScoreRequest(
             model=named.model,
             query=text_item(query[0], "query"),
-            documents=[text_item(text, f"documents[{index}]") for index, text in enumerate(documents)],
+            documents=[
+                text_item(text, f"documents[{index}]") for index, text in enumerate(documents)
+            ],
             scale=_SCALES[options.scale],
             truncation=truncation_of(options.truncation, "parameters.truncation"),
             instruction=options.instruction or "",
@@ -289,12 +313,14 @@ class _Asking:
             scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
             return self._told([("scores", scores, [len(scores)])], reply.model_revision)
 
-        return Question(SCORE, message, answer, fields=item_fields("documents", "documents"))
+        return MeshCall(SCORE, message, answer, fields=item_fields("documents", "documents"))
 
-    def _encode(self) -> Question:
+    def _encode(self) -> MeshCall:
         options, named = self._options, self._named
         field, texts = self.texts()
-        forms = dict.fromkeys(_FORMS[one.name] for one in self._request.outputs or () if one.name in _FORMS)
+        forms = dict.fromkeys(
+            _FORMS[one.name] for one in self._request.outputs or () if one.name in _FORMS
+        )
         message = pb.EncodeRequest(
             model=named.model,
             items=[text_item(text, f"{field}[{index}]") for index, text in enumerate(texts)],
@@ -313,9 +339,14 @@ class _Asking:
         def answer(reply: pb.EncodeResponse) -> Answer:
             return self._told(list(_encoded(reply)), reply.model_revision)
 
-        return Question(ENCODE, message, answer, fields={**item_fields("items", field), "dimensions": "parameters.dimensions"})
+        return MeshCall(
+            ENCODE,
+            message,
+            answer,
+            fields={**item_fields("items", field), "dimensions": "parameters.dimensions"},
+        )
 
-    def _extract(self, tasks: set[Any]) -> Question:
+    def _extract(self, tasks: set[Any]) -> MeshCall:
         options, named = self._options, self._named
         field, texts = self.texts()
         labels = self._tensors.get("labels", [])
@@ -329,7 +360,9 @@ class _Asking:
         )
         if models_pb2.TASK_RELATIONS in tasks:
             kinds = self._tensors.get("entity_labels", [])
-            message.relations.CopyFrom(pb.RelationsTask(labels=labels, entity_labels=kinds, threshold=options.threshold))
+            message.relations.CopyFrom(
+                pb.RelationsTask(labels=labels, entity_labels=kinds, threshold=options.threshold)
+            )
         elif models_pb2.TASK_ENTITIES in tasks:
             message.entities.CopyFrom(pb.EntitiesTask(labels=labels, threshold=options.threshold))
         else:
@@ -342,8 +375,12 @@ class _Asking:
             return self._told(list(_found(kind or "", reply)), reply.model_revision)
 
         names = dict.fromkeys(("entities.labels", "classify.labels", "relations.labels"), "labels")
-        fields = {**item_fields("items", field), **names, "relations.entity_labels": "entity_labels"}
-        return Question(EXTRACT, message, answer, fields=fields)
+        fields = {
+            **item_fields("items", field),
+            **names,
+            "relations.entity_labels": "entity_labels",
+        }
+        return MeshCall(EXTRACT, message, answer, fields=fields)
 
     def _told(self, tensors: list[Tensor], revision: str) -> Answer:
         """Those that were asked for, in the order of the question."""
@@ -353,9 +390,17 @@ class _Asking:
         chosen = []
         for index, one in enumerate(wanted):
             if one.name not in known:
-                raise invalid(f"{one.name[:100]!r} is no output here; there are {', '.join(known)}", f"outputs[{index}].name")
+                raise invalid(
+                    f"{one.name[:100]!r} is no output here; there are {', '.join(known)}",
+                    f"outputs[{index}].name",
+                )
             said = one.parameters.binary_data if one.parameters is not None else None
-            chosen.append(_Chosen(*known[one.name], is_binary=self._options.binary_data_output if said is None else said))
+            chosen.append(
+                _Chosen(
+                    *known[one.name],
+                    is_binary=self._options.binary_data_output if said is None else said,
+                )
+            )
         head: dict[str, Any] = {"model_name": self._name, "model_version": _LATEST}
         if request.id is not None:
             head["id"] = request.id
@@ -442,19 +487,31 @@ def _offsets(lengths: Sequence[int]) -> tuple[Rows, list[int]]:
 
 
 def _found(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
-    """Labels as two tensors [texts, labels], best first, short rows filled up with "" and 0; else a list in JSON a text."""
+    """Labels as two tensors [texts, labels], best first, short rows filled up with "" and 0; else a
+    list in JSON a text.
+    """
     results = reply.results
     if kind == "classify":
         width = max((len(result.labels) for result in results), default=0)
         names = [one.label for result in results for one in _filled(result, width)]
-        scores = np.array([one.score for result in results for one in _filled(result, width)], np.float32)
+        scores = np.array(
+            [one.score for result in results for one in _filled(result, width)], np.float32
+        )
         shape = [len(results), width]
         yield "labels", names, shape
         yield "scores", scores, shape
         return
     entities = [[_entity(one) for one in result.entities] for result in results]
     relations = [
-        [{"head": _entity(one.head), "tail": _entity(one.tail), "label": one.label, "score": one.score} for one in result.relations]
+        [
+            {
+                "head": _entity(one.head),
+                "tail": _entity(one.tail),
+                "label": one.label,
+                "score": one.score,
+            }
+            for one in result.relations
+        ]
         for result in results
     ]
     for name, rows in (("entities", entities), ("relations", relations)):
@@ -467,7 +524,13 @@ def _filled(result: pb.Extraction, width: int) -> list[pb.LabelScore]:
 
 
 def _entity(one: pb.Entity) -> dict[str, Any]:
-    return {"text": one.text, "label": one.label, "score": one.score, "start": one.start, "end": one.end}
+    return {
+        "text": one.text,
+        "label": one.label,
+        "score": one.score,
+        "start": one.start,
+        "end": one.end,
+    }
 
 
 def _signature(card: models_pb2.ModelCard) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -484,41 +547,66 @@ def _signature(card: models_pb2.ModelCard) -> tuple[list[dict[str, Any]], list[d
             if form == pb.REPRESENTATION_DENSE:
                 outputs.append(tensor("dense", "FP32", -1, card.dimensions or -1))
             elif form == pb.REPRESENTATION_SPARSE:
-                outputs += [tensor("sparse_indices", "UINT32", -1), tensor("sparse_values", "FP32", -1)]
+                outputs += [
+                    tensor("sparse_indices", "UINT32", -1),
+                    tensor("sparse_values", "FP32", -1),
+                ]
                 outputs.append(tensor("sparse_offsets", "INT64", -1))
             elif form == pb.REPRESENTATION_MULTI_VECTOR:
-                outputs.append(tensor("multi_vector", "FP32", -1, card.multi_vector_dimensions or -1))
+                outputs.append(
+                    tensor("multi_vector", "FP32", -1, card.multi_vector_dimensions or -1)
+                )
                 outputs.append(tensor("multi_vector_offsets", "INT64", -1))
         return [text], outputs
     if models_pb2.TASK_RELATIONS in card.tasks:
-        return [text, labels, tensor("entity_labels", "BYTES", -1)], [tensor("relations", "BYTES", -1)]
+        return [text, labels, tensor("entity_labels", "BYTES", -1)], [
+            tensor("relations", "BYTES", -1)
+        ]
     if models_pb2.TASK_ENTITIES in card.tasks:
         return [text, *([] if card.labels else [labels])], [tensor("entities", "BYTES", -1)]
     if models_pb2.TASK_CLASSIFY in card.tasks:
         many = len(card.labels) or -1
-        return [text, *([] if card.labels else [labels])], [tensor("labels", "BYTES", -1, many), tensor("scores", "FP32", -1, many)]
-    return [tensor("query", "BYTES", 1), tensor("documents", "BYTES", -1)], [tensor("scores", "FP32", -1)]
+        return [text, *([] if card.labels else [labels])], [
+            tensor("labels", "BYTES", -1, many),
+            tensor("scores", "FP32", -1, many),
+        ]
+    return [tensor("query", "BYTES", 1), tensor("documents", "BYTES", -1)], [
+        tensor("scores", "FP32", -1)
+    ]
 
 
 def _named(received: Received) -> tuple[str, Target]:
-    """The name of the path, and the model; a version is a revision, and 1 is whichever there is. Raises Problem."""
-    name, _, version = received.model.rpartition(_VERSIONS) if _VERSIONS in received.model else (received.model, "", "")
+    """The name of the path, and the model; a version is a revision, and 1 is whichever there is.
+    Raises HttpError.
+    """
+    name, _, version = (
+        received.model.rpartition(_VERSIONS)
+        if _VERSIONS in received.model
+        else (received.model, "", "")
+    )
     wanted = name if version in ("", _LATEST) or "@" in name else f"{name}@{version}"
     return name, target(received, wanted)
 
 
 def head_of(received: Received) -> bytes:
-    """The JSON of a body, behind which tensors may follow as bytes. Raises Problem."""
+    """The JSON of a body, behind which tensors may follow as bytes. Raises HttpError."""
     length = received.json_length
     if not length:
         return received.body
-    if not (length.isascii() and length.isdigit()) or len(length) > 12 or int(length) > len(received.body):
-        raise invalid("the header inference-header-content-length must be the bytes of the JSON in the body", "inputs")
+    if (
+        not (length.isascii() and length.isdigit())
+        or len(length) > 12
+        or int(length) > len(received.body)
+    ):
+        raise invalid(
+            "the header inference-header-content-length must be the bytes of the JSON in the body",
+            "inputs",
+        )
     return received.body[: int(length)]
 
 
 def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
-    """The request, and its texts by the names of their tensors. Raises Problem."""
+    """The request, and its texts by the names of their tensors. Raises HttpError."""
     head = head_of(received)
     raw = received.body[len(head) :]
     request = read(InferIn, received.with_body(head))
@@ -527,27 +615,42 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
     for index, tensor in enumerate(request.inputs):
         field = f"inputs[{index}]"
         if tensor.name in tensors:
-            raise invalid(f"{field}.name is {tensor.name[:100]!r}, as that of another input", f"{field}.name")
+            raise invalid(
+                f"{field}.name is {tensor.name[:100]!r}, as that of another input", f"{field}.name"
+            )
         if tensor.datatype != "BYTES":
-            raise invalid(f"{field}.datatype is {tensor.datatype[:20]!r}; it must be BYTES: texts", f"{field}.datatype")
+            raise invalid(
+                f"{field}.datatype is {tensor.datatype[:20]!r}; it must be BYTES: texts",
+                f"{field}.datatype",
+            )
         size = tensor.parameters.binary_data_size if tensor.parameters is not None else None
         if size is not None:
             if not 0 <= size <= len(raw) - at:
-                raise invalid(f"{field} is longer than what follows the JSON", f"{field}.parameters.binary_data_size")
+                raise invalid(
+                    f"{field} is longer than what follows the JSON",
+                    f"{field}.parameters.binary_data_size",
+                )
             texts = _unpacked(raw[at : at + size], field)
             at += size
         elif tensor.data is not None:
             texts = _flat(tensor.data, field)
         else:
             raise invalid(f"{field}.data is required", f"{field}.data")
-        if len(tensor.shape) > 8 or any(not 0 <= side < 1 << 31 for side in tensor.shape) or math.prod(tensor.shape) != len(texts):
-            raise invalid(f"{field}.shape is {tensor.shape[:8]}, which is not that of {len(texts)} texts", f"{field}.shape")
+        if (
+            len(tensor.shape) > 8
+            or any(not 0 <= side < 1 << 31 for side in tensor.shape)
+            or math.prod(tensor.shape) != len(texts)
+        ):
+            raise invalid(
+                f"{field}.shape is {tensor.shape[:8]}, which is not that of {len(texts)} texts",
+                f"{field}.shape",
+            )
         tensors[tensor.name] = texts
     return request, tensors
 
 
 def _unpacked(raw: bytes, field: str) -> Texts:
-    """Texts each behind its length in four bytes. Raises Problem."""
+    """Texts each behind its length in four bytes. Raises HttpError."""
     texts = []
     at = 0
     while at < len(raw):
@@ -565,7 +668,7 @@ def _unpacked(raw: bytes, field: str) -> Texts:
 
 
 def _flat(data: list[Any], field: str) -> Texts:
-    """The texts of nested lists, in row-major order. Raises Problem."""
+    """The texts of nested lists, in row-major order. Raises HttpError."""
     texts: Texts = []
     waiting: list[Any] = [iter(data)]
     while waiting:
@@ -582,14 +685,24 @@ def _flat(data: list[Any], field: str) -> Texts:
     return texts
 
 
-_GETS: Final[tuple[tuple[str, Callable[[Received], Question | Answer], str, type], ...]] = (
+_GETS: Final[tuple[tuple[str, Callable[[Received], MeshCall | Answer], str, type], ...]] = (
     ("/v2", server, "Describes the server", ServerOut),
     ("/v2/models/{model}", described, "Describes a model's tensors", ModelOut),
     ("/v2/models/{model}/ready", ready, "Says whether a model can be asked", ReadyOut),
 )
 ROUTES: Final = (
-    *(Route("GET", path, KSERVE, ask, summary, answer=answer) for path, ask, summary, answer in _GETS),
+    *(
+        Route("GET", path, KSERVE, ask, summary, answer=answer)
+        for path, ask, summary, answer in _GETS
+    ),
     Route(
-        "POST", "/v2/models/{model}/infer", KSERVE, infer, "Runs a model over tensors of text", InferIn, InferOut, decoded=head_of
+        "POST",
+        "/v2/models/{model}/infer",
+        KSERVE,
+        infer,
+        "Runs a model over tensors of text",
+        InferIn,
+        InferOut,
+        decoded=head_of,
     ),
 )

@@ -1,4 +1,5 @@
-"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects: clients of OpenAI read `data`, those of Cohere and SIE `models`.
+"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects: clients of OpenAI read `data`, those
+of Cohere and SIE `models`.
 
 Each client gets the one list that it reads, so that no model appears twice. Pure."""
 
@@ -13,7 +14,16 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import openai
-from services.edge.messages.base import Answer, Dialect, Problem, Question, Received, Route, json_of, retry_headers
+from services.edge.messages.base import (
+    Answer,
+    Dialect,
+    HttpError,
+    MeshCall,
+    Received,
+    Route,
+    json_of,
+    retry_headers,
+)
 from services.edge.messages.names import Names, Target
 from services.edge.messages.reading import target
 
@@ -31,7 +41,11 @@ _FORMS: Final = {
     pb.REPRESENTATION_SPARSE: "sparse",
     pb.REPRESENTATION_MULTI_VECTOR: "multivector",
 }
-_ENDPOINTS: Final = {models_pb2.TASK_ENCODE: "embed", models_pb2.TASK_SCORE: "rerank", models_pb2.TASK_CLASSIFY: "classify"}
+_ENDPOINTS: Final = {
+    models_pb2.TASK_ENCODE: "embed",
+    models_pb2.TASK_SCORE: "rerank",
+    models_pb2.TASK_CLASSIFY: "classify",
+}
 
 
 _READERS_OF_MODELS: Final = ("cohere", "sie-sdk")
@@ -39,12 +53,16 @@ _READERS_OF_MODELS: Final = ("cohere", "sie-sdk")
 
 
 class ModelEntry(msgspec.Struct, kw_only=True):
-    """One model, for all dialects: OpenAI's fields, Cohere's (`name`, `endpoints`, `context_length`) and SIE's."""
+    """One model, for all dialects: OpenAI's fields, Cohere's (`name`, `endpoints`,
+    `context_length`) and SIE's.
+    """
 
     id: str
     object: Literal["model"]
     created: int
-    """Unix time at which the newest of the model's files was written; 0 while no worker has read them."""
+    """Unix time at which the newest of the model's files was written; 0 while no worker has read
+    them.
+    """
     owned_by: str
     root: str
     """The model that an alias stands for; else the id."""
@@ -63,19 +81,23 @@ class ModelEntry(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """The entries are under `models` for the clients of Cohere and SIE, and under `data` for all others."""
+    """The entries are under `models` for the clients of Cohere and SIE, and under `data` for all
+    others.
+    """
 
     object: Literal["list"]
     data: list[ModelEntry] | msgspec.UnsetType = msgspec.UNSET
     models: list[ModelEntry] | msgspec.UnsetType = msgspec.UNSET
 
 
-def error(problem: Problem) -> Answer:
+def error(problem: HttpError) -> Answer:
     """OpenAI's form, with SIE's `detail`: both ask for models here."""
     told = orjson.loads(cast(bytes, openai.error(problem).body))
     code = problem.reason if problem.status < 500 else "INFERENCE_ERROR"
     return Answer(
-        json_of(told | {"detail": {"code": code, "message": problem.message}}), problem.status, headers=retry_headers(problem)
+        json_of(told | {"detail": {"code": code, "message": problem.message}}),
+        problem.status,
+        headers=retry_headers(problem),
     )
 
 
@@ -83,16 +105,19 @@ MODELS: Final = Dialect("models", error)
 
 
 def can_answer(model: models_pb2.Model) -> bool:
-    """Whether a worker may answer a request for the model, as far as is known: lists for callers leave out the others, which
-    are mostly names that another caller misspelt. `shoal models` and the console show them, with the error."""
+    """Whether a worker may answer a request for the model, as far as is known: lists for callers
+    leave out the others, which are mostly names that another caller misspelt. `shoal models` and
+    the console show them, with the error."""
     if model.state == models_pb2.MODEL_STATE_FAILED:
         return False
     places = [place for place in model.places if place.state != models_pb2.MODEL_STATE_FAILED]
     return not places or any(not place.last_error or place.state in _READ for place in places)
 
 
-def listed(received: Received) -> Question:
-    """`GET /v1/models`: models that can answer, and aliases of these and of models that no worker has looked for yet."""
+def listed(received: Received) -> MeshCall:
+    """`GET /v1/models`: models that can answer, and aliases of these and of models that no worker
+    has looked for yet.
+    """
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
         entries = [_entry(model.model, model) for model in reply.models if can_answer(model)]
@@ -100,17 +125,19 @@ def listed(received: Received) -> Question:
         key = "models" if received.client.startswith(_READERS_OF_MODELS) else "data"
         return Answer(json_of({"object": "list", key: entries}))
 
-    return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
 
 
-def one(received: Received) -> Question:
-    """`GET /v1/models/{model}`. Raises Problem MODEL_NOT_FOUND for a name that can be no model's."""
+def one(received: Received) -> MeshCall:
+    """`GET /v1/models/{model}`. Raises HttpError MODEL_NOT_FOUND for a name that can be no
+    model's.
+    """
     named = target(received, received.model)
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
         return Answer(json_of(_entry(received.model, reply.model, named)))
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
 
 def _aliased(names: Names, known: dict[str, models_pb2.Model]) -> list[dict[str, Any]]:
@@ -123,10 +150,15 @@ def _aliased(names: Names, known: dict[str, models_pb2.Model]) -> list[dict[str,
 
 def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> dict[str, Any]:
     card = model.card
-    dims = {"dense": (target.dimensions if target else 0) or card.dimensions, "multivector": card.multi_vector_dimensions}
+    dims = {
+        "dense": (target.dimensions if target else 0) or card.dimensions,
+        "multivector": card.multi_vector_dimensions,
+    }
     tasks = [models_pb2.Task.Name(task).removeprefix("TASK_").lower() for task in card.tasks]
     forms = [_FORMS[form] for form in card.representations if form in _FORMS]
-    outputs = forms + [task for task in ("score", "entities", "classify", "relations") if task in tasks]
+    outputs = forms + [
+        task for task in ("score", "entities", "classify", "relations") if task in tasks
+    ]
     return {
         "id": name,
         "object": "model",
@@ -136,7 +168,11 @@ def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> 
         "name": name,
         "endpoints": [_ENDPOINTS[task] for task in card.tasks if task in _ENDPOINTS],
         "context_length": card.max_tokens,
-        "inputs": [models_pb2.InputKind.Name(kind).removeprefix("INPUT_KIND_").lower() for kind in card.inputs] or ["text"],
+        "inputs": [
+            models_pb2.InputKind.Name(kind).removeprefix("INPUT_KIND_").lower()
+            for kind in card.inputs
+        ]
+        or ["text"],
         "outputs": outputs,
         "dims": {form: number for form, number in dims.items() if number and form in forms},
         "tasks": tasks,

@@ -1,8 +1,9 @@
-"""Ollama's HTTP API, as far as models here can serve it: embeddings and the list of models; `writing` has what models
-write. Pure.
+"""Ollama's HTTP API, as far as models here can serve it: embeddings and the list of models;
+`writing` has what models write. Pure.
 
-Names may end in `:latest`, which is left away. Ollama's wire cannot say on which side of a search a text stands: the name does,
-`org/model:query`, or an alias. `options` and `keep_alive` are about Ollama's runner and are ignored.
+Names may end in `:latest`, which is left away. Ollama's wire cannot say on which side of a search a
+text stands: the name does, `org/model:query`, or an alias. `options` and `keep_alive` are about
+Ollama's runner and are ignored.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from services.edge.dialects.rerank import RerankAnswer, RerankRequest
 from services.edge.messages.base import (
     Answer,
     Dialect,
-    Problem,
-    Question,
+    HttpError,
+    MeshCall,
     Received,
     Route,
     item_fields,
@@ -47,12 +48,12 @@ _NEVER: Final = "2318-01-01T00:00:00Z"
 _RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
 
-def error(problem: Problem) -> Answer:
+def error(problem: HttpError) -> Answer:
     """`{"error": text}`."""
     return Answer(json_of({"error": told(problem)}), problem.status, headers=retry_headers(problem))
 
 
-def told(problem: Problem) -> str:
+def told(problem: HttpError) -> str:
     """The message, of a bad request with its field, for which there is no other place."""
     is_told = problem.status != 400 or not problem.field or problem.field in problem.message
     return problem.message if is_told else f"{problem.field}: {problem.message}"
@@ -71,7 +72,9 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
-    """Vectors of length 1. Durations in nanoseconds; `load_duration`: in the queue, a model's load included."""
+    """Vectors of length 1. Durations in nanoseconds; `load_duration`: in the queue, a model's load
+    included.
+    """
 
     model: str
     embeddings: list[list[float]]
@@ -115,7 +118,9 @@ class OllamaPulled(msgspec.Struct, kw_only=True):
 
 
 class OllamaDetails(msgspec.Struct, kw_only=True):
-    """`quantization_level`: the number format of the forward pass; empty until the model was loaded."""
+    """`quantization_level`: the number format of the forward pass; empty until the model was
+    loaded.
+    """
 
     parent_model: str
     format: str
@@ -126,7 +131,9 @@ class OllamaDetails(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """`size`: bytes of weights; 0 until the model was loaded. `expires_at` and `size_vram` in `/api/ps` only."""
+    """`size`: bytes of weights; 0 until the model was loaded. `expires_at` and `size_vram` in
+    `/api/ps` only.
+    """
 
     name: str
     model: str
@@ -146,8 +153,8 @@ class OllamaModels(msgspec.Struct, kw_only=True):
 
 
 class OllamaShown(msgspec.Struct, kw_only=True):
-    """`capabilities`: embedding, for models with dense vectors; completion, for models that write. `model_info` has names such as
-    `bert.embedding_length`."""
+    """`capabilities`: embedding, for models with dense vectors; completion, for models that write.
+    `model_info` has names such as `bert.embedding_length`."""
 
     modelfile: str
     parameters: str
@@ -164,18 +171,27 @@ class OllamaVersion(msgspec.Struct, kw_only=True):
     version: str
 
 
-def embed(received: Received) -> Question:
-    """`POST /api/embed`. Raises Problem."""
+def embed(received: Received) -> MeshCall:
+    """`POST /api/embed`. Raises HttpError."""
     request = read(OllamaEmbedRequest, received)
     named = model_named(received, request.model)
     if not request.input:
-        nothing = {"model": request.model, "embeddings": [], "total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
+        nothing = {
+            "model": request.model,
+            "embeddings": [],
+            "total_duration": 0,
+            "load_duration": 0,
+            "prompt_eval_count": 0,
+        }
         return if_known(named, nothing)
     is_one = isinstance(request.input, str)
     texts = [request.input] if isinstance(request.input, str) else request.input
     message = pb.EncodeRequest(
         model=named.model,
-        items=[text_item(text, "input" if is_one else f"input[{index}]") for index, text in enumerate(texts)],
+        items=[
+            text_item(text, "input" if is_one else f"input[{index}]")
+            for index, text in enumerate(texts)
+        ],
         representations=[pb.REPRESENTATION_DENSE],
         role=role_of(named),
         dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
@@ -194,14 +210,22 @@ def embed(received: Received) -> Question:
         }
         head = b'{"model":' + json_of(request.model) + b',"embeddings":['
         tail = b"]," + json_of(rest)[1:]
-        return Answer(joined(len(rows), per_piece(rows.shape[1]), head, lambda first, last: json_of(rows[first:last])[1:-1], tail))
+        return Answer(
+            joined(
+                len(rows),
+                per_piece(rows.shape[1]),
+                head,
+                lambda first, last: json_of(rows[first:last])[1:-1],
+                tail,
+            )
+        )
 
     fields = single_field("items", "input") if is_one else item_fields("items", "input")
-    return Question(ENCODE, message, answer, fields=fields)
+    return MeshCall(ENCODE, message, answer, fields=fields)
 
 
-def embeddings(received: Received) -> Question:
-    """`POST /api/embeddings`. Raises Problem."""
+def embeddings(received: Received) -> MeshCall:
+    """`POST /api/embeddings`. Raises HttpError."""
     request = read(OllamaEmbeddingsRequest, received)
     named = model_named(received, request.model)
     if not request.prompt:
@@ -219,46 +243,64 @@ def embeddings(received: Received) -> Question:
     def answer(reply: pb.EncodeResponse) -> Answer:
         return Answer(json_of({"embedding": dense_rows(reply.dense)[0]}))
 
-    return Question(ENCODE, message, answer, fields=single_field("items", "prompt"))
+    return MeshCall(ENCODE, message, answer, fields=single_field("items", "prompt"))
 
 
-def tags(received: Received) -> Question:
+def tags(received: Received) -> MeshCall:
     """`GET /api/tags`: models that can answer, and aliases, as `GET /v1/models`."""
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
         known = {model.model: model for model in reply.models}
         found = known | {
-            name: known.get(alias.model, models_pb2.Model(model=alias.model)) for name, alias in received.names.aliases.items()
+            name: known.get(alias.model, models_pb2.Model(model=alias.model))
+            for name, alias in received.names.aliases.items()
         }
-        return Answer(json_of({"models": [_entry(name, model) for name, model in sorted(found.items()) if can_answer(model)]}))
+        return Answer(
+            json_of(
+                {
+                    "models": [
+                        _entry(name, model)
+                        for name, model in sorted(found.items())
+                        if can_answer(model)
+                    ]
+                }
+            )
+        )
 
-    return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
 
 
-def resident(received: Received) -> Question:
+def resident(received: Received) -> MeshCall:
     """`GET /api/ps`: models that are on a device now."""
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
         entries = [
             _entry(model.model, model)
-            | {"expires_at": _NEVER, "size_vram": model.card.bytes, "context_length": model.card.max_tokens}
+            | {
+                "expires_at": _NEVER,
+                "size_vram": model.card.bytes,
+                "context_length": model.card.max_tokens,
+            }
             for model in reply.models
             if model.state == _RESIDENT
         ]
         return Answer(json_of({"models": entries}))
 
-    return Question(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
 
 
-def show(received: Received) -> Question:
-    """`POST /api/show`. Raises Problem."""
+def show(received: Received) -> MeshCall:
+    """`POST /api/show`. Raises HttpError."""
     request = read(OllamaShowRequest, received)
     named = model_named(received, request.model or request.name or "")
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
         family = card.family or "unknown"
-        info: dict[str, str | int] = {"general.architecture": family, f"{family}.context_length": card.max_tokens}
+        info: dict[str, str | int] = {
+            "general.architecture": family,
+            f"{family}.context_length": card.max_tokens,
+        }
         if card.dimensions:
             info[f"{family}.embedding_length"] = named.dimensions or card.dimensions
         content = {
@@ -272,21 +314,22 @@ def show(received: Received) -> Question:
         }
         return Answer(json_of(content))
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
 
-def ordered(received: Received) -> Question:
-    """`POST /api/rerank`, as clients of Ollama send it: Cohere's fields. Raises Problem."""
+def ordered(received: Received) -> MeshCall:
+    """`POST /api/rerank`, as clients of Ollama send it: Cohere's fields. Raises HttpError."""
     request = read(RerankRequest, received)
     if request.model and request.model not in received.names.aliases:
         request.model = request.model.removesuffix(_LATEST)
     return rerank.question_of(request, received)
 
 
-def pull(received: Received) -> Question:
-    """`POST /api/pull`: says at once that a model is there. One that no worker knows is fetched by its first request.
+def pull(received: Received) -> MeshCall:
+    """`POST /api/pull`: says at once that a model is there. One that no worker knows is fetched by
+    its first request.
 
-    Raises Problem for a name that can be no model's.
+    Raises HttpError for a name that can be no model's.
     """
     request = read(OllamaPullRequest, received)
     named = model_named(received, request.model or request.name or "")
@@ -294,11 +337,15 @@ def pull(received: Received) -> Question:
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
         if not can_answer(reply.model):
-            raise Problem("MODEL_NOT_FOUND", reply.model.last_error or f"no worker can load {named.model}", field="model")
+            raise HttpError(
+                "MODEL_NOT_FOUND",
+                reply.model.last_error or f"no worker can load {named.model}",
+                field="model",
+            )
         done = json_of({"status": "success"})
         return Answer(done + b"\n", media_type=NDJSON) if is_streamed else Answer(done)
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
 
 def version(received: Received) -> Answer:
@@ -312,13 +359,19 @@ def running(received: Received) -> Answer:
 
 
 def model_named(received: Received, name: str) -> Target:
-    """The model of that name. Raises Problem."""
-    return target(received, name if name in received.names.aliases else name.removesuffix(_LATEST) or name)
+    """The model of that name. Raises HttpError."""
+    return target(
+        received, name if name in received.names.aliases else name.removesuffix(_LATEST) or name
+    )
 
 
-def if_known(named: Target, content: dict[str, Any]) -> Question:
+def if_known(named: Target, content: dict[str, Any]) -> MeshCall:
     """Answers with `content` if the model is known."""
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), lambda reply: Answer(json_of(content)))
+    return MeshCall(
+        GET_MODEL,
+        models_pb2.GetModelRequest(model=named.model),
+        lambda reply: Answer(json_of(content)),
+    )
 
 
 def _capabilities(card: models_pb2.ModelCard) -> list[str]:
@@ -356,13 +409,48 @@ def _details(card: models_pb2.ModelCard) -> dict[str, Any]:
 
 
 ROUTES: Final = (
-    Route("POST", "/api/embed", OLLAMA, embed, "Turns texts into vectors", OllamaEmbedRequest, OllamaEmbedAnswer),
-    Route("POST", "/api/embeddings", OLLAMA, embeddings, "Encodes one text", OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer),
-    Route("POST", "/api/rerank", OLLAMA, ordered, "Orders documents by how well they answer", RerankRequest, RerankAnswer),
-    Route("POST", "/api/pull", OLLAMA, pull, "Says whether a model is there", OllamaPullRequest, OllamaPulled, along=NDJSON),
+    Route(
+        "POST",
+        "/api/embed",
+        OLLAMA,
+        embed,
+        "Turns texts into vectors",
+        OllamaEmbedRequest,
+        OllamaEmbedAnswer,
+    ),
+    Route(
+        "POST",
+        "/api/embeddings",
+        OLLAMA,
+        embeddings,
+        "Encodes one text",
+        OllamaEmbeddingsRequest,
+        OllamaEmbeddingsAnswer,
+    ),
+    Route(
+        "POST",
+        "/api/rerank",
+        OLLAMA,
+        ordered,
+        "Orders documents by how well they answer",
+        RerankRequest,
+        RerankAnswer,
+    ),
+    Route(
+        "POST",
+        "/api/pull",
+        OLLAMA,
+        pull,
+        "Says whether a model is there",
+        OllamaPullRequest,
+        OllamaPulled,
+        along=NDJSON,
+    ),
     Route("GET", "/api/tags", OLLAMA, tags, "Lists models and aliases", answer=OllamaModels),
     Route("GET", "/api/ps", OLLAMA, resident, "Lists models that are loaded", answer=OllamaModels),
     Route("POST", "/api/show", OLLAMA, show, "Describes one model", OllamaShowRequest, OllamaShown),
-    Route("GET", "/api/version", OLLAMA, version, "The version of Ollama's API", answer=OllamaVersion),
+    Route(
+        "GET", "/api/version", OLLAMA, version, "The version of Ollama's API", answer=OllamaVersion
+    ),
     Route("GET", "/", OLLAMA, running, "This process answers", answer=str),
 )

@@ -1,7 +1,9 @@
-"""OpenAI's `POST /v1/embeddings`, with the fields that Jina, Voyage, vLLM and Infinity add on the same path. Pure.
+"""OpenAI's `POST /v1/embeddings`, with the fields that Jina, Voyage, vLLM and Infinity add on the
+same path. Pure.
 
-One request type, a superset, and one answer for all of them. null means absent: LanceDB, Voyage and LlamaIndex send it. Official
-clients ask for base64 without being told to; openai-node decodes it blindly, so the format that was asked for is always kept.
+One request type, a superset, and one answer for all of them. null means absent: LanceDB, Voyage and
+LlamaIndex send it. Official clients ask for base64 without being told to; openai-node decodes it
+blindly, so the format that was asked for is always kept.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from services.edge.messages.base import (
     Answer,
     Dialect,
     Fields,
-    Problem,
-    Question,
+    HttpError,
+    MeshCall,
     Received,
     Route,
     invalid,
@@ -78,10 +80,19 @@ _CODES: Final = {
 }
 
 
-def error(problem: Problem) -> Answer:
-    """The body that OpenAI's, Cohere's and Jina's clients all take: they read `error`, the whole of it, and `detail`."""
-    kind = _TYPES.get(problem.status) or ("server_error" if problem.status >= 500 else "invalid_request_error")
-    said = {"message": problem.message, "type": kind, "param": problem.field or None, "code": _CODES.get(problem.reason)}
+def error(problem: HttpError) -> Answer:
+    """The body that OpenAI's, Cohere's and Jina's clients all take: they read `error`, the whole of
+    it, and `detail`.
+    """
+    kind = _TYPES.get(problem.status) or (
+        "server_error" if problem.status >= 500 else "invalid_request_error"
+    )
+    said = {
+        "message": problem.message,
+        "type": kind,
+        "param": problem.field or None,
+        "code": _CODES.get(problem.reason),
+    }
     body = json_of({"error": said, "message": problem.message, "detail": problem.message})
     return Answer(body, problem.status, headers=retry_headers(problem))
 
@@ -139,13 +150,15 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 class Embedding(msgspec.Struct, kw_only=True):
-    """`embedding`: numbers, or base64 of little-endian bytes. `embeddings`: by type, where several were asked for, or
-    a vector a token, for `return_multivector`."""
+    """`embedding`: numbers, or base64 of little-endian bytes. `embeddings`: by type, where several
+    were asked for, or a vector a token, for `return_multivector`."""
 
     index: int
     object: Literal["embedding", "embeddings"] = "embedding"
     embedding: list[float] | str | msgspec.UnsetType = msgspec.UNSET
-    embeddings: dict[str, list[float] | str] | list[list[float] | str] | msgspec.UnsetType = msgspec.UNSET
+    embeddings: dict[str, list[float] | str] | list[list[float] | str] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
 
 
 class EmbeddingUsage(msgspec.Struct, kw_only=True):
@@ -182,26 +195,31 @@ _LATE_FIELDS: Final[Fields] = {
     "chunking.late": "late_chunking",
     "chunking": "late_chunking",
 }
-_UINT8: Final = (
-    "uint8 has an offset for each vector that this format cannot carry, without which no distance is right: use int8 or float"
-)
+_UINT8: Final = "uint8 has an offset for each vector that this format cannot carry, without which no distance is right: use int8 or float"
 
 
-def embeddings(received: Received) -> Question:
-    """`POST /v1/embeddings`. Raises Problem."""
+def embeddings(received: Received) -> MeshCall:
+    """`POST /v1/embeddings`. Raises HttpError."""
     return question_of(read(EmbeddingsRequest, received), received)
 
 
-def question_of(request: EmbeddingsRequest, received: Received) -> Question:
-    """The question of a body that has been read. Raises Problem."""
+def question_of(request: EmbeddingsRequest, received: Received) -> MeshCall:
+    """The question of a body that has been read. Raises HttpError."""
     _refuse_unsupported(request)
     named = target(received, request.model)
     types = _types(request)
     stored = {_stored(kind, field) for kind, field in types}
     if len(stored) > 1:
-        raise invalid(f"{types[0][1]} may name several types only of one storage: ask for float and for binary apart", types[0][1])
+        raise invalid(
+            f"{types[0][1]} may name several types only of one storage: ask for float and for binary apart",
+            types[0][1],
+        )
     dimensions = request.dimensions if request.dimensions is not None else request.output_dimension
-    dimensions_field = "output_dimension" if request.output_dimension is not None and request.dimensions is None else "dimensions"
+    dimensions_field = (
+        "output_dimension"
+        if request.output_dimension is not None and request.dimensions is None
+        else "dimensions"
+    )
     if request.modality is not None and dimensions == 0:
         dimensions = None  # Infinity's client sends 0 for the model's own.
     items, fields = _items(_given(request), received.vocabulary)
@@ -211,7 +229,13 @@ def question_of(request: EmbeddingsRequest, received: Received) -> Question:
     message = pb.EncodeRequest(
         model=named.model,
         items=items,
-        role=role_of(named, role=request.role, input_type=request.input_type, task=task.role, prompt_name=request.prompt_name),
+        role=role_of(
+            named,
+            role=request.role,
+            input_type=request.input_type,
+            task=task.role,
+            prompt_name=request.prompt_name,
+        ),
         data_type=stored.pop(),
         dimensions=count_of(dimensions, dimensions_field) or named.dimensions,
         truncation=truncation_of(*_truncation(request)),
@@ -230,7 +254,12 @@ def question_of(request: EmbeddingsRequest, received: Received) -> Question:
     if request.return_multivector:
         return _token_vectors(request, message, types, fields)
     write = _writer([kind for kind, _ in types], is_base64=is_base64)
-    return Question(ENCODE, message, _answer(request.model, write), fields={**fields, "dimensions": dimensions_field})
+    return MeshCall(
+        ENCODE,
+        message,
+        _answer(request.model, write),
+        fields={**fields, "dimensions": dimensions_field},
+    )
 
 
 def _refuse_unsupported(request: EmbeddingsRequest) -> None:
@@ -238,13 +267,21 @@ def _refuse_unsupported(request: EmbeddingsRequest) -> None:
     refusals = (
         (request.messages is not None, "messages", "messages are not supported: send input"),
         (request.endianness == "big", "endianness", "endianness must be little, or left out"),
-        (request.add_special_tokens is False, "add_special_tokens", "add_special_tokens must be true: models are used as trained"),
+        (
+            request.add_special_tokens is False,
+            "add_special_tokens",
+            "add_special_tokens must be true: models are used as trained",
+        ),
         (
             request.truncate_prompt_tokens not in (None, -1),
             "truncate_prompt_tokens",
             "truncate_prompt_tokens must be -1, the model's own limit, or be left out",
         ),
-        (request.embed_dtype not in (None, "float32"), "embed_dtype", "embed_dtype must be float32, or be left out"),
+        (
+            request.embed_dtype not in (None, "float32"),
+            "embed_dtype",
+            "embed_dtype must be float32, or be left out",
+        ),
     )
     for is_asked, field, message in refusals:
         if is_asked:
@@ -252,9 +289,13 @@ def _refuse_unsupported(request: EmbeddingsRequest) -> None:
 
 
 def _chunk_late(request: EmbeddingsRequest, message: pb.EncodeRequest) -> None:
-    """Jina's late chunking: the inputs, in order, are one text, and each is a chunk of it. Raises Problem."""
+    """Jina's late chunking: the inputs, in order, are one text, and each is a chunk of it. Raises
+    HttpError.
+    """
     if request.return_multivector:
-        raise invalid("late_chunking has one vector an input: leave return_multivector out", "late_chunking")
+        raise invalid(
+            "late_chunking has one vector an input: leave return_multivector out", "late_chunking"
+        )
     texts = [item.text for item in message.items]
     if not all(item.WhichOneof("content") == "text" for item in message.items):
         raise invalid("late_chunking is for inputs that are texts", "late_chunking")
@@ -275,8 +316,12 @@ def _chunk_late(request: EmbeddingsRequest, message: pb.EncodeRequest) -> None:
 
 
 def _needs_space(before: str, after: str) -> bool:
-    """Whether two texts that meet at these characters need a space between them: callers send sentences without it."""
-    is_spaceless = east_asian_width(before) in ("W", "F") and not "가" <= before <= "힣"  # Chinese and Japanese, but not Korean
+    """Whether two texts that meet at these characters need a space between them: callers send
+    sentences without it.
+    """
+    is_spaceless = (
+        east_asian_width(before) in ("W", "F") and not "가" <= before <= "힣"
+    )  # Chinese and Japanese, but not Korean
     return not before.isspace() and not after.isspace() and not is_spaceless
 
 
@@ -299,15 +344,19 @@ class _Task:
 
 
 def _task(request: EmbeddingsRequest) -> _Task:
-    """Jina's task. The two sides of a search choose a role, which chooses the model's own adapter; other tasks are the name of one.
+    """Jina's task. The two sides of a search choose a role, which chooses the model's own adapter;
+    other tasks are the name of one.
 
-    Raises Problem for a text that can be no name.
+    Raises HttpError for a text that can be no name.
     """
     task = request.task
     if task is None or is_role_word(task):
         return _Task(role=task)
     if not is_own_adapter(task):
-        raise invalid("task must be the name of a task, such as retrieval.query or text-matching, or be left out", "task")
+        raise invalid(
+            "task must be the name of a task, such as retrieval.query or text-matching, or be left out",
+            "task",
+        )
     return _Task(adapter=task)
 
 
@@ -324,7 +373,10 @@ def _types(request: EmbeddingsRequest) -> list[tuple[str, str]]:
         if said:
             return [(one, field) for one in ([said] if isinstance(said, str) else said)]
     if request.encoding_format not in (None, "float", "base64"):
-        raise invalid(f"encoding_format is {request.encoding_format!r}; it must be float or base64", "encoding_format")
+        raise invalid(
+            f"encoding_format is {request.encoding_format!r}; it must be float or base64",
+            "encoding_format",
+        )
     return [(request.encoding_format or "float", "encoding_format")]
 
 
@@ -341,12 +393,18 @@ def _items(given: Input, vocabulary: Vocabulary | None) -> tuple[list[pb.Item], 
     if isinstance(given, str):
         return [text_item(given, "input")], single_field("items", "input")
     if vocabulary is not None and given and all(isinstance(one, int) for one in given):
-        return [_item(cast("list[int]", given), "input", vocabulary)], single_field("items", "input")
+        return [_item(cast("list[int]", given), "input", vocabulary)], single_field(
+            "items", "input"
+        )
     check_items(given, "input")
-    return [_item(one, f"input[{index}]", vocabulary) for index, one in enumerate(given)], item_fields("items", "input")
+    return [
+        _item(one, f"input[{index}]", vocabulary) for index, one in enumerate(given)
+    ], item_fields("items", "input")
 
 
-def _item(given: str | int | list[int] | Part, field: str, vocabulary: Vocabulary | None) -> pb.Item:
+def _item(
+    given: str | int | list[int] | Part, field: str, vocabulary: Vocabulary | None
+) -> pb.Item:
     if isinstance(given, str):
         return text_item(given, field)
     if isinstance(given, list) and vocabulary is not None:
@@ -354,12 +412,17 @@ def _item(given: str | int | list[int] | Part, field: str, vocabulary: Vocabular
             return pb.Item(text=vocabulary.text(given))
         except KeyError as error:
             raise invalid(
-                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of cl100k_base", field
+                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of cl100k_base",
+                field,
             ) from None
     if isinstance(given, Part):
         if (given.text is None) == (given.image is None):
             raise invalid(f"{field} must have either text or image", field)
-        return text_item(given.text, f"{field}.text") if given.text is not None else image_item(given.image or "", f"{field}.image")
+        return (
+            text_item(given.text, f"{field}.text")
+            if given.text is not None
+            else image_item(given.image or "", f"{field}.image")
+        )
     raise invalid(
         f"{field} is token ids of a tokenizer that is not the model's, so they mean other words there: send texts (LangChain: "
         "OpenAIEmbeddings(check_embedding_ctx_length=False)), or give the edge the vocabulary of cl100k_base (install "
@@ -377,7 +440,9 @@ def _writer(kinds: Sequence[str], *, is_base64: bool) -> Write:
         encode = _encoder(kinds[0], is_base64=is_base64)
         return lambda rows, index: {"embedding": encode(rows[index])}
     encoders = {kind: _encoder(kind, is_base64=is_base64) for kind in kinds}
-    return lambda rows, index: {"embeddings": {kind: encode(rows[index]) for kind, encode in encoders.items()}}
+    return lambda rows, index: {
+        "embeddings": {kind: encode(rows[index]) for kind, encode in encoders.items()}
+    }
 
 
 def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
@@ -391,24 +456,36 @@ def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
 def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
     def answer(reply: pb.EncodeResponse) -> Answer:
         if not reply.HasField("dense"):
-            raise Problem("TASK_NOT_SUPPORTED", f"the model {model} has no dense vectors, which this path answers", field="model")
+            raise HttpError(
+                "TASK_NOT_SUPPORTED",
+                f"the model {model} has no dense vectors, which this path answers",
+                field="model",
+            )
         rows = dense_rows(reply.dense)
         tokens = reply.usage.input_tokens
 
         def piece(first: int, last: int) -> bytes:
-            parts = [{"object": "embedding", "index": index, **write(rows, index)} for index in range(first, last)]
+            parts = [
+                {"object": "embedding", "index": index, **write(rows, index)}
+                for index in range(first, last)
+            ]
             return json_of(parts)[1:-1]
 
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         tail = b'],"model":' + json_of(model) + b',"usage":' + json_of(usage) + b"}"
-        return Answer(joined(len(rows), per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail))
+        return Answer(
+            joined(len(rows), per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail)
+        )
 
     return answer
 
 
 def _token_vectors(
-    request: EmbeddingsRequest, message: pb.EncodeRequest, types: Sequence[tuple[str, str]], fields: Fields
-) -> Question:
+    request: EmbeddingsRequest,
+    message: pb.EncodeRequest,
+    types: Sequence[tuple[str, str]],
+    fields: Fields,
+) -> MeshCall:
     """Jina's `return_multivector`: a vector a token."""
     if len(types) > 1:
         raise invalid(f"{types[0][1]} may name one type for multi-vectors", types[0][1])
@@ -416,7 +493,9 @@ def _token_vectors(
     is_base64 = request.encoding_format == "base64" or kind == "base64"
     message.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
     message.data_type = tensor_pb2.DATA_TYPE_UNSPECIFIED
-    message.dimensions = count_of(request.dimensions, "dimensions")  # an alias' are those of dense vectors
+    message.dimensions = count_of(
+        request.dimensions, "dimensions"
+    )  # an alias' are those of dense vectors
 
     def answer(reply: pb.EncodeResponse) -> Answer:
         items = [quantised(rows, kind) for rows in token_vectors(reply.multi_vector)]
@@ -425,7 +504,10 @@ def _token_vectors(
         def pieces() -> Iterator[bytes]:
             yield b'{"object":"list","data":['
             for index, rows in enumerate(items):
-                yield b'%s{"object":"embeddings","index":%d,"embeddings":' % (b"," if index else b"", index)
+                yield b'%s{"object":"embeddings","index":%d,"embeddings":' % (
+                    b"," if index else b"",
+                    index,
+                )
                 yield from listed(rows, is_base64=is_base64)
                 yield b"}"
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -435,10 +517,18 @@ def _token_vectors(
         return Answer(b"".join(pieces()) if is_small else pieces())
 
     asked = {**fields, "representations[]": "return_multivector"}
-    return Question(ENCODE, message, answer, fields=asked)
+    return MeshCall(ENCODE, message, answer, fields=asked)
 
 
 ROUTES: Final = tuple(
-    Route("POST", path, OPENAI, embeddings, "Turns texts into vectors", EmbeddingsRequest, EmbeddingsAnswer)
+    Route(
+        "POST",
+        path,
+        OPENAI,
+        embeddings,
+        "Turns texts into vectors",
+        EmbeddingsRequest,
+        EmbeddingsAnswer,
+    )
     for path in ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings")
 )

@@ -1,9 +1,10 @@
 """`POST /rerank`, `/v1/rerank` and `/v2/rerank` of Cohere, Jina, vLLM, Voyage and Infinity. Pure.
 
-One request type, a superset. Cohere, Jina and vLLM read `results`, Voyage, which alone sends `top_k` or `truncation`, reads `data`.
-Infinity, which sends `raw_scores`, reads `results` with documents as plain texts.
-TEI's form of the same path has `texts` instead of `documents` (tei.py). Scores are 0…1: probabilities, or where a model has none
-(sums of maxima and of products) x / (1 + |x|), moved to that range, which keeps the order.
+One request type, a superset. Cohere, Jina and vLLM read `results`, Voyage, which alone sends
+`top_k` or `truncation`, reads `data`. Infinity, which sends `raw_scores`, reads `results` with
+documents as plain texts. TEI's form of the same path has `texts` instead of `documents` (tei.py).
+Scores are 0…1: probabilities, or where a model has none (sums of maxima and of products) x / (1 +
+|x|), moved to that range, which keeps the order.
 """
 
 from __future__ import annotations
@@ -20,17 +21,35 @@ from shoal.v1 import inference_pb2 as pb
 from services.edge.dialects.openai import OPENAI
 from services.edge.dialects.tei import TEI, has_texts
 from services.edge.dialects.tei import rerank as rerank_texts
-from services.edge.messages.base import Answer, Fields, Problem, Question, Received, Route, invalid, item_fields, json_of
+from services.edge.messages.base import (
+    Answer,
+    Fields,
+    HttpError,
+    MeshCall,
+    Received,
+    Route,
+    invalid,
+    item_fields,
+    json_of,
+)
 from services.edge.messages.limits import ITEMS, PARTS
 from services.edge.messages.numbers import decoded
-from services.edge.messages.reading import named_or_default, priority_of, read, text_item, truncation_of
+from services.edge.messages.reading import (
+    named_or_default,
+    priority_of,
+    read,
+    text_item,
+    truncation_of,
+)
 
 DEFAULT_NAME: Final = "rerank"
 """The alias that stands for requests that name no model: Cohere's v1 allows that."""
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
-    """The union of Cohere's, Jina's, Voyage's, vLLM's and Infinity's fields, and ours. Others are ignored."""
+    """The union of Cohere's, Jina's, Voyage's, vLLM's and Infinity's fields, and ours. Others are
+    ignored.
+    """
 
     query: str
     documents: Annotated[list[str | dict[str, Any]], ITEMS]
@@ -88,27 +107,37 @@ class RerankAnswer(msgspec.Struct, kw_only=True):
     meta: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
-def rerank(received: Received) -> Question:
-    """Any of the forms. Raises Problem."""
+def rerank(received: Received) -> MeshCall:
+    """Any of the forms. Raises HttpError."""
     if not received.is_msgpack and has_texts(received.body):
         try:
             return rerank_texts(received)
-        except Problem as problem:
+        except HttpError as problem:
             problem.dialect = TEI
             raise
     return question_of(read(RerankRequest, received), received)
 
 
-def question_of(request: RerankRequest, received: Received) -> Question:
-    """The question of a body that has been read. Raises Problem."""
+def question_of(request: RerankRequest, received: Received) -> MeshCall:
+    """The question of a body that has been read. Raises HttpError."""
     name = request.model if request.model is not None else DEFAULT_NAME
     named = named_or_default(received, request.model, DEFAULT_NAME)
     if request.truncate_prompt_tokens not in (None, -1):
-        raise invalid("truncate_prompt_tokens must be -1, the model's own limit, or be left out", "truncate_prompt_tokens")
+        raise invalid(
+            "truncate_prompt_tokens must be -1, the model's own limit, or be left out",
+            "truncate_prompt_tokens",
+        )
     if len(set(request.rank_fields or ())) != len(request.rank_fields or ()):
         raise invalid("rank_fields names a field twice", "rank_fields")
-    texts = [_text(document, f"documents[{index}]", request.rank_fields) for index, document in enumerate(request.documents)]
-    cut = request.truncate if isinstance(request.truncation, msgspec.UnsetType) else request.truncation
+    texts = [
+        _text(document, f"documents[{index}]", request.rank_fields)
+        for index, document in enumerate(request.documents)
+    ]
+    cut = (
+        request.truncate
+        if isinstance(request.truncation, msgspec.UnsetType)
+        else request.truncation
+    )
     message = pb.ScoreRequest(
         model=named.model,
         query=text_item(request.query, "query"),
@@ -125,27 +154,29 @@ def question_of(request: RerankRequest, received: Received) -> Question:
     is_plain = request.is_voyage or request.is_infinity
 
     def answer(reply: pb.ScoreResponse, *, squash: bool = False) -> Answer:
-        results = _results(reply, texts if request.return_documents else None, squash=squash, plain=is_plain)
+        results = _results(
+            reply, texts if request.return_documents else None, squash=squash, plain=is_plain
+        )
         return Answer(json_of(write(name, results, reply.usage.input_tokens, received)))
 
     fields = item_fields("documents", "documents")
     if request.raw_scores is True:
-        return Question(SCORE, message, answer, fields={**fields, "scale": "raw_scores"})
+        return MeshCall(SCORE, message, answer, fields={**fields, "scale": "raw_scores"})
     return probable(message, answer, fields)
 
 
-def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: Fields) -> Question:
+def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: Fields) -> MeshCall:
     """Asks for probabilities, and of a model that has none for its own scores, to be squashed."""
 
-    def otherwise(problem: Problem) -> Question | None:
+    def otherwise(problem: HttpError) -> MeshCall | None:
         if problem.field != "scale":
             return None
         own = pb.ScoreRequest()
         own.CopyFrom(message)
         own.scale = pb.SCORE_SCALE_UNSPECIFIED
-        return Question(SCORE, own, lambda reply: answer(reply, squash=True), fields=fields)
+        return MeshCall(SCORE, own, lambda reply: answer(reply, squash=True), fields=fields)
 
-    return Question(SCORE, message, answer, fields=fields, otherwise=otherwise)
+    return MeshCall(SCORE, message, answer, fields=fields, otherwise=otherwise)
 
 
 def squashed(scores: Any) -> Any:
@@ -155,7 +186,9 @@ def squashed(scores: Any) -> Any:
 
 
 def scored(reply: pb.ScoreResponse, *, squash: bool) -> tuple[Any, Any]:
-    """Scores, float32 [documents], and the indices of the best. Raises Problem for a reply that is none."""
+    """Scores, float32 [documents], and the indices of the best. Raises HttpError for a reply that
+    is none.
+    """
     found = decoded(codec.score_result, reply)
     return (squashed(found.scores) if squash else found.scores), found.ranking
 
@@ -185,9 +218,13 @@ def _top(request: RerankRequest) -> int:
     return min(top, len(request.documents))
 
 
-def _results(reply: pb.ScoreResponse, texts: list[str] | None, *, squash: bool, plain: bool) -> list[dict[str, Any]]:
+def _results(
+    reply: pb.ScoreResponse, texts: list[str] | None, *, squash: bool, plain: bool
+) -> list[dict[str, Any]]:
     scores, ranking = scored(reply, squash=squash)
-    results: list[dict[str, Any]] = [{"index": int(index), "relevance_score": scores[index]} for index in ranking]
+    results: list[dict[str, Any]] = [
+        {"index": int(index), "relevance_score": scores[index]} for index in ranking
+    ]
     if texts is not None:
         for result in results:
             text = texts[result["index"]]
@@ -195,18 +232,26 @@ def _results(reply: pb.ScoreResponse, texts: list[str] | None, *, squash: bool, 
     return results
 
 
-def _cohere(model: str, results: list[dict[str, Any]], tokens: int, received: Received) -> dict[str, Any]:
+def _cohere(
+    model: str, results: list[dict[str, Any]], tokens: int, received: Received
+) -> dict[str, Any]:
     return {
         "id": received.request_id,
         "object": "list",
         "model": model,
         "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": tokens},
+        },
     }
 
 
-def _infinity(model: str, results: list[dict[str, Any]], tokens: int, received: Received) -> dict[str, Any]:
+def _infinity(
+    model: str, results: list[dict[str, Any]], tokens: int, received: Received
+) -> dict[str, Any]:
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {
         "object": "rerank",
@@ -218,11 +263,21 @@ def _infinity(model: str, results: list[dict[str, Any]], tokens: int, received: 
     }
 
 
-def _voyage(model: str, results: list[dict[str, Any]], tokens: int, received: Received) -> dict[str, Any]:
+def _voyage(
+    model: str, results: list[dict[str, Any]], tokens: int, received: Received
+) -> dict[str, Any]:
     return {"object": "list", "data": results, "model": model, "usage": {"total_tokens": tokens}}
 
 
 ROUTES: Final = tuple(
-    Route("POST", path, OPENAI, rerank, "Orders documents by how well they answer a query", RerankRequest, RerankAnswer)
+    Route(
+        "POST",
+        path,
+        OPENAI,
+        rerank,
+        "Orders documents by how well they answer a query",
+        RerankRequest,
+        RerankAnswer,
+    )
     for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/openai/v1/rerank")
 )

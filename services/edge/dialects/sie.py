@@ -1,7 +1,8 @@
-"""Our own verbs in JSON and msgpack, in the form of SIE's server 0.10: `POST /v1/encode|score|extract/{model}`. Pure.
+"""Our own verbs in JSON and msgpack, in the form of SIE's server 0.10: `POST
+/v1/encode|score|extract/{model}`. Pure.
 
-sie-sdk and the packages over it speak msgpack with arrays of numpy, others JSON with lists. Errors are JSON for both. The model's
-card says which task of Extract is meant; SIE's wire does not.
+sie-sdk and the packages over it speak msgpack with arrays of numpy, others JSON with lists. Errors
+are JSON for both. The model's card says which task of Extract is meant; SIE's wire does not.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from services.edge.messages.base import (
     Answer,
     Dialect,
     Headers,
-    Problem,
-    Question,
+    HttpError,
+    MeshCall,
     Received,
     Route,
     invalid,
@@ -35,7 +36,14 @@ from services.edge.messages.base import (
 from services.edge.messages.limits import ITEMS, LABELS, PARTS, SPANS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import PIECE_NUMBERS, Rows, decoded, dense_rows
-from services.edge.messages.reading import count_of, plain_text_item, priority_of, read, target, text_item
+from services.edge.messages.reading import (
+    count_of,
+    plain_text_item,
+    priority_of,
+    read,
+    target,
+    text_item,
+)
 
 VERSION: Final = b"0.10.1"
 """The server's version that sie-sdk expects; it warns of another."""
@@ -57,13 +65,20 @@ _CODES: Final = {
 }
 
 
-def error(problem: Problem) -> Answer:
+def error(problem: HttpError) -> Answer:
     """`{"detail": {code, message}}`, by which sie-sdk decides whether it tries again."""
-    status, code = _CODES.get(problem.reason, (problem.status, "INFERENCE_ERROR" if problem.status >= 500 else "INVALID_INPUT"))
+    status, code = _CODES.get(
+        problem.reason,
+        (problem.status, "INFERENCE_ERROR" if problem.status >= 500 else "INVALID_INPUT"),
+    )
     message = problem.message
     if problem.field and problem.field not in message:
         message = f"{problem.field}: {message}"
-    headers = (*retry_headers(problem), (b"x-sie-error-code", code.encode()), (b"x-sie-server-version", VERSION))
+    headers = (
+        *retry_headers(problem),
+        (b"x-sie-error-code", code.encode()),
+        (b"x-sie-server-version", VERSION),
+    )
     return Answer(json_of({"detail": {"code": code, "message": message}}), status, headers=headers)
 
 
@@ -107,7 +122,9 @@ Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class SpanIn(msgspec.Struct, kw_only=True):
-    """A chunk of a text: `start` and `end` (exclusive) in Unicode code points. `context` is read before the chunk."""
+    """A chunk of a text: `start` and `end` (exclusive) in Unicode code points. `context` is read
+    before the chunk.
+    """
 
     start: Place
     end: Place
@@ -115,7 +132,9 @@ class SpanIn(msgspec.Struct, kw_only=True):
 
 
 class ItemIn(msgspec.Struct, kw_only=True):
-    """A text, an image, or a document, which is a file's bytes or an object; `id` is repeated in the answer."""
+    """A text, an image, or a document, which is a file's bytes or an object; `id` is repeated in
+    the answer.
+    """
 
     text: str | None = None
     id: Id | None = None
@@ -134,11 +153,12 @@ class ChunkingIn(msgspec.Struct, kw_only=True):
     """How each text is divided into chunks, which have vectors of their own.
 
     Attributes:
-        method: Where chunks end: at sentences, after so many tokens, at Markdown's headings and blocks, or the `spans` of items.
-        max_tokens: Of a chunk, by the model's tokenizer; 0 is 512, or as many as the model takes if those are fewer.
-        overlap: Tokens that a chunk repeats of the one before, at most half of `max_tokens`.
-        late: The model reads each text whole, and the states of a chunk's tokens are pooled (late chunking).
-        return_text: Chunks are answered with their texts.
+        method: Where chunks end: at sentences, after so many tokens, at Markdown's headings and
+        blocks, or the `spans` of items. max_tokens: Of a chunk, by the model's tokenizer; 0 is 512,
+        or as many as the model takes if those are fewer. overlap: Tokens that a chunk repeats of
+        the one before, at most half of `max_tokens`. late: The model reads each text whole, and the
+        states of a chunk's tokens are pooled (late chunking). return_text: Chunks are answered with
+        their texts.
     """
 
     method: Literal["sentences", "tokens", "markdown", "spans"] = "sentences"
@@ -228,7 +248,9 @@ class ScoreOut(msgspec.Struct, kw_only=True):
 
 
 class ItemsOut(msgspec.Struct, kw_only=True):
-    """One entry an item, in order; with `chunking` its `chunks`, of which each has `start`, `end`, `tokens` and its vectors."""
+    """One entry an item, in order; with `chunking` its `chunks`, of which each has `start`, `end`,
+    `tokens` and its vectors.
+    """
 
     model: str
     items: list[dict[str, Any]]
@@ -267,11 +289,18 @@ _METHODS: Final = {
     "spans": pb.Chunking.METHOD_SPANS,
 }
 _OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
-_WRONG_OPTIONS: Final = ("pooling", "query_template", "doc_template", "max_seq_length", "muvera", "smve")
+_WRONG_OPTIONS: Final = (
+    "pooling",
+    "query_template",
+    "doc_template",
+    "max_seq_length",
+    "muvera",
+    "smve",
+)
 
 
-def encode(received: Received) -> Question:
-    """Raises Problem."""
+def encode(received: Received) -> MeshCall:
+    """Raises HttpError."""
     request = read(EncodeIn, received)
     named = _named(received)
     params = request.params or Params()
@@ -282,10 +311,13 @@ def encode(received: Received) -> Question:
         items=_items(request.items),
         role=pb.ROLE_QUERY if options.is_query else pb.ROLE_DOCUMENT,
         representations=[
-            _choice(_FORMS, form, f"params.output_types[{index}]") for index, form in enumerate(params.output_types or ())
+            _choice(_FORMS, form, f"params.output_types[{index}]")
+            for index, form in enumerate(params.output_types or ())
         ],
         data_type=_choice(_STORED, dtype, "params.output_dtype"),
-        dimensions=options.dimensions if options.dimensions and options.dimensions > 0 else named.dimensions,
+        dimensions=options.dimensions
+        if options.dimensions and options.dimensions > 0
+        else named.dimensions,
         instruction=params.instruction or "",
         pooling_factor=count_of(options.pooling_factor, "params.options.pooling_factor"),
         truncation=_overflow(options),
@@ -305,20 +337,26 @@ def encode(received: Received) -> Question:
         if chunking is None:
             rows = _encoded(reply, len(request.items), dtype)
         else:
-            rows = _divided(reply, [item.text or "" for item in message.items] if chunking.return_text else [], dtype)
+            rows = _divided(
+                reply,
+                [item.text or "" for item in message.items] if chunking.return_text else [],
+                dtype,
+            )
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
         return _written(received, {"model": received.model}, items, reply, _numbers(reply))
 
-    return Question(ENCODE, message, answer, fields=_DOCUMENTS | _CHUNKED)
+    return MeshCall(ENCODE, message, answer, fields=_DOCUMENTS | _CHUNKED)
 
 
 def _chunking(given: ChunkingIn) -> pb.Chunking:
     method = _METHODS[given.method]
-    return pb.Chunking(method=method, max_tokens=given.max_tokens, overlap=given.overlap, late=given.late)
+    return pb.Chunking(
+        method=method, max_tokens=given.max_tokens, overlap=given.overlap, late=given.late
+    )
 
 
-def score(received: Received) -> Question:
-    """Raises Problem."""
+def score(received: Received) -> MeshCall:
+    """Raises HttpError."""
     request = read(ScoreIn, received)
     named = _named(received)
     options = _options(request.options, "options")
@@ -336,16 +374,25 @@ def score(received: Received) -> Question:
     def answer(reply: pb.ScoreResponse) -> Answer:
         found = decoded(codec.score_result, reply)
         scores = [
-            {"item_id": _id_of(request.items, int(index)), "score": float(found.scores[index]), "rank": rank}
+            {
+                "item_id": _id_of(request.items, int(index)),
+                "score": float(found.scores[index]),
+                "rank": rank,
+            }
             for rank, index in enumerate(found.ranking)
         ]
         return _whole(received, {"model": received.model, "scores": scores}, reply)
 
-    return Question(SCORE, message, answer, fields={"documents": "items", "documents[].parts[].document": "items[].document"})
+    return MeshCall(
+        SCORE,
+        message,
+        answer,
+        fields={"documents": "items", "documents[].parts[].document": "items[].document"},
+    )
 
 
-def extract(received: Received) -> Question:
-    """Asks for the model's card first: it says which task is meant. Raises Problem."""
+def extract(received: Received) -> MeshCall:
+    """Asks for the model's card first: it says which task is meant. Raises HttpError."""
     request = read(ExtractIn, received)
     named = _named(received)
     params = request.params or Params()
@@ -353,17 +400,23 @@ def extract(received: Received) -> Question:
     _schema(params)
     _items(request.items)
 
-    def answer(reply: models_pb2.GetModelResponse) -> Question:
+    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
         return _extract(received, request, named, list(reply.model.card.tasks))
 
-    def otherwise(problem: Problem) -> Question | None:
+    def otherwise(problem: HttpError) -> MeshCall | None:
         """No worker knows the model yet: a request makes one look for it."""
-        return _extract(received, request, named, []) if problem.reason == "MODEL_NOT_FOUND" else None
+        return (
+            _extract(received, request, named, []) if problem.reason == "MODEL_NOT_FOUND" else None
+        )
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise)
+    return MeshCall(
+        GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise
+    )
 
 
-def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[models_pb2.Task]) -> Question:
+def _extract(
+    received: Received, request: ExtractIn, named: Target, tasks: list[models_pb2.Task]
+) -> MeshCall:
     params = request.params or Params()
     options = params.options or Options()
     message = pb.ExtractRequest(
@@ -377,15 +430,30 @@ def _extract(received: Received, request: ExtractIn, named: Target, tasks: list[
     _set_task(message, params, options, tasks)
 
     def answer(reply: pb.ExtractResponse) -> Answer:
-        items = [_with_id(one, _extraction(result)) for one, result in zip(request.items, reply.results, strict=True)]
+        items = [
+            _with_id(one, _extraction(result))
+            for one, result in zip(request.items, reply.results, strict=True)
+        ]
         return _whole(received, {"model": received.model, "items": items}, reply)
 
-    labels = ("entities.labels", "classify.labels", "relations.labels", "relations.entity_labels", "regions.labels")
-    fields = {**dict.fromkeys(labels, "params.labels"), "structure": "params.output_schema", **_DOCUMENTS}
-    return Question(EXTRACT, message, answer, fields=fields)
+    labels = (
+        "entities.labels",
+        "classify.labels",
+        "relations.labels",
+        "relations.entity_labels",
+        "regions.labels",
+    )
+    fields = {
+        **dict.fromkeys(labels, "params.labels"),
+        "structure": "params.output_schema",
+        **_DOCUMENTS,
+    }
+    return MeshCall(EXTRACT, message, answer, fields=fields)
 
 
-def _set_task(message: pb.ExtractRequest, params: Params, options: Options, tasks: list[models_pb2.Task]) -> None:
+def _set_task(
+    message: pb.ExtractRequest, params: Params, options: Options, tasks: list[models_pb2.Task]
+) -> None:
     labels = params.labels or []
     schema = _schema(params)
     if schema is not None:
@@ -396,52 +464,95 @@ def _set_task(message: pb.ExtractRequest, params: Params, options: Options, task
     if options.task is not None:
         tasks = [_TASKS[options.task]]
     if models_pb2.TASK_TEXT in tasks and _FINDS.isdisjoint(tasks):
-        message.text.CopyFrom(pb.TextTask(kind=pb.TextTask.KIND_OCR, instruction=params.instruction or ""))
+        message.text.CopyFrom(
+            pb.TextTask(kind=pb.TextTask.KIND_OCR, instruction=params.instruction or "")
+        )
     elif options.relation_labels or models_pb2.TASK_RELATIONS in tasks:
-        wanted, kinds = (options.relation_labels, labels) if options.relation_labels else (labels, [])
-        message.relations.CopyFrom(pb.RelationsTask(labels=wanted, entity_labels=kinds, threshold=options.threshold))
-    elif models_pb2.TASK_REGIONS in tasks or (not tasks and any(item.HasField("image") for item in message.items)):
+        wanted, kinds = (
+            (options.relation_labels, labels) if options.relation_labels else (labels, [])
+        )
+        message.relations.CopyFrom(
+            pb.RelationsTask(labels=wanted, entity_labels=kinds, threshold=options.threshold)
+        )
+    elif models_pb2.TASK_REGIONS in tasks or (
+        not tasks and any(item.HasField("image") for item in message.items)
+    ):
         message.regions.CopyFrom(pb.RegionsTask(labels=labels, threshold=options.threshold))
-    elif options.classification_type is not None or (models_pb2.TASK_CLASSIFY in tasks and models_pb2.TASK_ENTITIES not in tasks):
+    elif options.classification_type is not None or (
+        models_pb2.TASK_CLASSIFY in tasks and models_pb2.TASK_ENTITIES not in tasks
+    ):
         message.classify.CopyFrom(pb.ClassifyTask(labels=labels, threshold=options.threshold))
         if options.classification_type is not None:
-            message.classify.multi_label = options.classification_type.replace("_", "-") == "multi-label"
+            message.classify.multi_label = (
+                options.classification_type.replace("_", "-") == "multi-label"
+            )
     else:
         message.entities.CopyFrom(pb.EntitiesTask(labels=labels, threshold=options.threshold))
 
 
 def _schema(params: Params) -> pb.StructureTask | None:
-    """Raises Problem for what is no schema."""
+    """Raises HttpError for what is no schema."""
     asked = params.output_schema
     if asked is not None and not asked:
         raise invalid("params.output_schema asks for nothing", "params.output_schema")
     if asked is None:
         if params.options is not None and params.options.task == "structure":
-            raise invalid("params.output_schema is required for the task structure", "params.output_schema")
+            raise invalid(
+                "params.output_schema is required for the task structure", "params.output_schema"
+            )
         return None
     try:
         return schema_message(Schema.from_dict(asked))
     except InvalidInput as error:
-        raise invalid(f"params.output_schema is no schema: {error}", "params.output_schema") from None
+        raise invalid(
+            f"params.output_schema is no schema: {error}", "params.output_schema"
+        ) from None
 
 
 def _extraction(result: pb.Extraction) -> dict[str, Any]:
     entities = [
-        {"text": one.text, "label": one.label, "score": one.score, "start": one.start, "end": one.end} for one in result.entities
+        {
+            "text": one.text,
+            "label": one.label,
+            "score": one.score,
+            "start": one.start,
+            "end": one.end,
+        }
+        for one in result.entities
     ]
     relations = [
-        {"head": one.head.text, "tail": one.tail.text, "relation": one.label, "score": one.score} for one in result.relations
+        {"head": one.head.text, "tail": one.tail.text, "relation": one.label, "score": one.score}
+        for one in result.relations
     ]
     classifications = [{"label": one.label, "score": one.score} for one in result.labels]
     classifications += [
-        {"task": one.name, "label": label.label, "score": label.score} for one in result.classifications for label in one.labels
+        {"task": one.name, "label": label.label, "score": label.score}
+        for one in result.classifications
+        for label in one.labels
     ]
     objects = [
-        {"label": one.label, "score": one.score, "bbox": [one.left, one.top, one.right, one.bottom]} for one in result.regions
+        {"label": one.label, "score": one.score, "bbox": [one.left, one.top, one.right, one.bottom]}
+        for one in result.regions
     ]
-    found = {"entities": entities, "relations": relations, "classifications": classifications, "objects": objects}
-    pages = [{"page": one.page, "text": one.text, "is_text_layer": one.is_text_layer} for one in result.pages]
-    read = {name: value for name, value in (("text", result.text), ("pages", pages), ("truncated", result.truncated)) if value}
+    found = {
+        "entities": entities,
+        "relations": relations,
+        "classifications": classifications,
+        "objects": objects,
+    }
+    pages = [
+        {"page": one.page, "text": one.text, "is_text_layer": one.is_text_layer}
+        for one in result.pages
+    ]
+    read = {
+        name: value
+        for name, value in (
+            ("text", result.text),
+            ("pages", pages),
+            ("truncated", result.truncated),
+        )
+        if value
+    }
     return found | ({"data": _data(result)} if result.structures else {}) | read
 
 
@@ -451,7 +562,10 @@ def _data(result: pb.Extraction) -> dict[str, Any]:
     for one in result.structures:
         fields = {field.name: [_value(value) for value in field.values] for field in one.fields}
         single = {field.name for field in one.fields if not field.list}
-        instance = {name: (values[0] if values else None) if name in single else values for name, values in fields.items()}
+        instance = {
+            name: (values[0] if values else None) if name in single else values
+            for name, values in fields.items()
+        }
         data.setdefault(one.name, []).append(instance)
     return data
 
@@ -470,7 +584,10 @@ def _options(options: Options | None, path: str) -> Options:
     options = options or Options()
     for name in _WRONG_OPTIONS:
         if getattr(options, name) not in (None, False):
-            raise invalid(f"{path}.{name} is not supported: models are used as their files say", f"{path}.{name}")
+            raise invalid(
+                f"{path}.{name} is not supported: models are used as their files say",
+                f"{path}.{name}",
+            )
     if options.profile not in (None, "default"):
         raise invalid(f"{path}.profile must be default, or be left out", f"{path}.profile")
     if options.dimensions is not None and options.dimensions < 1:
@@ -479,7 +596,9 @@ def _options(options: Options | None, path: str) -> Options:
 
 
 def _overflow(options: Options) -> pb.Truncation:
-    found: pb.Truncation = _choice(_OVERFLOW, options.overflow_policy or "truncate", "params.options.overflow_policy")
+    found: pb.Truncation = _choice(
+        _OVERFLOW, options.overflow_policy or "truncate", "params.options.overflow_policy"
+    )
     return found
 
 
@@ -496,7 +615,9 @@ def _items(items: list[ItemIn]) -> list[pb.Item]:
 def _item(item: ItemIn, field: str) -> pb.Item:
     for name in ("audio", "video"):
         if getattr(item, name) is not None:
-            raise invalid(f"{field}.{name} is not supported: no model here reads it", f"{field}.{name}")
+            raise invalid(
+                f"{field}.{name} is not supported: no model here reads it", f"{field}.{name}"
+            )
     pictures = item.images or []
     given = (item.text is not None) + bool(pictures) + (item.document is not None)
     if given != 1 or len(pictures) > 1:
@@ -518,7 +639,9 @@ def _document(document: DocumentIn | bytes, field: str) -> pb.Document:
     if isinstance(document, bytes):
         return pb.Document(data=document)
     if document.format not in (None, "", "pdf", "application/pdf"):
-        raise invalid(f"{field}.format is {document.format!r}; only PDF files are read", f"{field}.format")
+        raise invalid(
+            f"{field}.format is {document.format!r}; only PDF files are read", f"{field}.format"
+        )
     return pb.Document(
         data=document.data,
         first_page=document.first_page,
@@ -540,9 +663,15 @@ def _encoded(reply: pb.EncodeResponse, items: int, dtype: str) -> Iterator[dict[
     """The forms of each item."""
     makers: list[Callable[[int], dict[str, Any]]] = []
     if reply.HasField("dense"):
-        rows = decoded(codec.vectors, reply.dense).array if dtype == "float16" else dense_rows(reply.dense)
+        rows = (
+            decoded(codec.vectors, reply.dense).array
+            if dtype == "float16"
+            else dense_rows(reply.dense)
+        )
         dims = int(reply.dense.shape[-1])
-        makers.append(lambda index: {"dense": {"dims": dims, "dtype": dtype, "values": rows[index]}})
+        makers.append(
+            lambda index: {"dense": {"dims": dims, "dtype": dtype, "values": rows[index]}}
+        )
     if reply.HasField("sparse"):
         matrix = decoded(codec.sparse, reply.sparse)
         makers.append(lambda index: {"sparse": _weights(*matrix[index], matrix.shape[1])})
@@ -554,7 +683,9 @@ def _encoded(reply: pb.EncodeResponse, items: int, dtype: str) -> Iterator[dict[
 
 
 def _divided(reply: pb.EncodeResponse, texts: list[str], dtype: str) -> Iterator[dict[str, Any]]:
-    """The chunks of each item with their forms. `texts`: of the items; empty: chunks have no texts."""
+    """The chunks of each item with their forms. `texts`: of the items; empty: chunks have no
+    texts.
+    """
     chunks = reply.chunks
     forms = _encoded(reply, len(chunks.starts), dtype)
     for item, (first, end) in enumerate(zip(chunks.offsets, chunks.offsets[1:], strict=False)):
@@ -567,16 +698,32 @@ def _divided(reply: pb.EncodeResponse, texts: list[str], dtype: str) -> Iterator
 
 
 def _weights(columns: Rows, weights: Rows, dims: int) -> dict[str, Any]:
-    return {"dims": dims, "dtype": "float32", "indices": columns, "values": np.asarray(weights, np.float32)}
+    return {
+        "dims": dims,
+        "dtype": "float32",
+        "indices": columns,
+        "values": np.asarray(weights, np.float32),
+    }
 
 
 def _token_vectors(values: Rows) -> dict[str, Any]:
-    return {"token_dims": values.shape[1], "num_tokens": values.shape[0], "dtype": str(values.dtype), "values": values}
+    return {
+        "token_dims": values.shape[1],
+        "num_tokens": values.shape[0],
+        "dtype": str(values.dtype),
+        "values": values,
+    }
 
 
 def _numbers(reply: pb.EncodeResponse) -> int:
     """About how many numbers the answer has."""
-    return sum(len(tensor.data) for tensor in (reply.dense, reply.sparse.values, reply.multi_vector.values)) // 4
+    return (
+        sum(
+            len(tensor.data)
+            for tensor in (reply.dense, reply.sparse.values, reply.multi_vector.values)
+        )
+        // 4
+    )
 
 
 def _written(
@@ -586,7 +733,9 @@ def _written(
     reply: pb.EncodeResponse,
     numbers: int,
 ) -> Answer:
-    """`head`, the items and the tail. Large answers in JSON are made in pieces; msgpack copies buffers only."""
+    """`head`, the items and the tail. Large answers in JSON are made in pieces; msgpack copies
+    buffers only.
+    """
     if received.wants_msgpack or numbers <= PIECE_NUMBERS:
         return _whole(received, {**head, "items": list(items)}, reply)
 
@@ -621,7 +770,12 @@ def _tail(reply: Any) -> dict[str, Any]:
 
 def _headers(received: Received, reply: Any) -> Headers:
     timing = _tail(reply)["timing"]
-    named = (("total", "total_ms"), ("queue", "queue_ms"), ("tokenization", "tokenization_ms"), ("inference", "inference_ms"))
+    named = (
+        ("total", "total_ms"),
+        ("queue", "queue_ms"),
+        ("tokenization", "tokenization_ms"),
+        ("inference", "inference_ms"),
+    )
     times = tuple((f"x-{name}-time".encode(), f"{timing[key]:.3f}".encode()) for name, key in named)
     revision = reply.model_revision.encode("ascii", "replace")
     return (
@@ -634,16 +788,26 @@ def _headers(received: Received, reply: Any) -> Headers:
 
 
 def _server_timing(timings: pb.Timings) -> bytes:
-    """All stages in milliseconds, in the header that browsers know (W3C Server Timing); the fields above join two of them."""
+    """All stages in milliseconds, in the header that browsers know (W3C Server Timing); the fields
+    above join two of them.
+    """
     stages = ("queue", "prepare", "wait", "forward", "finish", "total")
-    return ", ".join(f"{stage};dur={getattr(timings, f'{stage}_seconds') * 1000:.3f}" for stage in stages).encode()
+    return ", ".join(
+        f"{stage};dur={getattr(timings, f'{stage}_seconds') * 1000:.3f}" for stage in stages
+    ).encode()
 
 
 def _packed(content: Any) -> Any:
     """msgpack-numpy's form of arrays: a map whose keys are bytes."""
     if isinstance(content, np.ndarray):
         array = np.ascontiguousarray(content)
-        return {b"nd": True, b"type": array.dtype.str, b"kind": b"", b"shape": list(array.shape), b"data": array.tobytes()}
+        return {
+            b"nd": True,
+            b"type": array.dtype.str,
+            b"kind": b"",
+            b"shape": list(array.shape),
+            b"data": array.tobytes(),
+        }
     if isinstance(content, dict):
         return {key: _packed(value) for key, value in content.items()}
     if isinstance(content, list):
@@ -663,7 +827,19 @@ def _narrowed(content: Any) -> Any:
 
 
 ROUTES: Final = (
-    Route("POST", "/v1/encode/{model}", SIE, encode, "Encodes items in any forms", EncodeIn, ItemsOut),
-    Route("POST", "/v1/score/{model}", SIE, score, "Scores items against a query", ScoreIn, ScoreOut),
-    Route("POST", "/v1/extract/{model}", SIE, extract, "Finds entities, labels or relations in items", ExtractIn, ItemsOut),
+    Route(
+        "POST", "/v1/encode/{model}", SIE, encode, "Encodes items in any forms", EncodeIn, ItemsOut
+    ),
+    Route(
+        "POST", "/v1/score/{model}", SIE, score, "Scores items against a query", ScoreIn, ScoreOut
+    ),
+    Route(
+        "POST",
+        "/v1/extract/{model}",
+        SIE,
+        extract,
+        "Finds entities, labels or relations in items",
+        ExtractIn,
+        ItemsOut,
+    ),
 )

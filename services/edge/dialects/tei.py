@@ -1,7 +1,8 @@
-"""TEI's HTTP API (text-embeddings-inference 1.9). Pure. Hugging Face's pipelines, on the same base URL, are in huggingface.py.
+"""TEI's HTTP API (text-embeddings-inference 1.9). Pure. Hugging Face's pipelines, on the same base
+URL, are in huggingface.py.
 
-No request of TEI's names its model. So it stands in the path, `/tei/{model}/embed` (base URL `…/tei/org/name`), or it is that of an
-alias, `embed`, `rerank` or `predict`, for the bare paths.
+No request of TEI's names its model. So it stands in the path, `/tei/{model}/embed` (base URL
+`…/tei/org/name`), or it is that of an alias, `embed`, `rerank` or `predict`, for the bare paths.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from services.edge.messages.base import (
     Dialect,
     Fields,
     Headers,
-    Problem,
-    Question,
+    HttpError,
+    MeshCall,
     Received,
     Route,
     invalid,
@@ -35,7 +36,14 @@ from services.edge.messages.base import (
 from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows, joined, per_piece
-from services.edge.messages.reading import count_of, named_or_default, read, role_of, text_item, truncation_of
+from services.edge.messages.reading import (
+    count_of,
+    named_or_default,
+    read,
+    role_of,
+    text_item,
+    truncation_of,
+)
 
 VERSION: Final = "1.9.3"
 """TEI's version that is spoken."""
@@ -60,7 +68,7 @@ _STATUS: Final = {
 }
 
 
-def error(problem: Problem) -> Answer:
+def error(problem: HttpError) -> Answer:
     """TEI's flat form, with its statuses and names of types."""
     status = _STATUS.get(problem.reason, problem.status)
     if status == 422 and "is empty" in problem.message:
@@ -70,7 +78,13 @@ def error(problem: Problem) -> Answer:
 
 
 TEI: Final = Dialect("tei", error)
-Request = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest | pb.TokenizeRequest | pb.DetokenizeRequest
+Request = (
+    pb.EncodeRequest
+    | pb.ScoreRequest
+    | pb.ExtractRequest
+    | pb.TokenizeRequest
+    | pb.DetokenizeRequest
+)
 Inputs = str | Annotated[list[str | int | list[int]], ITEMS]
 
 
@@ -180,23 +194,31 @@ class _Peek(msgspec.Struct):
     documents: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def embed(received: Received) -> Question:
+def embed(received: Received) -> MeshCall:
     """`/embed`: dense vectors, normalised unless told otherwise."""
     request = read(EmbedRequest, received)
     if request.encoding_format not in (None, "float"):
-        raise invalid("encoding_format must be float here; /v1/embeddings answers base64", "encoding_format")
+        raise invalid(
+            "encoding_format must be float here; /v1/embeddings answers base64", "encoding_format"
+        )
     message, fields = _encode(received, request, pb.REPRESENTATION_DENSE)
     message.normalize = request.normalize is not False
 
     def answer(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
-        body = joined(len(rows), per_piece(rows.shape[1]), b"[", lambda first, last: json_of(rows[first:last])[1:-1], b"]")
+        body = joined(
+            len(rows),
+            per_piece(rows.shape[1]),
+            b"[",
+            lambda first, last: json_of(rows[first:last])[1:-1],
+            b"]",
+        )
         return Answer(body, headers=timed(reply.timings, reply.usage, message))
 
-    return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
 
 
-def embed_sparse(received: Received) -> Question:
+def embed_sparse(received: Received) -> MeshCall:
     """`/embed_sparse`."""
     request = read(EmbedRequest, received)
     message, fields = _encode(received, request, pb.REPRESENTATION_SPARSE)
@@ -204,16 +226,21 @@ def embed_sparse(received: Received) -> Question:
     def answer(reply: pb.EncodeResponse) -> Answer:
         matrix = decoded(codec.sparse, reply.sparse)
         rows = [
-            [{"index": column, "value": value} for column, value in zip(columns.tolist(), weights, strict=True)]
+            [
+                {"index": column, "value": value}
+                for column, value in zip(columns.tolist(), weights, strict=True)
+            ]
             for columns, weights in matrix
         ]
         return Answer(json_of(rows), headers=timed(reply.timings, reply.usage, message))
 
-    return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
 
 
-def embed_all(received: Received) -> Question:
-    """`/embed_all`: a vector a token, of models that are made for it. TEI gives the last hidden states of any model."""
+def embed_all(received: Received) -> MeshCall:
+    """`/embed_all`: a vector a token, of models that are made for it. TEI gives the last hidden
+    states of any model.
+    """
     request = read(EmbedRequest, received)
     message, fields = _encode(received, request, pb.REPRESENTATION_MULTI_VECTOR)
 
@@ -223,15 +250,17 @@ def embed_all(received: Received) -> Question:
         def pieces() -> Iterator[bytes]:
             yield b"["
             for index in range(len(ragged)):
-                yield (b"," if index else b"") + json_of(np.ascontiguousarray(ragged[index], np.float32))
+                yield (b"," if index else b"") + json_of(
+                    np.ascontiguousarray(ragged[index], np.float32)
+                )
             yield b"]"
 
         return Answer(pieces(), headers=timed(reply.timings, reply.usage, message))
 
-    return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
 
 
-def rerank(received: Received) -> Question:
+def rerank(received: Received) -> MeshCall:
     """`/rerank` with `texts`."""
     request = read(RankRequest, received)
     named = target_here(received, "rerank")
@@ -246,23 +275,32 @@ def rerank(received: Received) -> Question:
 
     def answer(reply: pb.ScoreResponse) -> Answer:
         scores = decoded(codec.score_result, reply)
-        ranks: list[dict[str, Any]] = [{"index": int(index), "score": scores.scores[index]} for index in scores.ranking]
+        ranks: list[dict[str, Any]] = [
+            {"index": int(index), "score": scores.scores[index]} for index in scores.ranking
+        ]
         if request.return_text:
             for rank in ranks:
                 rank["text"] = request.texts[rank["index"]]
         return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
 
     fields = item_fields("documents", "texts")
-    return Question(SCORE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(SCORE, message, answer, fields=fields, dialect=TEI)
 
 
-def predict(received: Received) -> Question:
+def predict(received: Received) -> MeshCall:
     """`/predict`: the labels of a classifier, or the score of pairs with one text in common."""
     request = read(PredictRequest, received)
     if request.raw_scores:
         raise invalid("raw_scores are not supported: labels have probabilities", "raw_scores")
-    if request.parameters is not None and request.parameters.function_to_apply not in (None, "sigmoid", "softmax"):
-        raise invalid("parameters.function_to_apply must be sigmoid or softmax, or be left out", "parameters.function_to_apply")
+    if request.parameters is not None and request.parameters.function_to_apply not in (
+        None,
+        "sigmoid",
+        "softmax",
+    ):
+        raise invalid(
+            "parameters.function_to_apply must be sigmoid or softmax, or be left out",
+            "parameters.function_to_apply",
+        )
     named = target_here(received, "predict")
     texts, is_batch, is_pair = _predicted(request.inputs)
     truncation = truncation_said(request.truncate, request.truncation_direction)
@@ -281,16 +319,20 @@ def predict(received: Received) -> Question:
     most = request.parameters.top_k if request.parameters is not None else None
 
     def answer(reply: pb.ExtractResponse) -> Answer:
-        found = [[{"score": label.score, "label": label.label} for label in result.labels[:most]] for result in reply.results]
-        # huggingface_hub's client, which alone sends parameters, takes the first of a list of lists.
+        found = [
+            [{"score": label.score, "label": label.label} for label in result.labels[:most]]
+            for result in reply.results
+        ]
+        # huggingface_hub's client, which alone sends parameters, takes the first of a list of
+        # lists.
         content: object = found if is_batch or request.parameters is not None else found[0]
         return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
 
     fields = item_fields("items", "inputs") if is_batch else single_field("items", "inputs")
-    return Question(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
 
 
-def similarity(received: Received) -> Question:
+def similarity(received: Received) -> MeshCall:
     """`/similarity`: cosines of one text to others."""
     request = read(SimilarityRequest, received)
     named = target_here(received, "embed")
@@ -313,18 +355,24 @@ def similarity(received: Received) -> Question:
         cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
         return Answer(json_of(cosines), headers=timed(reply.timings, reply.usage, message))
 
-    fields = dict.fromkeys(("items[].text", "items[]"), lambda index: "inputs.sentences" if index else "inputs.source_sentence")
-    return Question(ENCODE, message, answer, fields=fields, dialect=TEI)
+    fields = dict.fromkeys(
+        ("items[].text", "items[]"),
+        lambda index: "inputs.sentences" if index else "inputs.source_sentence",
+    )
+    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
 
 
-def info(received: Received) -> Question:
+def info(received: Received) -> MeshCall:
     """`/info`."""
     named = target_here(received, "embed")
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
         labels = {str(index): label for index, label in enumerate(card.labels)}
-        classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
+        classes = {
+            "id2label": labels,
+            "label2id": {label: int(index) for index, label in labels.items()},
+        }
         kind: dict[str, Any] = {"embedding": {"pooling": "mean"}}
         if models_pb2.TASK_ENCODE not in card.tasks:
             kind = {"classifier" if models_pb2.TASK_CLASSIFY in card.tasks else "reranker": classes}
@@ -345,10 +393,10 @@ def info(received: Received) -> Question:
         }
         return Answer(json_of(content))
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, dialect=TEI)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, dialect=TEI)
 
 
-def embeddings(received: Received) -> Question:
+def embeddings(received: Received) -> MeshCall:
     """OpenAI's form, with the model of the path whatever the body says, as TEI does."""
     form = msgspec.msgpack if received.is_msgpack else msgspec.json
     try:
@@ -365,18 +413,23 @@ def health(received: Received) -> Answer:
 
 
 def target_here(received: Received, default: str) -> Target:
-    """The model of the path, else what the alias `default` stands for. Raises Problem."""
+    """The model of the path, else what the alias `default` stands for. Raises HttpError."""
     return named_or_default(received, received.model, default)
 
 
-def _encode(received: Received, request: EmbedRequest, form: pb.Representation) -> tuple[pb.EncodeRequest, Fields]:
+def _encode(
+    received: Received, request: EmbedRequest, form: pb.Representation
+) -> tuple[pb.EncodeRequest, Fields]:
     named = target_here(received, "embed")
     given = request.inputs
     texts = [given] if isinstance(given, str) else given
     items = []
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise invalid("inputs are token ids, which mean something only with the model's own tokenizer: send texts", "inputs")
+            raise invalid(
+                "inputs are token ids, which mean something only with the model's own tokenizer: send texts",
+                "inputs",
+            )
         items.append(text_item(text, f"inputs[{index}]"))
     message = pb.EncodeRequest(
         model=named.model,
@@ -387,24 +440,33 @@ def _encode(received: Received, request: EmbedRequest, form: pb.Representation) 
         truncation=truncation_said(request.truncate, request.truncation_direction),
         adapter=named.adapter,
     )
-    return message, single_field("items", "inputs") if isinstance(given, str) else item_fields("items", "inputs")
+    return message, single_field("items", "inputs") if isinstance(given, str) else item_fields(
+        "items", "inputs"
+    )
 
 
 def truncation_said(truncate: bool | None, side: str | None) -> pb.Truncation:
-    """Of `truncate` and `truncation_direction`. Raises Problem."""
+    """Of `truncate` and `truncation_direction`. Raises HttpError."""
     if side is not None and side.lower() not in ("left", "right"):
-        raise invalid(f"truncation_direction is {side!r}; it must be Left or Right", "truncation_direction")
+        raise invalid(
+            f"truncation_direction is {side!r}; it must be Left or Right", "truncation_direction"
+        )
     return truncation_of(truncate, "truncate", side=side)
 
 
 def _predicted(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool, bool]:
-    """The texts, each a list of one or two; whether they are a batch, and whether they are pairs. Raises Problem."""
+    """The texts, each a list of one or two; whether they are a batch, and whether they are pairs.
+    Raises HttpError.
+    """
     if isinstance(inputs, str):
         return [[inputs]], False, False
     if inputs and all(isinstance(one, str) for one in inputs):
         texts = [str(one) for one in inputs]
         if len(texts) > 2:
-            raise invalid("inputs has more than two texts, which is no pair: a batch is a list of lists", "inputs")
+            raise invalid(
+                "inputs has more than two texts, which is no pair: a batch is a list of lists",
+                "inputs",
+            )
         return [texts], False, len(texts) == 2
     found = [[one] if isinstance(one, str) else one for one in inputs]
     lengths = {len(one) for one in found}
@@ -412,10 +474,15 @@ def _predicted(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bo
         return found, True, False
     if lengths == {2} and len({one[0] for one in found}) == 1:
         return found, True, True
-    raise invalid("inputs must be texts, or pairs that have their first text in common, all of one kind and at least one", "inputs")
+    raise invalid(
+        "inputs must be texts, or pairs that have their first text in common, all of one kind and at least one",
+        "inputs",
+    )
 
 
-def _pairs(named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_batch: bool) -> Question:
+def _pairs(
+    named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_batch: bool
+) -> MeshCall:
     message = pb.ScoreRequest(
         model=named.model,
         query=text_item(pairs[0][0], "inputs"),
@@ -428,9 +495,12 @@ def _pairs(named: Target, pairs: list[list[str]], truncation: pb.Truncation, is_
     def answer(reply: pb.ScoreResponse) -> Answer:
         scores = decoded(codec.score_result, reply).scores
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
-        return Answer(json_of(found if is_batch else found[0]), headers=timed(reply.timings, reply.usage, message))
+        return Answer(
+            json_of(found if is_batch else found[0]),
+            headers=timed(reply.timings, reply.usage, message),
+        )
 
-    return Question(SCORE, message, answer, fields=single_field("documents", "inputs"), dialect=TEI)
+    return MeshCall(SCORE, message, answer, fields=single_field("documents", "inputs"), dialect=TEI)
 
 
 def timed(timings: pb.Timings, usage: pb.Usage, message: Request) -> Headers:
@@ -459,10 +529,16 @@ def _characters(message: Request) -> int:
     return sum(len(item.text) for item in message.items)
 
 
-_POSTS: Final[tuple[tuple[str, Callable[[Received], Question], str, type, Any], ...]] = (
+_POSTS: Final[tuple[tuple[str, Callable[[Received], MeshCall], str, type, Any], ...]] = (
     ("embed", embed, "Turns texts into vectors", EmbedRequest, list[list[float]]),
     ("embed_sparse", embed_sparse, "Turns texts into sparse vectors", EmbedRequest, None),
-    ("embed_all", embed_all, "Turns texts into a vector a token", EmbedRequest, list[list[list[float]]]),
+    (
+        "embed_all",
+        embed_all,
+        "Turns texts into a vector a token",
+        EmbedRequest,
+        list[list[list[float]]],
+    ),
     ("predict", predict, "Says which labels fit texts", PredictRequest, None),
     ("similarity", similarity, "Compares a text with others", SimilarityRequest, list[float]),
 )
@@ -474,11 +550,32 @@ ROUTES: Final = (
         for start in ("/tei/{model}", "")
     ),
     # The bare /rerank is shared with others (rerank.py).
-    Route("POST", "/tei/{model}/rerank", TEI, rerank, "Orders texts by how well they answer a query", RankRequest, list[Rank]),
-    *(Route("GET", f"{start}/info", TEI, info, "Describes the model", answer=Info) for start in ("/tei/{model}", "")),
-    *(Route("GET", f"/tei/{{model}}{path}", TEI, health, "This process answers") for path in ("/health", "/ping", "")),
+    Route(
+        "POST",
+        "/tei/{model}/rerank",
+        TEI,
+        rerank,
+        "Orders texts by how well they answer a query",
+        RankRequest,
+        list[Rank],
+    ),
     *(
-        Route("POST", f"/tei/{{model}}/{name}", openai.OPENAI, embeddings, "OpenAI's form", openai.EmbeddingsRequest)
+        Route("GET", f"{start}/info", TEI, info, "Describes the model", answer=Info)
+        for start in ("/tei/{model}", "")
+    ),
+    *(
+        Route("GET", f"/tei/{{model}}{path}", TEI, health, "This process answers")
+        for path in ("/health", "/ping", "")
+    ),
+    *(
+        Route(
+            "POST",
+            f"/tei/{{model}}/{name}",
+            openai.OPENAI,
+            embeddings,
+            "OpenAI's form",
+            openai.EmbeddingsRequest,
+        )
         for name in ("v1/embeddings", "embeddings")
     ),
 )

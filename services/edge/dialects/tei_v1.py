@@ -1,7 +1,8 @@
 """TEI's gRPC API, `tei.v1`: its messages in, questions for the mesh, its messages out. Pure.
 
-No message names its model: it is that of the address, or of the aliases `embed`, `rerank` and `predict`. `truncate` is false unless
-it is sent. Texts of a stream are asked for together as far as they agree on everything else (`Batch.key`).
+No message names its model: it is that of the address, or of the aliases `embed`, `rerank` and
+`predict`. `truncate` is false unless it is sent. Texts of a stream are asked for together as far as
+they agree on everything else (`Batch.key`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from shoal.v1 import models_pb2
 
 from services.edge.dialects.tei import VERSION
 from services.edge.dialects.tokens import tei_tokens
-from services.edge.messages.base import Answer, Question, Received, invalid, item_fields, single_field
+from services.edge.messages.base import (
+    Answer,
+    MeshCall,
+    Received,
+    invalid,
+    item_fields,
+    single_field,
+)
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import decoded, dense_rows
 from services.edge.messages.reading import named_or_default, role_of, text_item
@@ -49,15 +57,18 @@ CODES: Final = {
     "NO_SUCH_ROUTE": "UNIMPLEMENTED",
 }
 """The gRPC status of a reason; INTERNAL for those that are not here."""
-Ask = Callable[[Sequence[Any], Received], Question]
-"""The question for messages that agree. The pieces of its Answer's body are their answers, serialised, in order."""
+Ask = Callable[[Sequence[Any], Received], MeshCall]
+"""The question for messages that agree. The pieces of its Answer's body are their answers,
+serialised, in order.
+"""
 _TEXT: Final = single_field("items", "inputs")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One kind of call. `request`: the type of its messages. `ask`: asks for several at once. `agree`: the fields that must be
-    equal in messages that are asked for together; none: each is asked for alone."""
+    """One kind of call. `request`: the type of its messages. `ask`: asks for several at once.
+    `agree`: the fields that must be equal in messages that are asked for together; none: each is
+    asked for alone."""
 
     request: type[Message]
     ask: Ask
@@ -66,7 +77,11 @@ class Batch:
     def key(self, message: Any) -> tuple[object, ...]:
         """Equal for messages that may be asked for together."""
         return tuple(
-            (message.HasField(name) if _has_presence(message, name) else True, getattr(message, name)) for name in self.agree
+            (
+                message.HasField(name) if _has_presence(message, name) else True,
+                getattr(message, name),
+            )
+            for name in self.agree
         )
 
 
@@ -78,8 +93,8 @@ def _replies(messages: Sequence[Message]) -> Answer:
     return Answer(iter([message.SerializeToString() for message in messages]), media_type=GRPC)
 
 
-def embed(requests: Sequence[Any], received: Received) -> Question:
-    """Embed. Raises Problem."""
+def embed(requests: Sequence[Any], received: Received) -> MeshCall:
+    """Embed. Raises HttpError."""
     first = requests[0]
     message = _encode(requests, received, pb.REPRESENTATION_DENSE)
     message.normalize = first.normalize if first.HasField("normalize") else True
@@ -91,13 +106,15 @@ def embed(requests: Sequence[Any], received: Received) -> Question:
     def answer(reply: pb.EncodeResponse) -> Answer:
         rows = np.ascontiguousarray(dense_rows(reply.dense), np.float32)
         told = zip(rows, _shares(requests, reply), strict=True)
-        return _replies([tei_pb2.EmbedResponse(embeddings=row.tolist(), metadata=share) for row, share in told])
+        return _replies(
+            [tei_pb2.EmbedResponse(embeddings=row.tolist(), metadata=share) for row, share in told]
+        )
 
-    return Question(ENCODE, message, answer, fields=_TEXT)
+    return MeshCall(ENCODE, message, answer, fields=_TEXT)
 
 
-def embed_sparse(requests: Sequence[Any], received: Received) -> Question:
-    """EmbedSparse. Raises Problem."""
+def embed_sparse(requests: Sequence[Any], received: Received) -> MeshCall:
+    """EmbedSparse. Raises HttpError."""
 
     def answer(reply: pb.EncodeResponse) -> Answer:
         matrix = decoded(codec.sparse, reply.sparse)
@@ -108,11 +125,13 @@ def embed_sparse(requests: Sequence[Any], received: Received) -> Question:
             answers.append(tei_pb2.EmbedSparseResponse(sparse_embeddings=values, metadata=share))
         return _replies(answers)
 
-    return Question(ENCODE, _encode(requests, received, pb.REPRESENTATION_SPARSE), answer, fields=_TEXT)
+    return MeshCall(
+        ENCODE, _encode(requests, received, pb.REPRESENTATION_SPARSE), answer, fields=_TEXT
+    )
 
 
-def embed_all(requests: Sequence[Any], received: Received) -> Question:
-    """EmbedAll: of models that are made for a vector a token. Raises Problem."""
+def embed_all(requests: Sequence[Any], received: Received) -> MeshCall:
+    """EmbedAll: of models that are made for a vector a token. Raises HttpError."""
 
     def answer(reply: pb.EncodeResponse) -> Answer:
         ragged = decoded(codec.ragged, reply.multi_vector)
@@ -123,16 +142,18 @@ def embed_all(requests: Sequence[Any], received: Received) -> Question:
             answers.append(tei_pb2.EmbedAllResponse(token_embeddings=tokens, metadata=share))
         return _replies(answers)
 
-    return Question(ENCODE, _encode(requests, received, pb.REPRESENTATION_MULTI_VECTOR), answer, fields=_TEXT)
+    return MeshCall(
+        ENCODE, _encode(requests, received, pb.REPRESENTATION_MULTI_VECTOR), answer, fields=_TEXT
+    )
 
 
-def predict(requests: Sequence[Any], received: Received) -> Question:
-    """Predict. Raises Problem."""
+def predict(requests: Sequence[Any], received: Received) -> MeshCall:
+    """Predict. Raises HttpError."""
     return _labels([request.inputs for request in requests], requests, received)
 
 
-def predict_pair(requests: Sequence[Any], received: Received) -> Question:
-    """PredictPair, of one message. Raises Problem."""
+def predict_pair(requests: Sequence[Any], received: Received) -> MeshCall:
+    """PredictPair, of one message. Raises HttpError."""
     (request,) = requests
     if len(request.inputs) == 1:
         return _labels([request.inputs[0]], requests, received)
@@ -156,11 +177,11 @@ def predict_pair(requests: Sequence[Any], received: Received) -> Question:
         return _replies([tei_pb2.PredictResponse(predictions=[prediction], metadata=metadata)])
 
     fields = {**single_field("documents", "inputs"), "query.text": "inputs", "query": "inputs"}
-    return Question(SCORE, message, answer, fields=fields)
+    return MeshCall(SCORE, message, answer, fields=fields)
 
 
-def rerank(requests: Sequence[Any], received: Received) -> Question:
-    """Rerank, of one message. Raises Problem."""
+def rerank(requests: Sequence[Any], received: Received) -> MeshCall:
+    """Rerank, of one message. Raises HttpError."""
     (request,) = requests
     named = _named(received, "rerank")
     message = pb.ScoreRequest(
@@ -185,11 +206,11 @@ def rerank(requests: Sequence[Any], received: Received) -> Question:
         return _replies([tei_pb2.RerankResponse(ranks=ranks, metadata=metadata)])
 
     fields = item_fields("documents", "texts")
-    return Question(SCORE, message, answer, fields=fields)
+    return MeshCall(SCORE, message, answer, fields=fields)
 
 
-def rerank_stream(requests: Sequence[Any], received: Received) -> Question:
-    """RerankStream: all of its messages. Raises Problem."""
+def rerank_stream(requests: Sequence[Any], received: Received) -> MeshCall:
+    """RerankStream: all of its messages. Raises HttpError."""
     if not requests:
         raise invalid("the stream is empty: send a message for each text", "text")
     first = requests[0]
@@ -197,12 +218,15 @@ def rerank_stream(requests: Sequence[Any], received: Received) -> Question:
     for name in names:
         if any(getattr(request, name) != getattr(first, name) for request in requests):
             raise invalid(f"{name} must be the same in all messages of the stream", name)
-    whole = tei_pb2.RerankRequest(texts=[request.text for request in requests], **{name: getattr(first, name) for name in names})
+    whole = tei_pb2.RerankRequest(
+        texts=[request.text for request in requests],
+        **{name: getattr(first, name) for name in names},
+    )
     return rerank([whole], received)
 
 
-def info(requests: Sequence[Any], received: Received) -> Question:
-    """Info. Raises Problem."""
+def info(requests: Sequence[Any], received: Received) -> MeshCall:
+    """Info. Raises HttpError."""
     named = _named(received, "embed")
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
@@ -226,11 +250,11 @@ def info(requests: Sequence[Any], received: Received) -> Question:
             found.model_sha = card.revision
         return _replies([found])
 
-    return Question(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
 
 
-def tokenize(requests: Sequence[Any], received: Received) -> Question:
-    """Tokenize. Raises Problem."""
+def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
+    """Tokenize. Raises HttpError."""
     first = requests[0]
     if first.HasField("prompt_name"):
         raise invalid("prompt_name is not supported: put the prompt before the text", "prompt_name")
@@ -245,16 +269,20 @@ def tokenize(requests: Sequence[Any], received: Received) -> Question:
         found = zip(requests, reply.results, strict=True)
         return _replies(
             [
-                tei_pb2.EncodeResponse(tokens=[tei_pb2.SimpleToken(**one) for one in tei_tokens(request.inputs, result)])
+                tei_pb2.EncodeResponse(
+                    tokens=[
+                        tei_pb2.SimpleToken(**one) for one in tei_tokens(request.inputs, result)
+                    ]
+                )
                 for request, result in found
             ]
         )
 
-    return Question(TOKENIZE, message, answer, fields={"texts[]": "inputs", "texts": "inputs"})
+    return MeshCall(TOKENIZE, message, answer, fields={"texts[]": "inputs", "texts": "inputs"})
 
 
-def decode(requests: Sequence[Any], received: Received) -> Question:
-    """Decode. Raises Problem."""
+def decode(requests: Sequence[Any], received: Received) -> MeshCall:
+    """Decode. Raises HttpError."""
     message = pb.DetokenizeRequest(
         model=_named(received, "embed").model,
         sequences=[pb.TokenIds(ids=request.ids) for request in requests],
@@ -264,29 +292,37 @@ def decode(requests: Sequence[Any], received: Received) -> Question:
     def answer(reply: pb.DetokenizeResponse) -> Answer:
         return _replies([tei_pb2.DecodeResponse(text=text) for text in reply.texts])
 
-    return Question(
+    return MeshCall(
         DETOKENIZE,
         message,
         answer,
-        fields={"sequences[].ids[]": lambda index: f"ids[{index}]", "sequences[]": "ids", "sequences": "ids"},
+        fields={
+            "sequences[].ids[]": lambda index: f"ids[{index}]",
+            "sequences[]": "ids",
+            "sequences": "ids",
+        },
     )
 
 
-def _encode(requests: Sequence[Any], received: Received, form: pb.Representation) -> pb.EncodeRequest:
+def _encode(
+    requests: Sequence[Any], received: Received, form: pb.Representation
+) -> pb.EncodeRequest:
     first = requests[0]
     named = _named(received, "embed")
     return pb.EncodeRequest(
         model=named.model,
         items=[text_item(request.inputs, "inputs") for request in requests],
         representations=[form],
-        role=role_of(named, prompt_name=first.prompt_name if first.HasField("prompt_name") else None),
+        role=role_of(
+            named, prompt_name=first.prompt_name if first.HasField("prompt_name") else None
+        ),
         dimensions=named.dimensions,
         truncation=_truncation(first),
         adapter=named.adapter,
     )
 
 
-def _labels(texts: Sequence[str], requests: Sequence[Any], received: Received) -> Question:
+def _labels(texts: Sequence[str], requests: Sequence[Any], received: Received) -> MeshCall:
     _refuse_raw(requests[0])
     named = _named(received, "predict")
     message = pb.ExtractRequest(
@@ -304,7 +340,7 @@ def _labels(texts: Sequence[str], requests: Sequence[Any], received: Received) -
             answers.append(tei_pb2.PredictResponse(predictions=found, metadata=share))
         return _replies(answers)
 
-    return Question(EXTRACT, message, answer, fields=_TEXT)
+    return MeshCall(EXTRACT, message, answer, fields=_TEXT)
 
 
 def _refuse_raw(request: Any) -> None:
@@ -317,18 +353,30 @@ def _named(received: Received, default: str) -> Target:
 
 
 def _truncation(request: Any) -> pb.Truncation:
-    sides = {tei_pb2.TRUNCATION_DIRECTION_RIGHT: pb.TRUNCATION_END, tei_pb2.TRUNCATION_DIRECTION_LEFT: pb.TRUNCATION_START}
+    sides = {
+        tei_pb2.TRUNCATION_DIRECTION_RIGHT: pb.TRUNCATION_END,
+        tei_pb2.TRUNCATION_DIRECTION_LEFT: pb.TRUNCATION_START,
+    }
     side = sides.get(request.truncation_direction)
     if side is None:
-        raise invalid(f"truncation_direction is {request.truncation_direction}; it must be 0 or 1", "truncation_direction")
+        raise invalid(
+            f"truncation_direction is {request.truncation_direction}; it must be 0 or 1",
+            "truncation_direction",
+        )
     return side if request.truncate else pb.TRUNCATION_NONE
 
 
 def _shares(requests: Sequence[Any], reply: Any) -> list[tei_pb2.Metadata]:
     """What each message of a batch took: the batch's tokens by its characters."""
-    lengths = [len(one.inputs) if isinstance(one.inputs, str) else sum(map(len, one.inputs)) for one in requests]
+    lengths = [
+        len(one.inputs) if isinstance(one.inputs, str) else sum(map(len, one.inputs))
+        for one in requests
+    ]
     every = max(1, sum(lengths))
-    return [_metadata(reply, length, round(reply.usage.input_tokens * length / every)) for length in lengths]
+    return [
+        _metadata(reply, length, round(reply.usage.input_tokens * length / every))
+        for length in lengths
+    ]
 
 
 def _metadata(reply: Any, characters: int, used: int) -> tei_pb2.Metadata:
@@ -351,7 +399,9 @@ _OPTIONS: Final = ("truncate", "truncation_direction", "prompt_name")
 _EMBED: Final = Batch(tei_pb2.EmbedRequest, embed, (*_OPTIONS, "normalize", "dimensions"))
 _SPARSE: Final = Batch(tei_pb2.EmbedSparseRequest, embed_sparse, _OPTIONS)
 _ALL: Final = Batch(tei_pb2.EmbedAllRequest, embed_all, _OPTIONS)
-_PREDICT: Final = Batch(tei_pb2.PredictRequest, predict, ("truncate", "truncation_direction", "raw_scores"))
+_PREDICT: Final = Batch(
+    tei_pb2.PredictRequest, predict, ("truncate", "truncation_direction", "raw_scores")
+)
 _PAIR: Final = Batch(tei_pb2.PredictPairRequest, predict_pair)
 _TOKENS: Final = Batch(tei_pb2.EncodeRequest, tokenize, ("add_special_tokens", "prompt_name"))
 _IDS: Final = Batch(tei_pb2.DecodeRequest, decode, ("skip_special_tokens",))
@@ -365,11 +415,21 @@ SERVICES: Final[dict[str, dict[str, Batch]]] = {
         "EmbedAll": _ALL,
         "EmbedAllStream": _ALL,
     },
-    "tei.v1.Predict": {"Predict": _PREDICT, "PredictStream": _PREDICT, "PredictPair": _PAIR, "PredictPairStream": _PAIR},
+    "tei.v1.Predict": {
+        "Predict": _PREDICT,
+        "PredictStream": _PREDICT,
+        "PredictPair": _PAIR,
+        "PredictPairStream": _PAIR,
+    },
     "tei.v1.Rerank": {
         "Rerank": Batch(tei_pb2.RerankRequest, rerank),
         "RerankStream": Batch(tei_pb2.RerankStreamRequest, rerank_stream),
     },
-    "tei.v1.Tokenize": {"Tokenize": _TOKENS, "TokenizeStream": _TOKENS, "Decode": _IDS, "DecodeStream": _IDS},
+    "tei.v1.Tokenize": {
+        "Tokenize": _TOKENS,
+        "TokenizeStream": _TOKENS,
+        "Decode": _IDS,
+        "DecodeStream": _IDS,
+    },
 }
 """All methods, by service and name. RerankStream is asked with all of its messages."""

@@ -1,6 +1,7 @@
 """Tokens of texts and texts of tokens, as TEI, vLLM and Cohere ask for them. Pure.
 
-TEI and vLLM share the path `/tokenize`: a request of vLLM's has `prompt` or `messages`, one of TEI's `inputs`.
+TEI and vLLM share the path `/tokenize`: a request of vLLM's has `prompt` or `messages`, one of
+TEI's `inputs`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from shoal.v1 import inference_pb2 as pb
 from services.edge.dialects import openai
 from services.edge.dialects.cohere import COHERE
 from services.edge.dialects.tei import TEI, target_here, timed
-from services.edge.messages.base import Answer, Fields, Problem, Question, Received, Route, invalid, json_of
+from services.edge.messages.base import (
+    Answer,
+    Fields,
+    HttpError,
+    MeshCall,
+    Received,
+    Route,
+    invalid,
+    json_of,
+)
 from services.edge.messages.limits import IDS, ITEMS, check_items
 from services.edge.messages.numbers import joined, per_piece
 from services.edge.messages.reading import named_or_default, read
@@ -111,19 +121,19 @@ class _Peek(msgspec.Struct):
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def tokenize(received: Received) -> Question:
-    """`/tokenize` of TEI and of vLLM. Raises Problem."""
+def tokenize(received: Received) -> MeshCall:
+    """`/tokenize` of TEI and of vLLM. Raises HttpError."""
     if not _is_vllm(received.body):
         return _tei_tokenize(received)
     try:
         return _vllm_tokenize(received)
-    except Problem as problem:
+    except HttpError as problem:
         problem.dialect = openai.OPENAI
         raise
 
 
-def decode(received: Received) -> Question:
-    """TEI's `/decode`. Raises Problem."""
+def decode(received: Received) -> MeshCall:
+    """TEI's `/decode`. Raises HttpError."""
     request = read(DecodeIn, received)
     batch = [one for one in request.ids if isinstance(one, list)]
     alone = [one for one in request.ids if isinstance(one, int)]
@@ -133,41 +143,54 @@ def decode(received: Received) -> Question:
     check_items(batch, "ids")
     message = pb.DetokenizeRequest(
         model=target_here(received, "embed").model,
-        sequences=[_ids(one, f"ids[{index}]") for index, one in enumerate(batch)] if is_batch else [_ids(alone, "ids")],
+        sequences=[_ids(one, f"ids[{index}]") for index, one in enumerate(batch)]
+        if is_batch
+        else [_ids(alone, "ids")],
         skip_special_tokens=request.skip_special_tokens is not False,
     )
 
     def answer(reply: pb.DetokenizeResponse) -> Answer:
-        return Answer(json_of(list(reply.texts)), headers=timed(reply.timings, reply.usage, message))
+        return Answer(
+            json_of(list(reply.texts)), headers=timed(reply.timings, reply.usage, message)
+        )
 
-    return Question(DETOKENIZE, message, answer, fields=_sequence_fields("ids", is_batch=is_batch), dialect=TEI)
+    return MeshCall(
+        DETOKENIZE, message, answer, fields=_sequence_fields("ids", is_batch=is_batch), dialect=TEI
+    )
 
 
-def detokenize(received: Received) -> Question:
-    """vLLM's `/detokenize`. Raises Problem."""
+def detokenize(received: Received) -> MeshCall:
+    """vLLM's `/detokenize`. Raises HttpError."""
     request = read(DetokenizeIn, received)
     named = named_or_default(received, request.model or received.model, "embed")
     message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
     fields = _sequence_fields("tokens", is_batch=False)
-    return Question(DETOKENIZE, message, lambda reply: Answer(json_of({"prompt": reply.texts[0]})), fields=fields)
+    return MeshCall(
+        DETOKENIZE,
+        message,
+        lambda reply: Answer(json_of({"prompt": reply.texts[0]})),
+        fields=fields,
+    )
 
 
-def cohere_tokenize(received: Received) -> Question:
-    """Cohere's `/v1/tokenize`, whose tokens have no special ones around them. Raises Problem."""
+def cohere_tokenize(received: Received) -> MeshCall:
+    """Cohere's `/v1/tokenize`, whose tokens have no special ones around them. Raises HttpError."""
     request = read(CohereTokenizeIn, received)
     named = named_or_default(received, request.model, "embed")
     message = pb.TokenizeRequest(model=named.model, texts=[request.text], add_special_tokens=False)
 
     def answer(reply: pb.TokenizeResponse) -> Answer:
         found = reply.results[0]
-        texts = [request.text[start:end] for start, end in zip(found.starts, found.ends, strict=True)]
+        texts = [
+            request.text[start:end] for start, end in zip(found.starts, found.ends, strict=True)
+        ]
         return Answer(json_of({"tokens": list(found.ids), "token_strings": texts, "meta": _META}))
 
-    return Question(TOKENIZE, message, answer, fields=_text_fields("text", is_batch=False))
+    return MeshCall(TOKENIZE, message, answer, fields=_text_fields("text", is_batch=False))
 
 
-def cohere_detokenize(received: Received) -> Question:
-    """Cohere's `/v1/detokenize`. Raises Problem."""
+def cohere_detokenize(received: Received) -> MeshCall:
+    """Cohere's `/v1/detokenize`. Raises HttpError."""
     request = read(DetokenizeIn, received)
     named = named_or_default(received, request.model, "embed")
     message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
@@ -175,25 +198,37 @@ def cohere_detokenize(received: Received) -> Question:
     def answer(reply: pb.DetokenizeResponse) -> Answer:
         return Answer(json_of({"text": reply.texts[0], "meta": _META}))
 
-    return Question(DETOKENIZE, message, answer, fields=_sequence_fields("tokens", is_batch=False))
+    return MeshCall(DETOKENIZE, message, answer, fields=_sequence_fields("tokens", is_batch=False))
 
 
 def tei_tokens(text: str, found: pb.Tokenization) -> list[dict[str, Any]]:
-    """The tokens of a text in TEI's form: a token's text is its part of the text, a special token's its name."""
+    """The tokens of a text in TEI's form: a token's text is its part of the text, a special token's
+    its name.
+    """
     places = _byte_places(text)
     after = len(found.ids) - found.special_after
     tokens: list[dict[str, Any]] = []
-    for place, (token, start, end) in enumerate(zip(found.ids, found.starts, found.ends, strict=True)):
+    for place, (token, start, end) in enumerate(
+        zip(found.ids, found.starts, found.ends, strict=True)
+    ):
         if found.special_before <= place < after:
             first, last = (start, end) if places is None else (int(places[start]), int(places[end]))
-            tokens.append({"id": token, "text": text[start:end], "special": False, "start": first, "stop": last})
+            tokens.append(
+                {
+                    "id": token,
+                    "text": text[start:end],
+                    "special": False,
+                    "start": first,
+                    "stop": last,
+                }
+            )
         else:
             name = found.tokens[place] if found.tokens else ""
             tokens.append({"id": token, "text": name, "special": True, "start": None, "stop": None})
     return tokens
 
 
-def _tei_tokenize(received: Received) -> Question:
+def _tei_tokenize(received: Received) -> MeshCall:
     request = read(TokenizeIn, received)
     if request.inputs is None:
         raise invalid("inputs is required, or prompt for vLLM's form", "inputs")
@@ -211,22 +246,32 @@ def _tei_tokenize(received: Received) -> Question:
 
     def answer(reply: pb.TokenizeResponse) -> Answer:
         if len(reply.results) != len(texts):
-            raise Problem("INTERNAL", f"the mesh answered {len(texts)} texts with the tokens of {len(reply.results)}")
+            raise HttpError(
+                "INTERNAL",
+                f"the mesh answered {len(texts)} texts with the tokens of {len(reply.results)}",
+            )
 
         def piece(first: int, last: int) -> bytes:
-            return json_of([tei_tokens(texts[index], reply.results[index]) for index in range(first, last)])[1:-1]
+            return json_of(
+                [tei_tokens(texts[index], reply.results[index]) for index in range(first, last)]
+            )[1:-1]
 
         longest = max((len(one.ids) for one in reply.results), default=1)
         body = joined(len(texts), per_piece(longest * _TOKEN_NUMBERS), b"[", piece, b"]")
         return Answer(body, headers=timed(reply.timings, reply.usage, message))
 
-    return Question(TOKENIZE, message, answer, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI)
+    return MeshCall(
+        TOKENIZE, message, answer, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI
+    )
 
 
-def _vllm_tokenize(received: Received) -> Question:
+def _vllm_tokenize(received: Received) -> MeshCall:
     request = read(TokenizeIn, received)
     if request.messages is not None:
-        raise invalid("messages are not supported: no chat template is applied here, send the whole prompt", "messages")
+        raise invalid(
+            "messages are not supported: no chat template is applied here, send the whole prompt",
+            "messages",
+        )
     if request.prompt is None:
         raise invalid("prompt is required", "prompt")
     named = named_or_default(received, request.model or received.model, "embed")
@@ -247,7 +292,13 @@ def _vllm_tokenize(received: Received) -> Question:
         }
         return Answer(json_of(content))
 
-    return Question(TOKENIZE, message, answer, fields=_text_fields("prompt", is_batch=False), dialect=openai.OPENAI)
+    return MeshCall(
+        TOKENIZE,
+        message,
+        answer,
+        fields=_text_fields("prompt", is_batch=False),
+        dialect=openai.OPENAI,
+    )
 
 
 def _is_vllm(body: bytes) -> bool:
@@ -257,19 +308,27 @@ def _is_vllm(body: bytes) -> bool:
     try:
         found = msgspec.json.decode(body, type=_Peek)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return b'"inputs"' not in body  # the reader says what is wrong, in the form of whoever asked
-    return found.inputs is msgspec.UNSET and (found.prompt is not msgspec.UNSET or found.messages is not msgspec.UNSET)
+        return (
+            b'"inputs"' not in body
+        )  # the reader says what is wrong, in the form of whoever asked
+    return found.inputs is msgspec.UNSET and (
+        found.prompt is not msgspec.UNSET or found.messages is not msgspec.UNSET
+    )
 
 
 def _ids(given: Sequence[int], field: str) -> pb.TokenIds:
     wrong = next((index for index, number in enumerate(given) if not 0 <= number <= _ID_MOST), None)
     if wrong is not None:
-        raise invalid(f"{field}[{wrong}] is {given[wrong]}, which is no token's id", f"{field}[{wrong}]")
+        raise invalid(
+            f"{field}[{wrong}] is {given[wrong]}, which is no token's id", f"{field}[{wrong}]"
+        )
     return pb.TokenIds(ids=given)
 
 
 def _byte_places(text: str) -> NDArray[np.int64] | None:
-    """Where each character begins in the text's UTF-8, and where the text ends; None where these are the characters' own places."""
+    """Where each character begins in the text's UTF-8, and where the text ends; None where these
+    are the characters' own places.
+    """
     if text.isascii():
         return None
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
@@ -283,21 +342,69 @@ def _text_fields(given: str, *, is_batch: bool) -> Fields:
 
 def _sequence_fields(given: str, *, is_batch: bool) -> Fields:
     if is_batch:
-        return {"sequences[].ids[]": f"{given}[][]", "sequences[]": f"{given}[]", "sequences": given}
-    return {"sequences[].ids[]": lambda index: f"{given}[{index}]", "sequences[]": given, "sequences": given}
+        return {
+            "sequences[].ids[]": f"{given}[][]",
+            "sequences[]": f"{given}[]",
+            "sequences": given,
+        }
+    return {
+        "sequences[].ids[]": lambda index: f"{given}[{index}]",
+        "sequences[]": given,
+        "sequences": given,
+    }
 
 
 _TOKENIZED: Final = (list[list[SimpleToken]], Tokenized)
 ROUTES: Final = (
     *(
-        Route("POST", f"{start}/tokenize", TEI, tokenize, "Returns the tokens of texts", TokenizeIn, _TOKENIZED)
+        Route(
+            "POST",
+            f"{start}/tokenize",
+            TEI,
+            tokenize,
+            "Returns the tokens of texts",
+            TokenizeIn,
+            _TOKENIZED,
+        )
         for start in ("/tei/{model}", "")
     ),
     *(
-        Route("POST", f"{start}/decode", TEI, decode, "Returns the texts of tokens", DecodeIn, list[str])
+        Route(
+            "POST",
+            f"{start}/decode",
+            TEI,
+            decode,
+            "Returns the texts of tokens",
+            DecodeIn,
+            list[str],
+        )
         for start in ("/tei/{model}", "")
     ),
-    Route("POST", "/detokenize", openai.OPENAI, detokenize, "Returns the text of tokens", DetokenizeIn, Detokenized),
-    Route("POST", "/v1/tokenize", COHERE, cohere_tokenize, "Returns the tokens of a text", CohereTokenizeIn, CohereTokens),
-    Route("POST", "/v1/detokenize", COHERE, cohere_detokenize, "Returns the text of tokens", DetokenizeIn, CohereText),
+    Route(
+        "POST",
+        "/detokenize",
+        openai.OPENAI,
+        detokenize,
+        "Returns the text of tokens",
+        DetokenizeIn,
+        Detokenized,
+    ),
+    Route(
+        "POST",
+        "/v1/tokenize",
+        COHERE,
+        cohere_tokenize,
+        "Returns the tokens of a text",
+        CohereTokenizeIn,
+        CohereTokens,
+    ),
+    Route(
+        "POST",
+        "/v1/detokenize",
+        COHERE,
+        cohere_detokenize,
+        "Returns the text of tokens",
+        DetokenizeIn,
+        CohereText,
+    ),
 )

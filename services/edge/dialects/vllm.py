@@ -1,8 +1,9 @@
-"""vLLM's own paths: `POST /score`, `/v1/score`, `/classify`, `/pooling`. Pure. `/classify` is Infinity's as well, whose requests
-have `raw_scores`.
+"""vLLM's own paths: `POST /score`, `/v1/score`, `/classify`, `/pooling`. Pure. `/classify` is
+Infinity's as well, whose requests have `raw_scores`.
 
-Errors have OpenAI's form. Scores are on the model's own scale, as vLLM's are: cosines of embedding models, and of a cross-encoder
-the activation that its files name, a sigmoid where they name none. `created` is 0: nothing here reads a clock.
+Errors have OpenAI's form. Scores are on the model's own scale, as vLLM's are: cosines of embedding
+models, and of a cross-encoder the activation that its files name, a sigmoid where they name none.
+`created` is 0: nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from services.edge.messages.base import (
     Answer,
     Dialect,
     Fields,
-    Problem,
-    Question,
+    HttpError,
+    MeshCall,
     Received,
     Route,
     invalid,
@@ -34,14 +35,27 @@ from services.edge.messages.base import (
 from services.edge.messages.limits import ITEMS, LABELS
 from services.edge.messages.names import Target
 from services.edge.messages.numbers import Rows, base64_of, decoded, dense_rows, joined, per_piece
-from services.edge.messages.reading import count_of, named_or_default, priority_of, read, role_of, text_item, truncation_of
+from services.edge.messages.reading import (
+    count_of,
+    named_or_default,
+    priority_of,
+    read,
+    role_of,
+    text_item,
+    truncation_of,
+)
 
 VLLM: Final = Dialect("vllm", openai.error)
-MOST_QUERIES: Final = 64
+MAX_QUERIES: Final = 64
 """Different first texts of one request: each is a call of its own, one after the other."""
 
 Texts = str | Annotated[list[str], ITEMS]
-_PAIRS: Final = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+_PAIRS: Final = (
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+)
 """How versions of vLLM call the two sides."""
 
 
@@ -129,7 +143,9 @@ class ClassifiedText(msgspec.Struct, kw_only=True):
 
 
 class PooledText(msgspec.Struct, kw_only=True):
-    """`data`: a vector, a vector a token, probabilities, or any of them as base64 of little-endian float32."""
+    """`data`: a vector, a vector a token, probabilities, or any of them as base64 of little-endian
+    float32.
+    """
 
     index: int
     object: Literal["pooling"]
@@ -177,8 +193,8 @@ class InfinityClassified(msgspec.Struct, kw_only=True):
     usage: dict[str, int]
 
 
-def score(received: Received) -> Question:
-    """`/score`. Raises Problem."""
+def score(received: Received) -> MeshCall:
+    """`/score`. Raises HttpError."""
     request = read(PairsIn, received)
     named = named_or_default(received, request.model, "rerank")
     _refuse(request, ("chat_template",))
@@ -187,7 +203,7 @@ def score(received: Received) -> Question:
     is_logit = request.use_activation is False or request.activation is False
     scores = np.zeros(len(second), np.float32)
 
-    def ask(at: int, tokens: int) -> Question:
+    def ask(at: int, tokens: int) -> MeshCall:
         query, places = groups[at]
         message = pb.ScoreRequest(
             model=named.model,
@@ -201,38 +217,50 @@ def score(received: Received) -> Question:
             priority=priority_of(request.priority),
         )
 
-        def answer(reply: pb.ScoreResponse) -> Answer | Question:
+        def answer(reply: pb.ScoreResponse) -> Answer | MeshCall:
             scores[places] = decoded(codec.score_result, reply).scores
             used = tokens + reply.usage.input_tokens
             if at + 1 < len(groups):
                 return ask(at + 1, used)
-            data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
+            data = [
+                {"index": index, "object": "score", "score": one}
+                for index, one in enumerate(scores)
+            ]
             return Answer(json_of(_told(received, "score", request.model, named, data, used)))
 
         # With several queries the router's indices are those of a part of the caller's list.
-        fields = item_fields("documents", right) if len(groups) == 1 else single_field("documents", right)
-        return Question(SCORE, message, answer, fields={**fields, "query.text": left, "query": left})
+        fields = (
+            item_fields("documents", right)
+            if len(groups) == 1
+            else single_field("documents", right)
+        )
+        return MeshCall(
+            SCORE, message, answer, fields={**fields, "query.text": left, "query": left}
+        )
 
     return ask(0, 0)
 
 
-def classify(received: Received) -> Question:
-    """`/classify`. The model's card says in which order its labels stand. Raises Problem."""
+def classify(received: Received) -> MeshCall:
+    """`/classify`. The model's card says in which order its labels stand. Raises HttpError."""
     request = read(LabelsIn, received)
     _refuse(request, ("messages",))
     named = named_or_default(received, request.model, "predict")
     items, fields = _items(request.input)
     message = _classification(named, items, request)
 
-    def answer(reply: pb.ExtractResponse) -> Answer | Question:
+    def answer(reply: pb.ExtractResponse) -> Answer | MeshCall:
         if request.raw_scores is not msgspec.UNSET:
-            rows = [[{"label": one.label, "score": one.score} for one in result.labels] for result in reply.results]
+            rows = [
+                [{"label": one.label, "score": one.score} for one in result.labels]
+                for result in reply.results
+            ]
             told = _told(received, "classify", request.model, named, rows, reply.usage.input_tokens)
             return Answer(json_of(told | {"object": "classify"}))
         if request.labels:
             return tell(request.labels, reply)
         known = models_pb2.GetModelRequest(model=named.model)
-        return Question(GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply))
+        return MeshCall(GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply))
 
     def tell(labels: list[str], reply: pb.ExtractResponse) -> Answer:
         data = []
@@ -240,24 +268,35 @@ def classify(received: Received) -> Question:
             probs = _probabilities(result, labels)
             best = result.labels[0].label if result.labels else None
             data.append({"index": index, "label": best, "probs": probs, "num_classes": len(probs)})
-        return Answer(json_of(_told(received, "classify", request.model, named, data, reply.usage.input_tokens)))
+        return Answer(
+            json_of(
+                _told(received, "classify", request.model, named, data, reply.usage.input_tokens)
+            )
+        )
 
-    return Question(EXTRACT, message, answer, fields={**fields, "classify.labels": "labels"})
+    return MeshCall(EXTRACT, message, answer, fields={**fields, "classify.labels": "labels"})
 
 
-def pooling(received: Received) -> Question:
-    """`/pooling`: vectors, vectors of tokens, or probabilities, whichever the model makes. Raises Problem."""
+def pooling(received: Received) -> MeshCall:
+    """`/pooling`: vectors, vectors of tokens, or probabilities, whichever the model makes. Raises
+    HttpError.
+    """
     request = read(PoolingIn, received)
     _refuse(request, ("messages",))
     if request.encoding_format not in (None, "float", "base64"):
-        raise invalid(f"encoding_format is {request.encoding_format!r}; it must be float or base64", "encoding_format")
+        raise invalid(
+            f"encoding_format is {request.encoding_format!r}; it must be float or base64",
+            "encoding_format",
+        )
     if request.embed_dtype not in (None, "float32"):
         raise invalid("embed_dtype must be float32, or be left out", "embed_dtype")
     if request.endianness == "big":
         raise invalid("endianness must be little, or be left out", "endianness")
     if request.task not in (None, *_FORMS, *_LABELS):
         known = ", ".join((*_FORMS, *_LABELS))
-        raise invalid(f"task is {request.task!r}; it must be one of {known}, or be left out", "task")
+        raise invalid(
+            f"task is {request.task!r}; it must be one of {known}, or be left out", "task"
+        )
     default = "predict" if request.task in _LABELS else "embed"
     named = named_or_default(received, request.model, default)
     items, fields = _items(request.input)
@@ -276,14 +315,21 @@ _LABELS: Final = ("classify",)
 class _Pooling:
     """The two ways in which `/pooling` may be answered."""
 
-    def __init__(self, received: Received, request: PoolingIn, named: Target, items: list[pb.Item], fields: Fields) -> None:
+    def __init__(
+        self,
+        received: Received,
+        request: PoolingIn,
+        named: Target,
+        items: list[pb.Item],
+        fields: Fields,
+    ) -> None:
         self._received = received
         self._request = request
         self._named = named
         self._items = items
         self._fields = fields
 
-    def vectors(self) -> Question:
+    def vectors(self) -> MeshCall:
         request, named = self._request, self._named
         message = pb.EncodeRequest(
             model=named.model,
@@ -301,25 +347,33 @@ class _Pooling:
         if normalize is not None:
             message.normalize = normalize
 
-        def otherwise(problem: Problem) -> Question | None:
+        def otherwise(problem: HttpError) -> MeshCall | None:
             """A classifier has no vectors."""
-            return self.labels() if problem.reason == "TASK_NOT_SUPPORTED" and request.task is None else None
+            return (
+                self.labels()
+                if problem.reason == "TASK_NOT_SUPPORTED" and request.task is None
+                else None
+            )
 
-        return Question(ENCODE, message, self._encoded, fields=self._fields, otherwise=otherwise)
+        return MeshCall(ENCODE, message, self._encoded, fields=self._fields, otherwise=otherwise)
 
-    def labels(self) -> Question:
+    def labels(self) -> MeshCall:
         request, named = self._request, self._named
         message = _classification(named, self._items, request)
 
-        def answer(reply: pb.ExtractResponse) -> Question:
+        def answer(reply: pb.ExtractResponse) -> MeshCall:
             known = models_pb2.GetModelRequest(model=named.model)
-            return Question(GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply))
+            return MeshCall(
+                GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply)
+            )
 
         def tell(labels: list[str], reply: pb.ExtractResponse) -> Answer:
-            rows = [np.array(_probabilities(result, labels), np.float32) for result in reply.results]
+            rows = [
+                np.array(_probabilities(result, labels), np.float32) for result in reply.results
+            ]
             return self._told(rows, max(map(len, rows), default=1), reply.usage.input_tokens)
 
-        return Question(EXTRACT, message, answer, fields=self._fields)
+        return MeshCall(EXTRACT, message, answer, fields=self._fields)
 
     def _encoded(self, reply: pb.EncodeResponse) -> Answer:
         if reply.HasField("dense"):
@@ -329,8 +383,10 @@ class _Pooling:
             ragged = decoded(codec.ragged, reply.multi_vector)
             most = max((ragged[index].size for index in range(len(ragged))), default=1)
             return self._told(ragged, most, reply.usage.input_tokens)
-        raise Problem(
-            "TASK_NOT_SUPPORTED", f"the model {self._named.model} has sparse vectors only: /v1/encode answers them", field="model"
+        raise HttpError(
+            "TASK_NOT_SUPPORTED",
+            f"the model {self._named.model} has sparse vectors only: /v1/encode answers them",
+            field="model",
         )
 
     def _told(self, rows: Any, width: int, tokens: int) -> Answer:
@@ -338,7 +394,11 @@ class _Pooling:
 
         def one(index: int) -> dict[str, Any]:
             row: Rows = np.ascontiguousarray(rows[index], np.float32)
-            return {"index": index, "object": "pooling", "data": base64_of(row) if is_base64 else row}
+            return {
+                "index": index,
+                "object": "pooling",
+                "data": base64_of(row) if is_base64 else row,
+            }
 
         def piece(first: int, last: int) -> bytes:
             return json_of([one(index) for index in range(first, last)])[1:-1]
@@ -348,7 +408,9 @@ class _Pooling:
         return Answer(joined(len(rows), per_piece(width), head + b'"data":[', piece, b"]" + tail))
 
 
-def _told(received: Received, kind: str, model: str | None, named: Target, data: list[Any], tokens: int) -> dict[str, Any]:
+def _told(
+    received: Received, kind: str, model: str | None, named: Target, data: list[Any], tokens: int
+) -> dict[str, Any]:
     """What all three answers have, in vLLM's order."""
     return {
         "id": f"{kind}-{received.request_id}",
@@ -360,18 +422,24 @@ def _told(received: Received, kind: str, model: str | None, named: Target, data:
     }
 
 
-def _classification(named: Target, items: list[pb.Item], request: LabelsIn | PoolingIn) -> pb.ExtractRequest:
+def _classification(
+    named: Target, items: list[pb.Item], request: LabelsIn | PoolingIn
+) -> pb.ExtractRequest:
     if request.use_activation is False or request.activation is False:
         field = "use_activation" if request.use_activation is False else "activation"
         raise invalid(f"{field} must be true, or be left out: labels have probabilities", field)
     if isinstance(request, LabelsIn) and request.raw_scores is True:
-        raise invalid("raw_scores must be false, or be left out: labels have probabilities", "raw_scores")
+        raise invalid(
+            "raw_scores must be false, or be left out: labels have probabilities", "raw_scores"
+        )
     if isinstance(request, PoolingIn) and request.softmax is False:
         raise invalid("softmax must be true, or be left out: labels have probabilities", "softmax")
     return pb.ExtractRequest(
         model=named.model,
         items=items,
-        classify=pb.ClassifyTask(labels=(request.labels or []) if isinstance(request, LabelsIn) else []),
+        classify=pb.ClassifyTask(
+            labels=(request.labels or []) if isinstance(request, LabelsIn) else []
+        ),
         truncation=truncation_of(None, "truncate"),
         adapter=request.adapter or named.adapter,
         pool=request.pool or "",
@@ -388,16 +456,23 @@ def _probabilities(result: pb.Extraction, labels: list[str]) -> list[float]:
 def _refuse(request: PairsIn | LabelsIn | PoolingIn, absent: Sequence[str]) -> None:
     """What would change the numbers is refused, not ignored."""
     if request.truncate_prompt_tokens not in (None, -1):
-        raise invalid("truncate_prompt_tokens must be -1, the model's own limit, or be left out", "truncate_prompt_tokens")
+        raise invalid(
+            "truncate_prompt_tokens must be -1, the model's own limit, or be left out",
+            "truncate_prompt_tokens",
+        )
     if getattr(request, "add_special_tokens", None) is False:
-        raise invalid("add_special_tokens must be true: models are used as trained", "add_special_tokens")
+        raise invalid(
+            "add_special_tokens must be true: models are used as trained", "add_special_tokens"
+        )
     for name in absent:
         if getattr(request, name) is not None:
             raise invalid(f"{name} is not supported: send texts", name)
 
 
 def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
-    """The texts of both sides and what the caller calls them: one length, or one text on the left. Raises Problem."""
+    """The texts of both sides and what the caller calls them: one length, or one text on the left.
+    Raises HttpError.
+    """
     for left, right in _PAIRS:
         one, other = getattr(request, left), getattr(request, right)
         if one is None or other is None:
@@ -407,20 +482,30 @@ def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
         if not first or not second:
             raise invalid(f"{left if not first else right} is empty", left if not first else right)
         if len(first) not in (1, len(second)):
-            raise invalid(f"{left} has {len(first)} texts and {right} {len(second)}: there must be one, or as many", left)
+            raise invalid(
+                f"{left} has {len(first)} texts and {right} {len(second)}: there must be one, or as many",
+                left,
+            )
         return first, second, (left, right)
-    raise invalid("text_1 and text_2 are required", "text_1" if request.text_1 is None else "text_2")
+    raise invalid(
+        "text_1 and text_2 are required", "text_1" if request.text_1 is None else "text_2"
+    )
 
 
-def _groups(first: list[str], second: list[str], left: str, right: str) -> list[tuple[str, list[int]]]:
+def _groups(
+    first: list[str], second: list[str], left: str, right: str
+) -> list[tuple[str, list[int]]]:
     """The different texts of the left side, each with the places of what it is paired with."""
     if len(first) == 1:
         return [(first[0], list(range(len(second))))]
     groups: dict[str, list[int]] = {}
     for place, text in enumerate(first):
         groups.setdefault(text, []).append(place)
-    if len(groups) > MOST_QUERIES:
-        raise invalid(f"{left} has {len(groups)} different texts, of which one request may have {MOST_QUERIES}", left)
+    if len(groups) > MAX_QUERIES:
+        raise invalid(
+            f"{left} has {len(groups)} different texts, of which one request may have {MAX_QUERIES}",
+            left,
+        )
     return list(groups.items())
 
 
@@ -430,15 +515,33 @@ def _items(given: str | list[str] | list[str | int | list[int]]) -> tuple[list[p
     items = []
     for index, text in enumerate(given):
         if not isinstance(text, str):
-            raise invalid("input is token ids, which mean something only with the model's own tokenizer: send texts", "input")
+            raise invalid(
+                "input is token ids, which mean something only with the model's own tokenizer: send texts",
+                "input",
+            )
         items.append(text_item(text, f"input[{index}]"))
     return items, item_fields("items", "input")
 
 
-_POSTS: Final[tuple[tuple[str, Callable[[Received], Question], str, type, Any], ...]] = (
+_POSTS: Final[tuple[tuple[str, Callable[[Received], MeshCall], str, type, Any], ...]] = (
     ("/score", score, "Scores pairs of texts", PairsIn, PairScores),
     ("/v1/score", score, "Scores pairs of texts", PairsIn, PairScores),
-    ("/classify", classify, "Says which labels fit texts", LabelsIn, (Classified, InfinityClassified)),
-    ("/pooling", pooling, "What a model makes of texts: vectors, vectors of tokens, probabilities", PoolingIn, Pooled),
+    (
+        "/classify",
+        classify,
+        "Says which labels fit texts",
+        LabelsIn,
+        (Classified, InfinityClassified),
+    ),
+    (
+        "/pooling",
+        pooling,
+        "What a model makes of texts: vectors, vectors of tokens, probabilities",
+        PoolingIn,
+        Pooled,
+    ),
 )
-ROUTES: Final = tuple(Route("POST", path, VLLM, ask, summary, body, answer) for path, ask, summary, body, answer in _POSTS)
+ROUTES: Final = tuple(
+    Route("POST", path, VLLM, ask, summary, body, answer)
+    for path, ask, summary, body, answer in _POSTS
+)

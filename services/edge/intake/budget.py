@@ -1,9 +1,10 @@
 """Memory of the bodies and answers in flight, and who may take how much of it. Pure.
 
-No caller can fill the budget. Each may hold as much as is still free (dynamic thresholds: Choudhury and Hahne, IEEE/ACM
-Transactions on Networking 6(2), 1998): one tenant alone holds at most half of the budget, two hold a third each, and as much as
-each of them holds is left for the next one. A peer address may hold ADDRESS_SHARE times what is free, since many tenants may be
-behind one proxy. Callers that no router has identified share a small allowance.
+No caller can fill the budget. Each may hold as much as is still free (dynamic thresholds: Choudhury
+and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998): one tenant alone holds at most half of
+the budget, two hold a third each, and as much as each of them holds is left for the next one. A
+peer address may hold ADDRESS_SHARE times what is free, since many tenants may be behind one proxy.
+Callers that no router has identified share a small allowance.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 
-from services.edge.messages.base import Problem
+from services.edge.messages.base import HttpError
 
 ADDRESS_SHARE: Final = 4
 """An address may hold four fifths of the budget while no other holds any."""
@@ -29,8 +30,8 @@ RETRY_SECONDS: Final = 1.0
 
 
 class _Holder:
-    """A tenant or an address: `bytes` that its requests in flight hold, those that no router has identified among them
-    (`unidentified_bytes`), and how many `requests` refer to it."""
+    """A tenant or an address: `bytes` that its requests in flight hold, those that no router has
+    identified among them (`unidentified_bytes`), and how many `requests` refer to it."""
 
     __slots__ = ("bytes", "requests", "unidentified_bytes")
 
@@ -41,7 +42,9 @@ class _Holder:
 
 
 class Budget:
-    """All memory in flight of an edge. `held_bytes`: what is held now; `unidentified_bytes`: by callers that are not identified."""
+    """All memory in flight of an edge. `held_bytes`: what is held now; `unidentified_bytes`: by
+    callers that are not identified.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.held_bytes = 0
@@ -53,7 +56,9 @@ class Budget:
         self._addresses: dict[str, _Holder] = {}
 
     def enter(self, address: str) -> Reservation:
-        """A request from a peer address (empty: unknown), which holds nothing yet. It must be released."""
+        """A request from a peer address (empty: unknown), which holds nothing yet. It must be
+        released.
+        """
         return Reservation(self, network_of(address))
 
     def held_by_tenants(self) -> dict[str, int]:
@@ -64,7 +69,8 @@ class Budget:
 class Reservation:
     """What one request holds. `tenant`: whose it is; None: no router has identified the caller.
 
-    A request takes memory five times, so the holders are looked up once, and what they hold is counted in place.
+    A request takes memory five times, so the holders are looked up once, and what they hold is
+    counted in place.
     """
 
     __slots__ = ("_budget", "_network", "_of_address", "_of_tenant", "bytes", "tenant")
@@ -78,8 +84,8 @@ class Reservation:
         self.bytes = 0
 
     def take(self, size: int) -> None:
-        """Holds `size` bytes more. Raises Problem QUEUE_FULL for more than the caller may hold. A request that is alone may take
-        what it needs, once its caller is identified."""
+        """Holds `size` bytes more. Raises HttpError QUEUE_FULL for more than the caller may hold. A
+        request that is alone may take what it needs, once its caller is identified."""
         if size and (self._of_tenant is None or self._budget.held_bytes > self.bytes):
             self._check(size)
         self._add(size)
@@ -89,10 +95,15 @@ class Reservation:
         if self._of_tenant is not None:
             return False
         budget = self._budget
-        return self.bytes + size > ONE_BYTES or budget.unidentified_bytes + size > budget.unidentified_limit // FREE_SHARE
+        return (
+            self.bytes + size > ONE_BYTES
+            or budget.unidentified_bytes + size > budget.unidentified_limit // FREE_SHARE
+        )
 
     def identify(self, tenant: str) -> None:
-        """What is held is the tenant's from now on. Raises Problem QUEUE_FULL where the tenant holds too much."""
+        """What is held is the tenant's from now on. Raises HttpError QUEUE_FULL where the tenant
+        holds too much.
+        """
         size = self.bytes
         self._add(-size)
         self.tenant, self._of_tenant = tenant, _joined(self._budget._tenants, tenant)
@@ -113,14 +124,25 @@ class Reservation:
         budget, address = self._budget, self._of_address
         free = budget.limit_bytes - budget.held_bytes
         if size > free:
-            raise _full("the bodies and answers of requests in flight take as much memory as they may here: try again later")
+            raise _full(
+                "the bodies and answers of requests in flight take as much memory as they may here: try again later"
+            )
         if address.bytes + size > free * ADDRESS_SHARE:
-            raise _full("requests in flight from this address take as much memory as one address may: send fewer at a time")
+            raise _full(
+                "requests in flight from this address take as much memory as one address may: send fewer at a time"
+            )
         if self._of_tenant is not None:
             if self._of_tenant.bytes + size > free:
-                raise _full("requests in flight of this tenant take as much memory as one tenant may: send fewer at a time")
-        elif address.unidentified_bytes + size > budget.unidentified_limit - budget.unidentified_bytes:
-            raise _full("requests whose callers are not identified yet take as much memory as they may: try again later")
+                raise _full(
+                    "requests in flight of this tenant take as much memory as one tenant may: send fewer at a time"
+                )
+        elif (
+            address.unidentified_bytes + size
+            > budget.unidentified_limit - budget.unidentified_bytes
+        ):
+            raise _full(
+                "requests whose callers are not identified yet take as much memory as they may: try again later"
+            )
 
     def _add(self, size: int) -> None:
         """Add to what the request, its tenant and its address hold; `size` may be negative."""
@@ -149,8 +171,8 @@ def _left(holders: dict[str, _Holder], name: str, holder: _Holder) -> None:
         del holders[name]
 
 
-def _full(message: str) -> Problem:
-    return Problem("QUEUE_FULL", message, retry_after=RETRY_SECONDS)
+def _full(message: str) -> HttpError:
+    return HttpError("QUEUE_FULL", message, retry_after=RETRY_SECONDS)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,6 @@
-"""Who is calling: asked of a router before more than a little of a body is read, and remembered for some seconds."""
+"""Who is calling: asked of a router before more than a little of a body is read, and remembered for
+some seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,24 @@ from shoal.transport.wire import Metadata
 
 from libs.serving.calls.call import REQUEST_ID_HEADER, new_request_id
 from services.edge.intake.budget import ADDRESS_SHARE, network_of
-from services.edge.messages.base import Problem
+from services.edge.messages.base import HttpError
 
 FRESH_SECONDS: Final = 5.0
-"""How long an answer is taken as it is. It only decides who pays for memory: the router authenticates the request itself again."""
+"""How long an answer is taken as it is. It only decides who pays for memory: the router
+authenticates the request itself again.
+"""
 KEPT_SECONDS: Final = 60.0
-"""How long it is taken while it is asked again: a burst does not have to wait each time that an answer gets old."""
+"""How long it is taken while it is asked again: a burst does not have to wait each time that an
+answer gets old.
+"""
 REFUSED_SECONDS: Final = 1.0
 MAX_CALLERS: Final = 10_000
 MAX_REFUSED_CALLERS: Final = 1000
 """Refused callers have a table apart, so that made-up credentials evict no accepted caller."""
 MAX_LOOKUPS: Final = 256
-"""The most questions to routers at a time. One address may have ADDRESS_SHARE times as many as are still free."""
+"""The most questions to routers at a time. One address may have ADDRESS_SHARE times as many as are
+still free.
+"""
 _REFUSALS: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT")
 
 Ask = Callable[[Metadata], Awaitable[str]]
@@ -48,7 +56,8 @@ class Callers:
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
         self._clock = clock
-        # The state by digest: accepted callers and refused ones, each the oldest first, and questions that are not answered.
+        # The state by digest: accepted callers and refused ones, each the oldest first, and
+        # questions that are not answered.
         self._known: dict[bytes, _Known] = {}
         self._refused: dict[bytes, _Known] = {}
         self._asking: dict[bytes, asyncio.Task[_Known]] = {}
@@ -60,31 +69,46 @@ class Callers:
         known = self._known.get(_digest(metadata))
         return known is not None and self._clock() - known.at < KEPT_SECONDS
 
-    async def tenant(self, metadata: Metadata, address: str = "", *, is_accepted: bool = False) -> str:
-        """Return the tenant of a caller, by its credential and the tenant that it names. Ask once for requests of one caller.
+    async def tenant(
+        self, metadata: Metadata, address: str = "", *, is_accepted: bool = False
+    ) -> str:
+        """Return the tenant of a caller, by its credential and the tenant that it names. Ask once
+        for requests of one caller.
 
         Args:
-            metadata: of the caller's request.
-            address: of the peer; empty if it is unknown.
-            is_accepted: whether a router has answered the request, so that MAX_LOOKUPS does not hold for it.
+            metadata: of the caller's request. address: of the peer; empty if it is unknown.
+            is_accepted: whether a router has answered the request, so that MAX_LOOKUPS does not
+            hold for it.
 
-        Raises Problem for a caller that is refused, if no router answers, or if too many callers are being identified.
+        Raises HttpError for a caller that is refused, if no router answers, or if too many callers
+        are being identified.
         """
         key = _digest(metadata)
         known = self._known.get(key) or self._refused.get(key)
         age = self._clock() - known.at if known is not None else KEPT_SECONDS
         if known is None or age >= (REFUSED_SECONDS if known.refusal is not None else KEPT_SECONDS):
             # The question is another caller's, too: it goes on if this one leaves.
-            known = await asyncio.shield(self._question(key, metadata, network_of(address), is_accepted))
+            known = await asyncio.shield(
+                self._question(key, metadata, network_of(address), is_accepted)
+            )
         elif age >= FRESH_SECONDS:
-            with suppress(Problem):  # What is known holds until the caller can be asked about again.
+            with suppress(
+                HttpError
+            ):  # What is known holds until the caller can be asked about again.
                 self._question(key, metadata, network_of(address), is_accepted)
         if known.refusal is not None:
             refusal = known.refusal
-            raise Problem(refusal.reason, refusal.message, field=refusal.field, retry_after=refusal.retry_after)
+            raise HttpError(
+                refusal.reason,
+                refusal.message,
+                field=refusal.field,
+                retry_after=refusal.retry_after,
+            )
         return known.tenant
 
-    def _question(self, key: bytes, metadata: Metadata, network: str, is_accepted: bool) -> asyncio.Task[_Known]:
+    def _question(
+        self, key: bytes, metadata: Metadata, network: str, is_accepted: bool
+    ) -> asyncio.Task[_Known]:
         task = self._asking.get(key)
         if task is None:
             if not is_accepted:
@@ -94,16 +118,25 @@ class Callers:
         return task
 
     def _check_lookups(self, network: str) -> None:
-        """Raise Problem if no more callers may be identified at once, or none of this network."""
+        """Raise HttpError if no more callers may be identified at once, or none of this network."""
         free = MAX_LOOKUPS - len(self._asking)
         if free <= 0:
-            raise Problem("QUEUE_FULL", "too many callers are being identified at once: try again later", retry_after=1.0)
+            raise HttpError(
+                "QUEUE_FULL",
+                "too many callers are being identified at once: try again later",
+                retry_after=1.0,
+            )
         if self._networks[network] >= free * ADDRESS_SHARE:
-            message = "too many callers from this address are being identified at once: try again later"
-            raise Problem("QUEUE_FULL", message, retry_after=1.0)
+            message = (
+                "too many callers from this address are being identified at once: try again later"
+            )
+            raise HttpError("QUEUE_FULL", message, retry_after=1.0)
 
     async def _answer(self, key: bytes, metadata: Metadata, network: str) -> _Known:
-        named = (*(pair for pair in metadata if pair[0] != REQUEST_ID_HEADER), (REQUEST_ID_HEADER, new_request_id()))
+        named = (
+            *(pair for pair in metadata if pair[0] != REQUEST_ID_HEADER),
+            (REQUEST_ID_HEADER, new_request_id()),
+        )
         try:
             known = _Known(self._clock(), await self._ask(named))
         except ShoalError as error:
@@ -117,7 +150,11 @@ class Callers:
                 del self._networks[network]
         self._known.pop(key, None)
         self._refused.pop(key, None)
-        table, limit = (self._known, MAX_CALLERS) if known.refusal is None else (self._refused, MAX_REFUSED_CALLERS)
+        table, limit = (
+            (self._known, MAX_CALLERS)
+            if known.refusal is None
+            else (self._refused, MAX_REFUSED_CALLERS)
+        )
         if len(table) >= limit:
             del table[next(iter(table))]
         table[key] = known

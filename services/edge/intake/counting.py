@@ -1,11 +1,13 @@
 """Counts what decoding a body would create, before anything is decoded. Pure.
 
-Decoding makes an object of each text, list and map: 8 MiB of `"a",` would become 1.5 GB of messages. A body of JSON is counted in
-two steps:
+Decoding makes an object of each text, list and map: 8 MiB of `"a",` would become 1.5 GB of
+messages. A body of JSON is counted in two steps:
 
-1. An upper bound by counting bytes, with numpy in pieces that fit the processor's cache: 0.26 ns a byte, a hundredth of the time
+1. An upper bound by counting bytes, with numpy in pieces that fit the processor's cache: 0.26 ns a
+   byte, a hundredth of the time
    in which a list of texts becomes a message. Brackets and commas within texts are counted, too.
-2. Only if that bound is above a limit, or for a large body MAX_LOOSE_FACTOR times as many bytes, an exact count without what stands
+2. Only if that bound is above a limit, or for a large body MAX_LOOSE_FACTOR times as many bytes, an
+   exact count without what stands
    in texts. It ends as soon as a limit is passed.
 
 One of MessagePack is walked, value by value.
@@ -20,23 +22,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.serving.calls.decode import MAX_FIELDS
-from services.edge.messages.base import Problem, invalid
+from services.edge.messages.base import HttpError, invalid
 
 MAX_OBJECTS: Final = MAX_FIELDS
 """The most texts (keys included), lists and maps of a body: the router's own limit of fields."""
 MAX_VALUES: Final = 1_000_000
-"""The most values of a body, numbers included: three times as many token ids as OpenAI takes at a time."""
+"""The most values of a body, numbers included: three times as many token ids as OpenAI takes at a
+time.
+"""
 MAX_DEPTH: Final = 100
 """The deepest that lists and maps may be nested: as deep as protobuf parses."""
 OBJECT_BYTES: Final = 512
-"""Memory that one text, list or map takes until its request is sent: decoded, as a message, and serialised. Measured: 560 for an
-item of a letter, 120 for others."""
+"""Memory that one text, list or map takes until its request is sent: decoded, as a message, and
+serialised. Measured: 560 for an item of a letter, 120 for others."""
 VALUE_BYTES: Final = 40
 """Memory that any other value takes: a number of Python's, and its place in a list."""
 MIN_EXACT_BYTES: Final = 64 * 1024
-"""Bodies up to this size are counted on the event loop: exactly only above a limit, since that takes thirty times as long."""
+"""Bodies up to this size are counted on the event loop: exactly only above a limit, since that
+takes thirty times as long.
+"""
 MAX_LOOSE_FACTOR: Final = 4
-"""Memory that is charged by the upper bound, in bytes of the body: source code has quotes and brackets of ten times as much."""
+"""Memory that is charged by the upper bound, in bytes of the body: source code has quotes and
+brackets of ten times as much.
+"""
 _PIECE_BYTES: Final = 64 * 1024
 _SHORT_BYTES: Final = 4 * 1024
 """Below this size numpy's fixed costs are higher than counting with bytes.count."""
@@ -49,8 +57,8 @@ Positions = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`objects`: texts, lists and maps. `values`: entries of lists and maps, at least. `depth`: of nested lists and maps; 0 where
-    it is within MAX_DEPTH for certain."""
+    """`objects`: texts, lists and maps. `values`: entries of lists and maps, at least. `depth`: of
+    nested lists and maps; 0 where it is within MAX_DEPTH for certain."""
 
     objects: int
     values: int
@@ -63,8 +71,8 @@ class Count:
 
 
 def counted(body: bytes, *, is_msgpack: bool) -> Count:
-    """What decoding the body creates, at most. Raises Problem TOO_LARGE above MAX_OBJECTS or MAX_VALUES, INVALID_INPUT above
-    MAX_DEPTH."""
+    """What decoding the body creates, at most. Raises HttpError TOO_LARGE above MAX_OBJECTS or
+    MAX_VALUES, INVALID_INPUT above MAX_DEPTH."""
     count = _msgpack(body) if is_msgpack else _json(body)
     _check(count)
     return count
@@ -78,7 +86,10 @@ def _check(count: Count) -> None:
         (count.values, MAX_VALUES, "values"),
     ):
         if number > limit:
-            raise Problem("TOO_LARGE", f"the body has more than {limit:,} {what}, which is the limit: send fewer items at a time")
+            raise HttpError(
+                "TOO_LARGE",
+                f"the body has more than {limit:,} {what}, which is the limit: send fewer items at a time",
+            )
 
 
 def _json(body: bytes) -> Count:
@@ -108,8 +119,8 @@ def _bytes_of(body: bytes) -> tuple[int, int, int]:
 
 
 def _exact(body: bytes) -> Count:
-    """The same without what stands in texts, until a limit is passed. What is not JSON is left to the decoder, which stops where
-    the count becomes wrong."""
+    """The same without what stands in texts, until a limit is passed. What is not JSON is left to
+    the decoder, which stops where the count becomes wrong."""
     objects = values = deepest = depth = first = 0
     is_text = 0
     """1 where a piece begins within a text."""
@@ -170,22 +181,33 @@ _SCALARS: Final = {
     0xD2: 5,
     0xD3: 9,
 }
-_TEXTS: Final = {0xA0 + size: 1 + size for size in range(32)} | {0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18, 0x80: 1, 0x90: 1}
+_TEXTS: Final = {0xA0 + size: 1 + size for size in range(32)} | {
+    0xD4: 3,
+    0xD5: 4,
+    0xD6: 6,
+    0xD7: 10,
+    0xD8: 18,
+    0x80: 1,
+    0x90: 1,
+}
 _LENGTHS: Final = {
     **dict.fromkeys((0xC4, 0xC7, 0xD9), 1),
     **dict.fromkeys((0xC5, 0xC8, 0xDA, 0xDC, 0xDE), 2),
     **dict.fromkeys((0xC6, 0xC9, 0xDB, 0xDD, 0xDF), 4),
 }
-"""MessagePack (github.com/msgpack/msgpack/blob/master/spec.md), by the first byte of a value: its bytes, that one included, for
-numbers, and for short texts, extensions, and empty maps and lists; bytes of the length that follows for what is longer. Besides
-there are short maps (from 0x81) and lists (from 0x91)."""
+"""MessagePack (github.com/msgpack/msgpack/blob/master/spec.md), by the first byte of a value: its
+bytes, that one included, for numbers, and for short texts, extensions, and empty maps and lists;
+bytes of the length that follows for what is longer. Besides there are short maps (from 0x81) and
+lists (from 0x91)."""
 _SIZES: Final = bytes((_SCALARS | _TEXTS).get(byte, 0) for byte in range(256))
 _EXTENSIONS: Final = (0xC7, 0xC8, 0xC9)
 _MAPS, _LISTS = (0xDE, 0xDF), (0xDC, 0xDD)
 
 
 def _msgpack(body: bytes) -> Count:
-    """Walks the body until a limit is passed. Bytes that are not MessagePack are left to the decoder, which stops there as well."""
+    """Walks the body until a limit is passed. Bytes that are not MessagePack are left to the
+    decoder, which stops there as well.
+    """
     end, sizes, position = len(body), _SIZES, 0
     left, missing = [0], 1
     """Values that are missing yet: of the lists and maps around the innermost one, and of that."""
@@ -215,14 +237,17 @@ def _msgpack(body: bytes) -> Count:
         left.append(missing)
         missing = entries
         deepest = max(deepest, len(left) - 1)
-        # A list is refused by its announced length, before it is walked; every value has at least a byte.
+        # A list is refused by its announced length, before it is walked; every value has at least a
+        # byte.
         if values + entries > MAX_VALUES or deepest > MAX_DEPTH:
             return Count(values - scalars, values + entries, deepest)
     return Count(values - scalars, values, deepest)
 
 
 def _begun(body: bytes, position: int, byte: int) -> tuple[int, int]:
-    """Of a text, list or map: how many values it has (-1: it is a text), and where they begin or the text ends."""
+    """Of a text, list or map: how many values it has (-1: it is a text), and where they begin or
+    the text ends.
+    """
     if byte <= 0x9F:
         return (byte - 0x90 if byte >= 0x90 else 2 * (byte - 0x80)), position + 1
     width = _LENGTHS.get(byte, 0)

@@ -1,8 +1,8 @@
 """Reads a request's body: counted, timed, inflated, and no more of it than its caller may send.
 
-One mechanism for all paths. Until a router has identified the caller (`callers.py`), a request holds at most FREE_BYTES of a body,
-inflated or not; then its tenant pays for it (`budget.py`). What decoding will create is counted and paid for before it is decoded
-(`counting.py`).
+One mechanism for all paths. Until a router has identified the caller (`callers.py`), a request
+holds at most FREE_BYTES of a body, inflated or not; then its tenant pays for it (`budget.py`). What
+decoding will create is counted and paid for before it is decoded (`counting.py`).
 """
 
 from __future__ import annotations
@@ -18,24 +18,31 @@ from services.edge.compression import Inflating
 from services.edge.intake.budget import Budget, Reservation
 from services.edge.intake.callers import Callers
 from services.edge.intake.counting import counted
-from services.edge.messages.base import Problem
+from services.edge.messages.base import HttpError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 FREE_BYTES: Final = 64 * 1024
-"""Of a body that are read or inflated before a router has identified the caller, in addition to what one read of the socket brings.
-Also the size from which a body is handled in a thread: for a smaller one the hand-over takes longer than decoding."""
+"""Of a body that are read or inflated before a router has identified the caller, in addition to
+what one read of the socket brings. Also the size from which a body is handled in a thread: for a
+smaller one the hand-over takes longer than decoding."""
 
 SMALL_BYTES: Final = 16 * 1024
-"""So much of a body may wait, without being counted, until its caller is identified: 4 MiB of all callers that are asked about."""
+"""So much of a body may wait, without being counted, until its caller is identified: 4 MiB of all
+callers that are asked about.
+"""
 
 MAX_WALKED_BYTES: Final = 4 * 1024
-"""The largest body of MessagePack that is counted on the event loop, before its caller is identified: 0.5 microseconds a byte."""
+"""The largest body of MessagePack that is counted on the event loop, before its caller is
+identified: 0.5 microseconds a byte.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one body. Sizes in bytes, times in seconds; as in `Settings`. `pause_seconds`: between two pieces of it."""
+    """Of one body. Sizes in bytes, times in seconds; as in `Settings`. `pause_seconds`: between two
+    pieces of it.
+    """
 
     body_bytes: int = 64 << 20
     body_seconds: float = 60.0
@@ -47,7 +54,9 @@ class Payer:
 
     __slots__ = ("_address", "_callers", "_metadata", "_owed", "_reservation")
 
-    def __init__(self, reservation: Reservation, callers: Callers, metadata: Metadata, address: str) -> None:
+    def __init__(
+        self, reservation: Reservation, callers: Callers, metadata: Metadata, address: str
+    ) -> None:
         self._address = address
         self._reservation = reservation
         self._callers = callers
@@ -55,36 +64,43 @@ class Payer:
         self._owed = 0
 
     async def take_head(self, size: int) -> None:
-        """Hold the `size` bytes of a request's head. No router is asked: the part of the body that has arrived must be counted
-        first. A small head that does not fit is charged with the body. Raises Problem as `take`."""
+        """Hold the `size` bytes of a request's head. No router is asked: the part of the body that
+        has arrived must be counted first. A small head that does not fit is charged with the body.
+        Raises HttpError as `take`."""
         if self._reservation.must_identify(size) and self._callers.knows(self._metadata):
             await self.identify()
         try:
             self._reservation.take(size)
-        except Problem:
+        except HttpError:
             if self._reservation.tenant is not None or size > SMALL_BYTES:
                 raise
             self._owed = size
 
     async def take(self, size: int) -> None:
-        """Holds `size` bytes more, which are in memory already. Raises Problem for a caller that is refused, or that holds too
-        much."""
-        if size <= SMALL_BYTES or not self._reservation.must_identify(size) or self._callers.knows(self._metadata):
-            # Not held while a router is asked: others whom no router knows may hold all that such callers may.
+        """Holds `size` bytes more, which are in memory already. Raises HttpError for a caller that
+        is refused, or that holds too much."""
+        if (
+            size <= SMALL_BYTES
+            or not self._reservation.must_identify(size)
+            or self._callers.knows(self._metadata)
+        ):
+            # Not held while a router is asked: others whom no router knows may hold all that such
+            # callers may.
             await self.reserve(size)
             return
         self._take(size)
         await self.identify()
 
     async def reserve(self, size: int, *, is_accepted: bool = False) -> None:
-        """Hold `size` bytes that are not in memory yet, once the caller is identified where it must be. `is_accepted`: a router has
-        answered the request. Raises Problem as `take`."""
+        """Hold `size` bytes that are not in memory yet, once the caller is identified where it must
+        be. `is_accepted`: a router has answered the request. Raises HttpError as `take`."""
         if not self.try_reserve(size):
             await self.identify(is_accepted=is_accepted)
             self._take(size)
 
     def try_reserve(self, size: int) -> bool:
-        """Hold `size` bytes more, unless the caller must be identified before. Raises Problem QUEUE_FULL.
+        """Hold `size` bytes more, unless the caller must be identified before. Raises HttpError
+        QUEUE_FULL.
 
         Most requests need no more, and awaiting `reserve` for each part would take twice as long.
         """
@@ -94,13 +110,17 @@ class Payer:
         return True
 
     async def identify(self, *, is_accepted: bool = False) -> None:
-        """Raises Problem for a caller that routers refuse."""
+        """Raises HttpError for a caller that routers refuse."""
         if self._reservation.tenant is None:
-            tenant = await self._callers.tenant(self._metadata, self._address, is_accepted=is_accepted)
+            tenant = await self._callers.tenant(
+                self._metadata, self._address, is_accepted=is_accepted
+            )
             self._reservation.identify(tenant)
 
     def _take(self, size: int) -> None:
-        """Hold `size` bytes more, and those of the head that did not fit. Raises Problem QUEUE_FULL."""
+        """Hold `size` bytes more, and those of the head that did not fit. Raises HttpError
+        QUEUE_FULL.
+        """
         self._reservation.take(size + self._owed)
         self._owed = 0
 
@@ -122,12 +142,23 @@ class Intake:
         self._bounds = bounds or Bounds()
 
     def payer(self, address: str, metadata: Metadata) -> Payer:
-        """Who pays for a request. `address`: the peer's; empty: unknown. `metadata`: of the call to a router, without a trace."""
+        """Who pays for a request. `address`: the peer's; empty: unknown. `metadata`: of the call to
+        a router, without a trace.
+        """
         return Payer(self._budget.enter(address), self._callers, metadata, address)
 
-    async def body(self, receive: Receive, headers: Mapping[str, str], payer: Payer, *, is_whole: bool, limit: int = 0) -> bytes:
-        """The whole body, inflated, of at most `limit` bytes (0: the bound's). `is_whole`: it has arrived, so that no timer is
-        needed. Raises Problem; CancelledError if the client leaves."""
+    async def body(
+        self,
+        receive: Receive,
+        headers: Mapping[str, str],
+        payer: Payer,
+        *,
+        is_whole: bool,
+        limit: int = 0,
+    ) -> bytes:
+        """The whole body, inflated, of at most `limit` bytes (0: the bound's). `is_whole`: it has
+        arrived, so that no timer is needed. Raises HttpError; CancelledError if the client
+        leaves."""
         limit = limit or self._bounds.body_bytes
         encoding = headers.get("content-encoding", "identity").strip().lower()
         inflating = Inflating(encoding) if encoding not in ("", "identity") else None
@@ -136,7 +167,8 @@ class Intake:
             if int(length) > limit:
                 raise _too_large(limit)
             if int(length) > FREE_BYTES:
-                # Before the first read, which invites a client that waits for it (100-continue) to send.
+                # Before the first read, which invites a client that waits for it (100-continue) to
+                # send.
                 await payer.identify()
         reading = _Reading(receive, payer, inflating, limit)
         if is_whole:
@@ -155,10 +187,10 @@ class Intake:
                 if pause
                 else (f"the request's body did not arrive within {seconds:g} s")
             )
-            raise Problem("REQUEST_TIMEOUT", text) from None
+            raise HttpError("REQUEST_TIMEOUT", text) from None
 
     async def admit(self, body: bytes, payer: Payer, *, is_msgpack: bool) -> None:
-        """Counts what decoding the body creates, and has it paid for. Raises Problem."""
+        """Counts what decoding the body creates, and has it paid for. Raises HttpError."""
         is_slow = is_msgpack and len(body) > MAX_WALKED_BYTES
         if is_slow:
             await payer.identify()
@@ -173,7 +205,9 @@ class Intake:
 class _Reading:
     """One body on its way."""
 
-    def __init__(self, receive: Receive, payer: Payer, inflating: Inflating | None, limit: int) -> None:
+    def __init__(
+        self, receive: Receive, payer: Payer, inflating: Inflating | None, limit: int
+    ) -> None:
         self._receive = receive
         self._payer = payer
         self._inflating = inflating
@@ -183,8 +217,12 @@ class _Reading:
         self._size = 0
         self._parts: list[bytes] = []
 
-    async def all(self, timer: asyncio.Timeout | None = None, pause_seconds: float = 0.0, end: float = 0.0) -> bytes:
-        """`timer`: ends the reading; it is set to `pause_seconds` before each piece, at most to `end`."""
+    async def all(
+        self, timer: asyncio.Timeout | None = None, pause_seconds: float = 0.0, end: float = 0.0
+    ) -> bytes:
+        """`timer`: ends the reading; it is set to `pause_seconds` before each piece, at most to
+        `end`.
+        """
         while True:
             if timer is not None:
                 timer.reschedule(min(end, asyncio.get_running_loop().time() + pause_seconds))
@@ -194,14 +232,18 @@ class _Reading:
             if timer is not None:
                 timer.reschedule(end)  # asking a router is none of the client's pauses
             part = event.get("body", b"")
-            await (self._keep(part) if self._inflating is None else self._inflate(self._inflating, part))
+            await (
+                self._keep(part)
+                if self._inflating is None
+                else self._inflate(self._inflating, part)
+            )
             if not event.get("more_body"):
                 if self._inflating is not None:
                     self._inflating.end()
                 return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
     async def _inflate(self, inflating: Inflating, part: bytes) -> None:
-        """Inflate and keep a compressed part of the body. Raises Problem."""
+        """Inflate and keep a compressed part of the body. Raises HttpError."""
         self._arrived += len(part)
         if self._arrived > FREE_BYTES:
             await self._payer.identify()
@@ -220,5 +262,8 @@ class _Reading:
             await self._payer.identify()
 
 
-def _too_large(limit: int) -> Problem:
-    return Problem("TOO_LARGE", f"the body is larger than the {limit:,} bytes that are allowed: send fewer items at a time")
+def _too_large(limit: int) -> HttpError:
+    return HttpError(
+        "TOO_LARGE",
+        f"the body is larger than the {limit:,} bytes that are allowed: send fewer items at a time",
+    )

@@ -1,1 +1,3 @@
-"""What all dialects share: requests and answers, names of models and roles, numbers on the wire, bodies that are read."""
+"""What all dialects share: requests and answers, names of models and roles, numbers on the wire,
+bodies that are read.
+"""

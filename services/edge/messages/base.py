@@ -1,4 +1,6 @@
-"""What all dialects share: a request as it came, a question for the mesh, an answer, a problem. Pure."""
+"""What all dialects share: a request as it came, a question for the mesh, an answer, a problem.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,24 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "DEADLINE_PASSED": 504,
     }
 )
-"""The HTTP status of a reason: those of libs/errors.py, and the edge's own. Dialects that differ have a table of their own."""
+"""The HTTP status of a reason: those of libs/errors.py, and the edge's own. Dialects that differ
+have a table of their own.
+"""
 _OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
-    {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504}
+    {
+        "INVALID_ARGUMENT": 400,
+        "NOT_FOUND": 404,
+        "RESOURCE_EXHAUSTED": 429,
+        "UNAVAILABLE": 503,
+        "DEADLINE_EXCEEDED": 504,
+    }
 )
 """For reasons that only a newer router knows, by their gRPC status."""
 Fields = Mapping[str, str | Callable[[int], str]]
-"""What a caller calls our fields. A key is a path of ours, `items[].text`; each `[]` of its value is replaced by the index in the
-same place. A function is called with the last index. A key that ends with `.*` includes all paths below it; of another key's match,
-the rest of the path is kept. A key of one word is replaced only where a text begins with it."""
+"""What a caller calls our fields. A key is a path of ours, `items[].text`; each `[]` of its value
+is replaced by the index in the same place. A function is called with the last index. A key that
+ends with `.*` includes all paths below it; of another key's match, the rest of the path is kept. A
+key of one word is replaced only where a text begins with it."""
 MAX_MESSAGE_CHARACTERS: Final = 4096
 """Of an error's message; the rest is cut off."""
 _PATH: Final = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+|\[\d+\])*(?!\w)")
@@ -71,14 +82,17 @@ DEFAULT_RETRY_SECONDS: Final = 1.0
 """For 429 and 503 where the router has named no time."""
 
 
-_TASK_FIELDS: Final = frozenset(task.name for task in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields)
-"""Fields that only gRPC has, one for each task. The path or the model says the task here, so a model that does not have it is
-the caller's `model`."""
+_TASK_FIELDS: Final = frozenset(
+    task.name for task in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields
+)
+"""Fields that only gRPC has, one for each task. The path or the model says the task here, so a
+model that does not have it is the caller's `model`."""
 
 
-class Problem(Exception):
-    """Why a request has no answer. `reason`: a key of STATUS. `field`: its path in the caller's own names. `retry_after`: seconds;
-    None: a repetition would fail, too. `allow`: the methods that a path takes, with commas."""
+class HttpError(Exception):
+    """Why a request has no answer. `reason`: a key of STATUS. `field`: its path in the caller's own
+    names. `retry_after`: seconds; None: a repetition would fail, too. `allow`: the methods that a
+    path takes, with commas."""
 
     def __init__(
         self,
@@ -105,23 +119,26 @@ class Problem(Exception):
         """Whose error it is, where that follows only from the body; else the route's."""
 
     @staticmethod
-    def of(error: ShoalError, question: Question | Stream) -> Problem:
+    def of(error: ShoalError, question: MeshCall | Stream) -> HttpError:
         """The problem of a failed call to a router, in the names of the question's dialect."""
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
         message = question.renamed(error.message)
         field = "model" if error.field in _TASK_FIELDS else question.renamed(error.field)
-        return Problem(error.reason, message, field=field, retry_after=error.retry_after, status=status)
+        return HttpError(
+            error.reason, message, field=field, retry_after=error.retry_after, status=status
+        )
 
 
-def invalid(message: str, field: str) -> Problem:
+def invalid(message: str, field: str) -> HttpError:
     """INVALID_INPUT for a field of the caller's."""
-    return Problem("INVALID_INPUT", message, field=field)
+    return HttpError("INVALID_INPUT", message, field=field)
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as it came: its whole body, the part of the path that `{model}` stands for (decoded), and some of its headers.
-    `vocabulary`: the text of ids of OpenAI's tokenizer, where the edge has it."""
+    """A request as it came: its whole body, the part of the path that `{model}` stands for
+    (decoded), and some of its headers. `vocabulary`: the text of ids of OpenAI's tokenizer, where
+    the edge has it."""
 
     body: bytes
     names: Names
@@ -142,7 +159,9 @@ class Received:
 
     @property
     def is_msgpack(self) -> bool:
-        """Whether the body is msgpack; anything else is read as JSON, whatever it is called: shell scripts send text/plain."""
+        """Whether the body is msgpack; anything else is read as JSON, whatever it is called: shell
+        scripts send text/plain.
+        """
         return "msgpack" in self.content_type
 
     @property
@@ -152,7 +171,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. `body`: its bytes or, for large ones, pieces of them, each made in about a millisecond when it is asked for."""
+    """A response. `body`: its bytes or, for large ones, pieces of them, each made in about a
+    millisecond when it is asked for.
+    """
 
     body: bytes | Iterator[bytes]
     status: int = 200
@@ -160,8 +181,10 @@ class Answer:
     headers: Headers = ()
 
 
-def noting_truncation(step: Answer | Question, reply: Message) -> Answer | Question:
-    """The answer made of a reply, with the header `x-shoal-truncated: true` if the reply lacks results that were found."""
+def noting_truncation(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:
+    """The answer made of a reply, with the header `x-shoal-truncated: true` if the reply lacks
+    results that were found.
+    """
     match reply:
         case pb.ExtractResponse():
             is_cut = any(result.truncated for result in reply.results)
@@ -175,15 +198,16 @@ def noting_truncation(step: Answer | Question, reply: Message) -> Answer | Quest
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A call of the mesh. `answer`: makes a response of its reply, or the next question. `fields`: what the caller calls our
-    fields. `otherwise`: what to ask instead after a failure, None: nothing."""
+class MeshCall:
+    """A call of the mesh. `answer`: makes a response of its reply, or the next question. `fields`:
+    what the caller calls our fields. `otherwise`: what to ask instead after a failure, None:
+    nothing."""
 
     method: Method[Any, Any]
     message: Message
-    answer: Callable[[Any], Answer | Question]
+    answer: Callable[[Any], Answer | MeshCall]
     fields: Fields = dataclasses.field(default_factory=dict)
-    otherwise: Callable[[Problem], Question | None] = lambda problem: None
+    otherwise: Callable[[HttpError], MeshCall | None] = lambda problem: None
     dialect: Dialect | None = None
     """Whose errors its failures are, where that follows only from the body; else the route's."""
 
@@ -194,17 +218,19 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A call of the mesh whose replies are told as they come. The first of them decides about the status.
+    """A call of the mesh whose replies are told as they come. The first of them decides about the
+    status.
 
-    `tell`: the bytes for a reply, perhaps none; raises Problem, which ends the answer. `is_last`: whether nothing follows the
-    reply. `fail`: the bytes that end an answer which has begun. `fields`: as of Question.
+    `tell`: the bytes for a reply, perhaps none; raises Problem, which ends the answer. `is_last`:
+    whether nothing follows the reply. `fail`: the bytes that end an answer which has begun.
+    `fields`: as of Question.
     """
 
     method: Method[Any, Any]
     message: Message
     tell: Callable[[Any], bytes]
     is_last: Callable[[Any], bool]
-    fail: Callable[[Problem], bytes]
+    fail: Callable[[HttpError], bytes]
     media_type: bytes
     fields: Fields = dataclasses.field(default_factory=dict)
 
@@ -228,7 +254,9 @@ def _name_of(fields: Fields, found: re.Match[str]) -> str:
         rest = "".join(steps[count:])
         for name in (key, f"{key}.*"):
             if name in fields:
-                return _filled(fields[name], [step[1:-1] for step in steps[:count] if step[0] == "["]) + rest * (name == key)
+                return _filled(
+                    fields[name], [step[1:-1] for step in steps[:count] if step[0] == "["]
+                ) + rest * (name == key)
     return path
 
 
@@ -245,17 +273,18 @@ class Dialect:
     """`error`: how a problem is told."""
 
     name: str
-    error: Callable[[Problem], Answer]
+    error: Callable[[HttpError], Answer]
 
 
-Asked = Callable[[Received], "Question | Stream | Answer"]
+Asked = Callable[[Received], "MeshCall | Stream | Answer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row of the table of routes. `path`: `{model}` stands for the rest up to what follows it, slashes included. `body` and
-    `answer`: msgspec Structs and types of them, for OpenAPI; a tuple: one of these; `str`: plain text. `along`: the media type of
-    an answer that is sent while it is made; empty: there is none."""
+    """One row of the table of routes. `path`: `{model}` stands for the rest up to what follows it,
+    slashes included. `body` and `answer`: msgspec Structs and types of them, for OpenAPI; a tuple:
+    one of these; `str`: plain text. `along`: the media type of an answer that is sent while it is
+    made; empty: there is none."""
 
     method: str
     path: str
@@ -274,8 +303,10 @@ def json_of(content: object) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def retry_headers(problem: Problem) -> Headers:
-    """What tells clients whether and when to try again: Retry-After (whole seconds), retry-after-ms and x-should-retry."""
+def retry_headers(problem: HttpError) -> Headers:
+    """What tells clients whether and when to try again: Retry-After (whole seconds), retry-after-ms
+    and x-should-retry.
+    """
     headers: list[tuple[bytes, bytes]] = []
     if problem.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -294,19 +325,34 @@ def retry_headers(problem: Problem) -> Headers:
 _CONTENTS: Final = tuple(
     f"{part}.{kind}{data}"
     for part in ("", ".parts[]")
-    for kind, data in (("text", ""), ("image", ""), ("image", ".data"), ("document", ""), ("document", ".data"))
+    for kind, data in (
+        ("text", ""),
+        ("image", ""),
+        ("image", ".data"),
+        ("document", ""),
+        ("document", ".data"),
+    )
 )
 """Where an item's one text or file is."""
 
 
 @lru_cache(maxsize=64)
 def item_fields(field: str, given: str, suffix: str = "") -> Fields:
-    """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there, and a query's text to `query`."""
+    """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there, and a
+    query's text to `query`.
+    """
     content = {f"{field}[]{content}": f"{given}[]{suffix}" for content in _CONTENTS}
-    return {**content, f"{field}[]": f"{given}[]", field: given, **{f"query{content}": "query" for content in _CONTENTS}}
+    return {
+        **content,
+        f"{field}[]": f"{given}[]",
+        field: given,
+        **{f"query{content}": "query" for content in _CONTENTS},
+    }
 
 
 @lru_cache(maxsize=64)
 def single_field(field: str, given: str) -> Fields:
     """The same where the caller gave one text instead of a list."""
-    return dict.fromkeys((*(f"{field}[]{content}" for content in _CONTENTS), f"{field}[]", field), given)
+    return dict.fromkeys(
+        (*(f"{field}[]{content}" for content in _CONTENTS), f"{field}[]", field), given
+    )

@@ -1,7 +1,9 @@
-"""How many entries lists of a request have at most: the router's own limits, so that nothing longer is made into messages. Pure.
+"""How many entries lists of a request have at most: the router's own limits, so that nothing longer
+is made into messages. Pure.
 
-The annotations are of the types of requests, and stand in the OpenAPI document. tests/edge/hostile/test_intake.py compares the
-numbers with the router's (services/router/admission/validation/limits.py).
+The annotations are of the types of requests, and stand in the OpenAPI document.
+tests/edge/hostile/test_intake.py compares the numbers with the router's
+(services/router/admission/validation/limits.py).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Final
 
 from msgspec import Meta
 
-from services.edge.messages.base import Problem, invalid
+from services.edge.messages.base import HttpError, invalid
 
 MAX_ITEMS: Final = 10_000
 """Texts, documents, images or pairs of a request."""
@@ -34,12 +36,16 @@ MESSAGES: Final = Meta(max_length=MAX_MESSAGES)
 IDS: Final = Meta(max_length=MAX_IDS)
 
 
-def too_many(field: str, limit: int) -> Problem:
+def too_many(field: str, limit: int) -> HttpError:
     """The problem of a list with more entries than it may have."""
-    return invalid(f"{field or 'the body'} has more than {limit:,} entries, which is the limit", field)
+    return invalid(
+        f"{field or 'the body'} has more than {limit:,} entries, which is the limit", field
+    )
 
 
 def check_items(given: Sized, field: str) -> None:
-    """Raises Problem for more than MAX_ITEMS entries, where the type of the request cannot say it."""
+    """Raises HttpError for more than MAX_ITEMS entries, where the type of the request cannot say
+    it.
+    """
     if len(given) > MAX_ITEMS:
         raise too_many(field, MAX_ITEMS)

@@ -1,8 +1,9 @@
 """Names of models as callers give them: ids, aliases, and ids with a role. Pure.
 
-Many clients refuse names that they do not know, and OpenAI's wire cannot say whether a text is a query or a document, without which
-models of the E5 kind lose points. So an alias maps a name to a model and may fix its role, dimensions and adapter; `model:query`
-and `model:document` fix the role of any model.
+Many clients refuse names that they do not know, and OpenAI's wire cannot say whether a text is a
+query or a document, without which models of the E5 kind lose points. So an alias maps a name to a
+model and may fix its role, dimensions and adapter; `model:query` and `model:document` fix the role
+of any model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Numbers of the mesh's answers as dialects write them: float32 with the shortest digits, base64 of little-endian bytes. Pure.
+"""Numbers of the mesh's answers as dialects write them: float32 with the shortest digits, base64 of
+little-endian bytes. Pure.
 
-orjson writes a row of 1,024 float32 in 15 µs and holds the interpreter's lock meanwhile, so that a thread would not help; a large
-answer is therefore made in pieces of at most PIECE_NUMBERS numbers, between which the event loop serves others.
+orjson writes a row of 1,024 float32 in 15 µs and holds the interpreter's lock meanwhile, so that a
+thread would not help; a large answer is therefore made in pieces of at most PIECE_NUMBERS numbers,
+between which the event loop serves others.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from shoal.errors import InternalError
 from shoal.requests import codec
 from shoal.v1 import tensor_pb2
 
-from services.edge.messages.base import Problem, json_of
+from services.edge.messages.base import HttpError, json_of
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -26,15 +28,19 @@ PIECE_NUMBERS: Final = 1 << 16
 
 
 def decoded(decode: Callable[[A], T], message: A) -> T:
-    """What a decoder of the client's codec makes of a message. Raises Problem for one that cannot be read."""
+    """What a decoder of the client's codec makes of a message. Raises HttpError for one that cannot
+    be read.
+    """
     try:
         return decode(message)
     except InternalError as error:
-        raise Problem("INTERNAL", error.message) from None
+        raise HttpError("INTERNAL", error.message) from None
 
 
 def dense_rows(tensor: tensor_pb2.Tensor) -> Rows:
-    """The stored numbers, [items, dimensions] (BINARY: whole bytes as uint8), float16 as float32. Raises Problem."""
+    """The stored numbers, [items, dimensions] (BINARY: whole bytes as uint8), float16 as float32.
+    Raises HttpError.
+    """
     rows: Rows = decoded(codec.vectors, tensor).array
     if rows.dtype == np.float16:
         return rows.astype(np.float32)
@@ -47,8 +53,8 @@ def signed(rows: Rows) -> Rows:
 
 
 def quantised(rows: Rows, kind: str) -> Rows:
-    """float32 [rows, dimensions] as `float`, `base64`, `int8`, `ubinary` or `binary`: what the mesh answers if asked for
-    them. For answers that have several kinds, and for multi-vectors."""
+    """float32 [rows, dimensions] as `float`, `base64`, `int8`, `ubinary` or `binary`: what the mesh
+    answers if asked for them. For answers that have several kinds, and for multi-vectors."""
     if kind == "int8":
         scale = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127)
         return np.rint(rows / np.where(scale > 0, scale, 1)).clip(-127, 127).astype(np.int8)
@@ -68,9 +74,12 @@ def per_piece(width: int) -> int:
     return max(1, PIECE_NUMBERS // max(1, width))
 
 
-def joined(rows: int, each: int, head: bytes, piece: Callable[[int, int], bytes], tail: bytes) -> bytes | Iterator[bytes]:
-    """`head`, the rows with commas between them, `tail`. `piece(first, last)`: the elements of rows first … last - 1, as JSON with
-    commas and without brackets. As one piece if there are at most `each` rows."""
+def joined(
+    rows: int, each: int, head: bytes, piece: Callable[[int, int], bytes], tail: bytes
+) -> bytes | Iterator[bytes]:
+    """`head`, the rows with commas between them, `tail`. `piece(first, last)`: the elements of rows
+    first … last - 1, as JSON with commas and without brackets. As one piece if there are at most
+    `each` rows."""
     if rows <= each:
         return head + piece(0, rows) + tail
 
@@ -95,6 +104,6 @@ def listed(rows: Rows, *, is_base64: bool = False) -> Iterator[bytes]:
 
 
 def token_vectors(message: tensor_pb2.Ragged) -> list[Rows]:
-    """Multi-vectors, float32 [tokens, dimensions] an item. Raises Problem."""
+    """Multi-vectors, float32 [tokens, dimensions] an item. Raises HttpError."""
     ragged = decoded(codec.ragged, message)
     return [np.ascontiguousarray(ragged[index], np.float32) for index in range(len(ragged))]

@@ -13,7 +13,7 @@ from shoal.errors import InvalidInput
 from shoal.requests.uris import file_item, file_part
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.messages.base import Problem, Received, invalid
+from services.edge.messages.base import HttpError, Received, invalid
 from services.edge.messages.limits import too_many
 from services.edge.messages.names import Role, Target
 
@@ -24,7 +24,7 @@ _FIELD: Final = re.compile(r"field `([^`]+)`")
 
 
 def read(kind: type[S], received: Received) -> S:
-    """The body as a Struct. Raises Problem with the field's path."""
+    """The body as a Struct. Raises HttpError with the field's path."""
     if not received.body:
         raise invalid("the request has no body: send JSON", "")
     decoder = _decoder(kind, received.is_msgpack)
@@ -45,8 +45,10 @@ def _decoder(kind: type[Any], is_msgpack: bool) -> Any:
     return msgspec.msgpack.Decoder(kind) if is_msgpack else msgspec.json.Decoder(kind)
 
 
-def _misfit(text: str) -> Problem:
-    """The problem of a value of the wrong type, or of a missing field: "Expected `str`, got `int` - at `$.input[0]`"."""
+def _misfit(text: str) -> HttpError:
+    """The problem of a value of the wrong type, or of a missing field: "Expected `str`, got `int` -
+    at `$.input[0]`".
+    """
     found = _AT.search(text)
     parent = found[1] if found else ""
     message = text[: found.start()] if found else text
@@ -61,11 +63,13 @@ def _misfit(text: str) -> Problem:
 
 
 def target(received: Received, name: str, field: str = "model") -> Target:
-    """What the name of a model stands for. Raises Problem MODEL_NOT_FOUND for one that can be no model's."""
+    """What the name of a model stands for. Raises HttpError MODEL_NOT_FOUND for one that can be no
+    model's.
+    """
     found = received.names.find(name)
     if found is None:
         shown = name if len(name) <= 200 else f"{name[:200]}…"
-        raise Problem(
+        raise HttpError(
             "MODEL_NOT_FOUND",
             f"the model {shown!r} does not exist: a model is called org/name or org/name@revision, or has an alias here",
             field=field,
@@ -73,7 +77,11 @@ def target(received: Received, name: str, field: str = "model") -> Target:
     return found
 
 
-_ROLES: Final[dict[Role, pb.Role]] = {"": pb.ROLE_UNSPECIFIED, "query": pb.ROLE_QUERY, "document": pb.ROLE_DOCUMENT}
+_ROLES: Final[dict[Role, pb.Role]] = {
+    "": pb.ROLE_UNSPECIFIED,
+    "query": pb.ROLE_QUERY,
+    "document": pb.ROLE_DOCUMENT,
+}
 _WORDS: Final[dict[str, Role]] = {
     "": "",
     "query": "query",
@@ -97,7 +105,9 @@ def is_role_word(word: str) -> bool:
 
 
 def role_of(target: Target, **said: str | None) -> pb.Role:
-    """The role that a request's fields say, else the alias'. Raises Problem for an unknown word, or for two roles at once."""
+    """The role that a request's fields say, else the alias'. Raises HttpError for an unknown word,
+    or for two roles at once.
+    """
     found: dict[Role, str] = {}
     for field, word in said.items():
         if word is None or (field == "input_type" and word in _NEITHER):
@@ -109,14 +119,21 @@ def role_of(target: Target, **said: str | None) -> pb.Role:
     found.pop("", None)
     if len(found) > 1:
         fields = " and ".join(found.values())
-        raise invalid(f"{fields} name different roles: send one of them", next(iter(found.values())))
+        raise invalid(
+            f"{fields} name different roles: send one of them", next(iter(found.values()))
+        )
     return _ROLES[next(iter(found), target.role)]
 
 
 def truncation_of(word: bool | str | None, field: str, *, side: str | None = None) -> pb.Truncation:
-    """Truncation as clients say it: true or false, or NONE, START (LEFT) or END (RIGHT) in any case. `side`: where to
-    cut if `word` is true or None; None: where the model's files say."""
-    sides = {"end": pb.TRUNCATION_END, "right": pb.TRUNCATION_END, "start": pb.TRUNCATION_START, "left": pb.TRUNCATION_START}
+    """Truncation as clients say it: true or false, or NONE, START (LEFT) or END (RIGHT) in any
+    case. `side`: where to cut if `word` is true or None; None: where the model's files say."""
+    sides = {
+        "end": pb.TRUNCATION_END,
+        "right": pb.TRUNCATION_END,
+        "start": pb.TRUNCATION_START,
+        "left": pb.TRUNCATION_START,
+    }
     if word is None or word is True:
         found = sides.get(side.lower()) if side else pb.TRUNCATION_UNSPECIFIED
     elif word is False:
@@ -129,7 +146,9 @@ def truncation_of(word: bool | str | None, field: str, *, side: str | None = Non
 
 
 def priority_of(value: str | int | None) -> pb.Priority:
-    """`interactive` or `bulk`. A number, vLLM's order within its queue, has no meaning here and is ignored."""
+    """`interactive` or `bulk`. A number, vLLM's order within its queue, has no meaning here and is
+    ignored.
+    """
     if value is None or isinstance(value, int):
         return pb.PRIORITY_UNSPECIFIED
     known = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
@@ -148,8 +167,9 @@ def count_of(value: int | None, field: str) -> int:
 
 
 def text_item(text: str, field: str) -> pb.Item:
-    """The item of a text, or of the file that it is: a text that begins with `data:<media type>;base64,`
-    (`shoal.requests.uris`). Raises Problem for a file that no model reads, and as `plain_text_item`."""
+    """The item of a text, or of the file that it is: a text that begins with `data:<media
+    type>;base64,` (`shoal.requests.uris`). Raises HttpError for a file that no model reads, and as
+    `plain_text_item`."""
     try:
         return file_item(field, text) or plain_text_item(text, field)
     except InvalidInput as error:
@@ -157,36 +177,54 @@ def text_item(text: str, field: str) -> pb.Item:
 
 
 def plain_text_item(text: str, field: str) -> pb.Item:
-    """The item of a text as it is. Raises Problem for one that is not Unicode: half of a surrogate pair, written as \\ud800."""
+    """The item of a text as it is. Raises HttpError for one that is not Unicode: half of a
+    surrogate pair, written as \\ud800.
+    """
     try:
         return pb.Item(text=text)
     except (UnicodeEncodeError, ValueError):
-        raise invalid(f"{field} is not valid Unicode: it contains half of a surrogate pair", field) from None
+        raise invalid(
+            f"{field} is not valid Unicode: it contains half of a surrogate pair", field
+        ) from None
 
 
 def image_item(uri: str, field: str) -> pb.Item:
-    """An image or a PDF of a `data:` URI, or an image in plain base64. Addresses are never fetched. Raises Problem."""
+    """An image or a PDF of a `data:` URI, or an image in plain base64. Addresses are never fetched.
+    Raises HttpError.
+    """
     part = image_part(uri, field)
     return pb.Item(image=part.image) if part.HasField("image") else pb.Item(parts=[part])
 
 
 def image_part(uri: str, field: str) -> pb.Part:
-    """The same as a part of an item. Raises Problem."""
+    """The same as a part of an item. Raises HttpError."""
     if re.match(r"[a-z][a-z0-9+.-]*://", uri, re.IGNORECASE):
-        raise invalid(f"{field} is an address, and addresses are not fetched: send data:image/png;base64,…", field)
+        raise invalid(
+            f"{field} is an address, and addresses are not fetched: send data:image/png;base64,…",
+            field,
+        )
     try:
-        return file_part(field, uri) or pb.Part(image=pb.Image(data=base64.b64decode(uri, validate=True)))
+        return file_part(field, uri) or pb.Part(
+            image=pb.Image(data=base64.b64decode(uri, validate=True))
+        )
     except InvalidInput as error:
         raise invalid(error.message, error.field) from None
     except (binascii.Error, ValueError):
-        raise invalid(f"{field} is not an image in base64: send data:image/png;base64,…", field) from None
+        raise invalid(
+            f"{field} is not an image in base64: send data:image/png;base64,…", field
+        ) from None
 
 
 def named_or_default(received: Received, name: str | None, default: str) -> Target:
-    """What a model's name stands for; where a request names none, what the alias `default` does. Raises Problem."""
+    """What a model's name stands for; where a request names none, what the alias `default` does.
+    Raises HttpError.
+    """
     if name:
         return target(received, name)
     found = received.names.aliases.get(default)
     if found is None:
-        raise invalid(f"model is required: this wire may leave it out only where there is an alias `{default}`", "model")
+        raise invalid(
+            f"model is required: this wire may leave it out only where there is an alias `{default}`",
+            "model",
+        )
     return found

@@ -19,7 +19,13 @@ _VERBS: Final[dict[type, str]] = {
     pb.TokenizeRequest: "tokenize",
     pb.DetokenizeRequest: "detokenize",
 }
-_ANSWERS: Final = (pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse, pb.TokenizeResponse, pb.DetokenizeResponse)
+_ANSWERS: Final = (
+    pb.EncodeResponse,
+    pb.ScoreResponse,
+    pb.ExtractResponse,
+    pb.TokenizeResponse,
+    pb.DetokenizeResponse,
+)
 
 
 @dataclass(slots=True)
@@ -27,12 +33,12 @@ class Cost:
     """What a request asked the mesh for, and what that took.
 
     Attributes:
-        verb: encode, score, extract, tokenize, detokenize, or write, which is Extract with a text task; empty: the mesh was asked
+        verb: encode, score, extract, tokenize, detokenize, or write, which is Extract with a text
+        task; empty: the mesh was asked
             for none of these.
-        model: The id of the model, without aliases.
-        input_tokens: Tokens that models read.
-        output_tokens: Tokens that models wrote.
-        seconds: By stage, in the order of STAGES; the sum where the mesh was asked several times.
+        model: The id of the model, without aliases. input_tokens: Tokens that models read.
+        output_tokens: Tokens that models wrote. seconds: By stage, in the order of STAGES; the sum
+        where the mesh was asked several times.
     """
 
     verb: str = ""

@@ -1,8 +1,9 @@
-"""The last hour of an edge in steps of ten seconds, and its last requests. Pure: the clock is an argument.
+"""The last hour of an edge in steps of ten seconds, and its last requests. Pure: the clock is an
+argument.
 
-Latencies are counted in bins that grow by a fifth, so a percentile is exact to 10 %. All arrays have their full size from the
-beginning: `History.array_bytes`, 132,480 bytes. The last requests have at most MAX_REQUESTS × about 1.5 KB, with names as long as
-they may be.
+Latencies are counted in bins that grow by a fifth, so a percentile is exact to 10 %. All arrays
+have their full size from the beginning: `History.array_bytes`, 132,480 bytes. The last requests
+have at most MAX_REQUESTS × about 1.5 KB, with names as long as they may be.
 """
 
 from __future__ import annotations
@@ -34,16 +35,14 @@ _CLIENT_LEFT: Final = 499
 
 @dataclass(slots=True)
 class Finished:
-    """One request that was answered, refused or given up. Not frozen: that would double the time to make one.
+    """One request that was answered, refused or given up. Not frozen: that would double the time to
+    make one.
 
     Attributes:
-        at: When it ended, in seconds since 1970.
-        request_id: Its id, as in the logs.
-        route: The path as the edge's table has it, without values.
-        status: The HTTP status; 499: the client left.
-        reason: Why it has no answer, or its answer broke off; empty: it was answered.
-        seconds: From its first byte to its last.
-        cost: What it asked and used.
+        at: When it ended, in seconds since 1970. request_id: Its id, as in the logs. route: The
+        path as the edge's table has it, without values. status: The HTTP status; 499: the client
+        left. reason: Why it has no answer, or its answer broke off; empty: it was answered.
+        seconds: From its first byte to its last. cost: What it asked and used.
     """
 
     at: float
@@ -104,7 +103,9 @@ class History:
         self._columns["queued"][row] = max(jobs, self._columns["queued"][row])
 
     def content(self, now: float) -> dict[str, Any]:
-        """What the console shows: columns of steps, oldest first, and the requests, newest first."""
+        """What the console shows: columns of steps, oldest first, and the requests, newest
+        first.
+        """
         self._row(now)
         first = max(self._begin, self._newest - STEPS + 1)
         rows = np.arange(first, self._newest + 1) % STEPS
@@ -113,9 +114,17 @@ class History:
             for name, column in self._columns.items()
         }
         latencies = np.array(self._latencies, np.uint32).reshape(STEPS, _BINS)[rows]
-        columns |= {name: _percentiles(latencies, share) for name, share in (("p50", 0.50), ("p99", 0.99))}
+        columns |= {
+            name: _percentiles(latencies, share) for name, share in (("p50", 0.50), ("p99", 0.99))
+        }
         requests = [_request_content(one) for one in reversed(self._requests)]
-        return {"step_seconds": STEP_SECONDS, "first": first * STEP_SECONDS, "now": now, "steps": columns, "requests": requests}
+        return {
+            "step_seconds": STEP_SECONDS,
+            "first": first * STEP_SECONDS,
+            "now": now,
+            "steps": columns,
+            "requests": requests,
+        }
 
     def _row(self, now: float) -> int:
         """The row of a moment; those between it and the newest are emptied first."""
@@ -138,12 +147,18 @@ def _bin_of(seconds: float) -> int:
 
 
 def _percentiles(latencies: np.ndarray, share: float) -> list[float | None]:
-    """The middle of each row's bin at this share, in milliseconds; None where nothing was answered."""
+    """The middle of each row's bin at this share, in milliseconds; None where nothing was
+    answered.
+    """
     sums = latencies.cumsum(axis=1)
     totals = sums[:, -1]
     bins = (sums >= np.ceil(totals * share)[:, None]).argmax(axis=1)
-    middles = np.where(bins == 0, _FIRST_BIN_SECONDS, _FIRST_BIN_SECONDS * _GROWTH ** (bins - 0.5)) * 1000
-    return [round(float(one), 3) if total else None for one, total in zip(middles, totals, strict=True)]
+    middles = (
+        np.where(bins == 0, _FIRST_BIN_SECONDS, _FIRST_BIN_SECONDS * _GROWTH ** (bins - 0.5)) * 1000
+    )
+    return [
+        round(float(one), 3) if total else None for one, total in zip(middles, totals, strict=True)
+    ]
 
 
 def _request_content(one: Finished) -> dict[str, Any]:
@@ -159,5 +174,9 @@ def _request_content(one: Finished) -> dict[str, Any]:
         "ms": round(one.seconds * 1000, 2),
         "input_tokens": cost.input_tokens,
         "output_tokens": cost.output_tokens,
-        "stages": {stage: round(seconds * 1000, 2) for stage, seconds in zip(STAGES, cost.seconds, strict=True) if seconds},
+        "stages": {
+            stage: round(seconds * 1000, 2)
+            for stage, seconds in zip(STAGES, cost.seconds, strict=True)
+            if seconds
+        },
     }

@@ -1,7 +1,7 @@
 """Addresses at which all of TEI's paths are one model's.
 
-Some clients drop the path of the URL that they are given (Haystack's ranker asks for `/rerank` at the host's root), and no request
-of TEI's names a model: so an address has one.
+Some clients drop the path of the URL that they are given (Haystack's ranker asks for `/rerank` at
+the host's root), and no request of TEI's names a model: so an address has one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 from services.edge.asgi import Receive, Scope, Send
 
 
-class Door:
+class PrefixApp:
     """The application, with `/tei/{model}` before each path. `model`: a name as callers give it."""
 
-    def __init__(self, application: Callable[[Scope, Receive, Send], Awaitable[None]], model: str) -> None:
+    def __init__(
+        self, application: Callable[[Scope, Receive, Send], Awaitable[None]], model: str
+    ) -> None:
         self._application = application
         self._prefix = f"/tei/{model}"
 

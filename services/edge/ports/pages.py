@@ -1,14 +1,19 @@
-"""Which web pages may call the edge: those of listed origins (CORS), and where no credential is needed, no others.
+"""Which web pages may call the edge: those of listed origins (CORS), and where no credential is
+needed, no others.
 
-A browser sends requests for any page, to any address, this machine's included. A page elsewhere has no credential, so that routers
-refuse it. Where they let everybody in, two checks stand in for the credential, at all paths:
+A browser sends requests for any page, to any address, this machine's included. A page elsewhere has
+no credential, so that routers refuse it. Where they let everybody in, two checks stand in for the
+credential, at all paths:
 
-- Host is an address, this machine, or a listed name: a page can make its own name resolve to this machine (DNS rebinding), and the
+- Host is an address, this machine, or a listed name: a page can make its own name resolve to this
+  machine (DNS rebinding), and the
   browser then takes the edge for a part of the page.
-- Sec-Fetch-Site, or Origin from browsers that do not send it: the request is not for a page elsewhere, unless its origin is listed.
+- Sec-Fetch-Site, or Origin from browsers that do not send it: the request is not for a page
+  elsewhere, unless its origin is listed.
 
-A link elsewhere may open the console: a navigation to its page or files is answered, since no page can read the answer.
-Programs send neither Sec-Fetch-Site nor Origin, and are not affected. Probes have any Host.
+A link elsewhere may open the console: a navigation to its page or files is answered, since no page
+can read the answer. Programs send neither Sec-Fetch-Site nor Origin, and are not affected. Probes
+have any Host.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from libs.telemetry import metrics
 from services.edge.asgi import Receive, Scope, Send, State
 from services.edge.console.access import host_of, is_address, is_local, is_same
 from services.edge.console.files import ASSETS
-from services.edge.messages.base import Problem
+from services.edge.messages.base import HttpError
 from services.edge.routes import DEFAULT
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -86,7 +91,9 @@ class Pages:
 
         return guarded
 
-    async def _serve(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, application: Application, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         headers = {name: value for name, value in scope["headers"] if name in _READ}
         origin = headers.get(_ORIGIN, b"")
         is_listed = origin in self._origins
@@ -95,11 +102,13 @@ class Pages:
         try:
             if self._state.is_guarded:
                 self._check(scope["method"], scope["path"], headers)
-        except Problem as problem:
+        except HttpError as problem:
             metrics.HTTP_REQUESTS.labels(metrics.OTHER, str(problem.status)).inc()
             answer = DEFAULT.error(problem)
             body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
-            await _send(send, problem.status, body, ((b"content-type", answer.media_type), *answer.headers))
+            await _send(
+                send, problem.status, body, ((b"content-type", answer.media_type), *answer.headers)
+            )
             return
         if is_listed and scope["method"] == "OPTIONS" and _ASKED in headers:
             await _send(send, 204, b"", _PREFLIGHT)
@@ -107,36 +116,52 @@ class Pages:
             await application(scope, receive, send)
 
     def _check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
-        """Raises Problem: 421 for a Host that may be a page's own name, 403 for a page elsewhere."""
+        """Raises HttpError: 421 for a Host that may be a page's own name, 403 for a page
+        elsewhere.
+        """
         given = headers.get(_HOST, b"").decode("latin-1")
-        if self._checks_host and given and given != self._answered_host and path not in self._probes:
+        if (
+            self._checks_host
+            and given
+            and given != self._answered_host
+            and path not in self._probes
+        ):
             host = host_of(given)
             if not (is_address(host) or is_local(host) or host in self._hosts):
                 text = (
                     f"this edge needs no credential, so it does not answer for the host {given[:100]!r}: use http://127.0.0.1, "
                     "or list the name in SHOAL_HTTP_HOSTS"
                 )
-                raise Problem("PERMISSION_DENIED", text, field="host", status=421)
+                raise HttpError("PERMISSION_DENIED", text, field="host", status=421)
             self._answered_host = given
         if _SITE not in headers and _ORIGIN not in headers:
             return  # no browser leaves both out of a request that a page elsewhere makes
-        origin, site = headers.get(_ORIGIN, b"").decode("latin-1"), headers.get(_SITE, b"").decode("latin-1")
+        origin, site = (
+            headers.get(_ORIGIN, b"").decode("latin-1"),
+            headers.get(_SITE, b"").decode("latin-1"),
+        )
         if headers.get(_ORIGIN, b"") in self._origins or _opens_console(method, path, headers):
             return
-        is_own = site.encode("latin-1") in _OWN_SITES if site else not origin or self._is_own(origin, given)
+        is_own = (
+            site.encode("latin-1") in _OWN_SITES
+            if site
+            else not origin or self._is_own(origin, given)
+        )
         if not is_own:
             text = (
                 f"this edge needs no credential, so it refuses requests of web pages elsewhere, here {(origin or site)[:100]!r}: "
                 "list the page's origin, such as https://app.example, in SHOAL_HTTP_ORIGINS"
             )
-            raise Problem("PERMISSION_DENIED", text, field="origin")
+            raise HttpError("PERMISSION_DENIED", text, field="origin")
 
     def _is_own(self, origin: str, host: str) -> bool:
         return is_same(origin, host) or origin.encode("latin-1") in self._own_origins
 
 
 def _opens_console(method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-    """Whether a browser asks for the console's page or one of its files for a tab or window, not for a frame or a script."""
+    """Whether a browser asks for the console's page or one of its files for a tab or window, not
+    for a frame or a script.
+    """
     is_navigation = headers.get(_MODE) == b"navigate" and headers.get(_DESTINATION) == b"document"
     return is_navigation and method in ("GET", "HEAD") and (path == "/" or path.startswith(ASSETS))
 

@@ -1,7 +1,8 @@
-"""TEI's gRPC API at addresses of its own: server reflection, health, and all methods of `tei.v1` as questions for the mesh.
+"""TEI's gRPC API at addresses of its own: server reflection, health, and all methods of `tei.v1` as
+questions for the mesh.
 
-As over HTTP credentials go on to the router. Messages of a stream that arrive while the last ones are answered are then asked for
-together.
+As over HTTP credentials go on to the router. Messages of a stream that arrive while the last ones
+are answered are then asked for together.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from services.edge.asgi import State
 from services.edge.credentials import Trust, metadata_of, request_id_of, seconds_of, trace_of
 from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
 from services.edge.intake.reading import Intake, Payer
-from services.edge.messages.base import Problem, Question, Received
+from services.edge.messages.base import HttpError, MeshCall, Received
 from services.edge.messages.names import Names
 from services.edge.routers import Routers
 
@@ -44,9 +45,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
-MOST_TOGETHER: Final = 256
+MAX_TOGETHER: Final = 256
 """Messages of a stream that are asked for at once."""
-MOST_WAITING: Final = 1024
+MAX_WAITING: Final = 1024
 """Messages of a stream that are read ahead; then its client has to wait."""
 AHEAD_BYTES: Final = 4 << 20
 """Bytes of a stream that are read ahead."""
@@ -55,8 +56,10 @@ MESSAGE_BYTES: Final = 16 << 20
 MESSAGE_SECONDS: Final = 60.0
 """How long a message may take to arrive; of a stream only the first one's time is limited."""
 ARRIVING_BYTES: Final = 2 * MESSAGE_BYTES
-"""The most bytes that the process may grow by while such messages arrive: those that are arriving then are cut off."""
-MOST_CALLS: Final = 1000
+"""The most bytes that the process may grow by while such messages arrive: those that are arriving
+then are cut off.
+"""
+MAX_CALLS: Final = 1000
 _MAX_ERROR_CHARACTERS: Final = 1000
 """Of an error's text: statuses travel in headers of 8 KiB."""
 _COLLECTED: Final = "/tei.v1.Rerank/RerankStream"
@@ -67,8 +70,8 @@ class TeiServer:
     """One listening address.
 
     Args:
-        model: what its callers ask; empty: what the aliases name.
-        intake: identifies a caller before a message is read, and lets its tenant pay for the bytes of its messages.
+        model: what its callers ask; empty: what the aliases name. intake: identifies a caller
+        before a message is read, and lets its tenant pay for the bytes of its messages.
         default_seconds: for calls without a deadline.
     """
 
@@ -94,21 +97,32 @@ class TeiServer:
         self._default_seconds = default_seconds
         self._longest_seconds = longest_seconds
         self._health = health.aio.HealthServicer()
-        self._calls = Bound(MOST_CALLS, "calls")
+        self._calls = Bound(MAX_CALLS, "calls")
         self._arrivals = Arrivals(growth_bytes=ARRIVING_BYTES)
         self._server = guarded_server(Guard(), MESSAGE_BYTES)
 
     async def start(self, address: str, security: Security) -> None:
-        """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files that cannot be used."""
+        """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files
+        that cannot be used.
+        """
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for service, methods in SERVICES.items():
-            handlers = {name: self._handler(f"/{service}/{name}", batch) for name, batch in methods.items()}
-            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+            handlers = {
+                name: self._handler(f"/{service}/{name}", batch) for name, batch in methods.items()
+            }
+            self._server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(service, handlers),)
+            )
         add_reflection([*SERVICES, "grpc.health.v1.Health"], self._server)
         credentials = security.tls.credentials() if security.tls is not None else None
         self.address = listen(self._server, address, credentials)
         await self._server.start()
-        log.info("listening", extra=fields({"address": self.address, "tls": credentials is not None, "protocol": "tei.v1"}))
+        log.info(
+            "listening",
+            extra=fields(
+                {"address": self.address, "tls": credentials is not None, "protocol": "tei.v1"}
+            ),
+        )
 
     async def stop(self, grace_seconds: float) -> None:
         """Takes no more calls, and waits for those in flight, at most `grace_seconds`."""
@@ -117,7 +131,11 @@ class TeiServer:
 
     async def set_health(self, is_serving: bool) -> None:
         """For the whole server and each service."""
-        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if is_serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
         for name in ("", *SERVICES):
             await self._health.set(name, status)
 
@@ -141,7 +159,9 @@ class TeiServer:
         return grpc.stream_unary_rpc_method_handler(unary, None, None)
 
     async def _one(self, call: _Call, batch: Batch) -> bytes:
-        """The answer to the call's one message. Raises Problem, InvalidInput, NoCapacity, DeadlinePassed."""
+        """The answer to the call's one message. Raises HttpError, InvalidInput, NoCapacity,
+        DeadlinePassed.
+        """
         body = await self._arrivals.read(call.context, MESSAGE_SECONDS)
         if not isinstance(body, bytes):  # the end
             raise InvalidInput("the call ended before its request arrived: send one message")
@@ -149,18 +169,23 @@ class TeiServer:
         return (await self._ask(call, batch, [_parsed(batch, body)]))[0]
 
     async def _all(self, call: _Call, batch: Batch) -> bytes:
-        """The one answer to all messages of a stream. Raises Problem, InvalidInput."""
+        """The one answer to all messages of a stream. Raises HttpError, InvalidInput."""
         requests = []
         async for body in self._bodies(call):
             await call.hold(len(body))
             if call.held > MESSAGE_BYTES:
-                raise Problem("TOO_LARGE", f"the stream has more than the {MESSAGE_BYTES:,} bytes that are allowed")
+                raise HttpError(
+                    "TOO_LARGE",
+                    f"the stream has more than the {MESSAGE_BYTES:,} bytes that are allowed",
+                )
             requests.append(_parsed(batch, body))
         return (await self._ask(call, batch, requests))[0]
 
     async def _stream(self, call: _Call, batch: Batch) -> None:
-        """Answers a stream: what has arrived meanwhile is asked for together, in order. Raises Problem, InvalidInput."""
-        waiting: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        """Answers a stream: what has arrived meanwhile is asked for together, in order. Raises
+        HttpError, InvalidInput.
+        """
+        waiting: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
         has_room = asyncio.Event()
 
         async def read() -> None:
@@ -177,7 +202,7 @@ class TeiServer:
             held: list[tuple[Message, int]] = []
             is_done = False
             while held or not is_done:
-                while not is_done and len(held) < MOST_TOGETHER and not (held and waiting.empty()):
+                while not is_done and len(held) < MAX_TOGETHER and not (held and waiting.empty()):
                     body = await waiting.get()
                     is_done = body is None
                     if body is not None:
@@ -185,7 +210,9 @@ class TeiServer:
                 if not held:
                     break
                 together = _together(batch, [message for message, _ in held])
-                for reply in await self._ask(call, batch, [message for message, _ in held[:together]]):
+                for reply in await self._ask(
+                    call, batch, [message for message, _ in held[:together]]
+                ):
                     await call.context.write(reply)
                 call.release(sum(size for _, size in held[:together]))
                 has_room.set()
@@ -209,16 +236,18 @@ class TeiServer:
                 is_first = False
 
     async def _ask(self, call: _Call, batch: Batch, requests: Sequence[Message]) -> list[bytes]:
-        """The answers' bytes, one a message. Raises Problem."""
+        """The answers' bytes, one a message. Raises HttpError."""
         received = Received(b"", self._names(), self._model, request_id=call.request_id)
         step: Any = batch.ask(requests, received)
-        while isinstance(step, Question):
+        while isinstance(step, MeshCall):
             seconds = call.seconds_left(self._default_seconds, self._longest_seconds)
             try:
                 body = step.message.SerializeToString()
-                reply = await self._routers.ask(step.method, body, seconds=seconds, metadata=call.metadata)
+                reply = await self._routers.ask(
+                    step.method, body, seconds=seconds, metadata=call.metadata
+                )
             except ShoalError as error:
-                raise Problem.of(error, step) from None
+                raise HttpError.of(error, step) from None
             step = step.answer(reply)
         return list(step.body)
 
@@ -228,7 +257,10 @@ class TeiServer:
             call.begin()
             with self._calls:
                 if self._state.is_open:
-                    raise Problem("NOT_READY", "the routers let everybody in, so this edge does not serve beyond its machine")
+                    raise HttpError(
+                        "NOT_READY",
+                        "the routers let everybody in, so this edge does not serve beyond its machine",
+                    )
                 await call.identify(self._intake, self._trust)
                 found = await work()
             call.outcome = "OK"
@@ -236,7 +268,9 @@ class TeiServer:
         except Exception as error:
             problem = _problem(call, error)
             call.outcome = CODES.get(problem.reason, "INTERNAL")
-            await call.context.abort(grpc.StatusCode[call.outcome], problem.message[:_MAX_ERROR_CHARACTERS])
+            await call.context.abort(
+                grpc.StatusCode[call.outcome], problem.message[:_MAX_ERROR_CHARACTERS]
+            )
         finally:
             call.report()
 
@@ -257,7 +291,7 @@ class _Call:
         self._headers: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Raises Problem for headers that cannot be read."""
+        """Raises HttpError for headers that cannot be read."""
         given = self.context.invocation_metadata() or ()
         self._headers = {key.lower(): value for key, value in given if isinstance(value, str)}
         REQUEST_ID.set(self.request_id)
@@ -265,7 +299,7 @@ class _Call:
         REQUEST_ID.set(self.request_id)
 
     async def identify(self, intake: Intake, trust: Trust) -> None:
-        """Ask a router who calls. Raises Problem for a caller that it refuses."""
+        """Ask a router who calls. Raises HttpError for a caller that it refuses."""
         certificate = _certificate(self.context) if trust.certificates else None
         metadata = metadata_of(self._headers, self.request_id, certificate, trust)
         self._payer = intake.payer(_address(self.context.peer()), metadata)
@@ -273,7 +307,7 @@ class _Call:
         await self._payer.identify()
 
     async def hold(self, size: int) -> None:
-        """Count the memory of a message as that of HTTP's bodies. Raises Problem."""
+        """Count the memory of a message as that of HTTP's bodies. Raises HttpError."""
         if self._payer is None:
             raise TypeError("the caller must be identified before its messages are held")
         await self._payer.take(size)
@@ -285,12 +319,14 @@ class _Call:
         self.held -= size
 
     def seconds_left(self, default: float, longest: float) -> float:
-        """Raises Problem once there are none."""
+        """Raises HttpError once there are none."""
         left = cast("float | None", self.context.time_remaining())
         if left is None:
             left = seconds_of(self._headers, default, longest) - (time.monotonic() - self._begin)
         if left <= 0:
-            raise Problem("DEADLINE_PASSED", "the call's time was over before it could be sent to a router")
+            raise HttpError(
+                "DEADLINE_PASSED", "the call's time was over before it could be sent to a router"
+            )
         return min(left, longest)
 
     def report(self) -> None:
@@ -299,16 +335,25 @@ class _Call:
             self._payer.close()
         seconds = time.monotonic() - self._begin
         metrics.HTTP_REQUESTS.labels(self.path, self.outcome).inc()
-        metrics.HTTP_REQUEST_SECONDS.labels(self.path).observe(seconds, traces.exemplar(traces.NONE))
+        metrics.HTTP_REQUEST_SECONDS.labels(self.path).observe(
+            seconds, traces.exemplar(traces.NONE)
+        )
         if log.isEnabledFor(logging.INFO):
-            log.info("call", extra=fields({"method": self.path, "status": self.outcome, "seconds": round(seconds, 6)}))
+            log.info(
+                "call",
+                extra=fields(
+                    {"method": self.path, "status": self.outcome, "seconds": round(seconds, 6)}
+                ),
+            )
 
 
 @asynccontextmanager
 async def serving_tei(
     servers: Mapping[str, TeiServer], security: Security, *, grace_seconds: float
 ) -> AsyncIterator[Sequence[TeiServer]]:
-    """Serves each at its address until the context ends, then drains. Raises NoCapacity, InvalidInput."""
+    """Serves each at its address until the context ends, then drains. Raises NoCapacity,
+    InvalidInput.
+    """
     started: list[TeiServer] = []
     try:
         for address, server in servers.items():
@@ -329,25 +374,29 @@ def _together(batch: Batch, held: Sequence[Message]) -> int:
     if not batch.agree:
         return 1
     first = batch.key(held[0])
-    return next((index for index, message in enumerate(held) if batch.key(message) != first), len(held))
+    return next(
+        (index for index, message in enumerate(held) if batch.key(message) != first), len(held)
+    )
 
 
-def _problem(call: _Call, error: BaseException) -> Problem:
+def _problem(call: _Call, error: BaseException) -> HttpError:
     """What a call failed with. Raises CancelledError if its client has gone."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, Problem):
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, (InvalidInput, NoCapacity, DeadlinePassed)):
-        return Problem(error.reason, error.message, field=error.field)
+        return HttpError(error.reason, error.message, field=error.field)
     if isinstance(error, grpc.aio.InternalError):
         raise asyncio.CancelledError from None
     log.error("call failed", extra=fields({"method": call.path}), exc_info=error)
-    return Problem("INTERNAL", f"unexpected error; the log has it as {call.request_id}")
+    return HttpError("INTERNAL", f"unexpected error; the log has it as {call.request_id}")
 
 
 def _address(peer: str) -> str:
-    """The IP address in gRPC's form of a peer, such as ipv4:10.0.0.1:5000 and ipv6:[::1]:5000; empty for others."""
+    """The IP address in gRPC's form of a peer, such as ipv4:10.0.0.1:5000 and ipv6:[::1]:5000;
+    empty for others.
+    """
     kind, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 

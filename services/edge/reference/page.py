@@ -1,4 +1,6 @@
-"""The page `/docs` and its files, read once. Their paths hold a digest of all of them, so that browsers keep them."""
+"""The page `/docs` and its files, read once. Their paths hold a digest of all of them, so that
+browsers keep them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _ASSETS: Final = {
 _PLACE: Final = b"{assets}"
 """Where the page names the folder of its assets."""
 _DOCS_POLICY: Final = f"{POLICY}; style-src 'self' 'unsafe-inline'".encode()
-"""The console's policy, with inline styles, which RapiDoc writes. Scripts are the edge's files alone."""
+"""The console's policy, with inline styles, which RapiDoc writes. Scripts are the edge's files
+alone.
+"""
 
 
 def reference_answers(folder: Path = STATIC) -> Mapping[str, Callable[[], Answer]]:
@@ -30,7 +34,9 @@ def reference_answers(folder: Path = STATIC) -> Mapping[str, Callable[[], Answer
     digest = hashlib.sha256(b"\0".join([page, *read.values()])).hexdigest()[:16]
     # Relative to the page, which a proxy may serve below another path.
     page = page.replace(_PLACE, f"docs/{digest}".encode())
-    assets = {f"{PAGE}/{digest}/{name}": _asset(content, _ASSETS[name]) for name, content in read.items()}
+    assets = {
+        f"{PAGE}/{digest}/{name}": _asset(content, _ASSETS[name]) for name, content in read.items()
+    }
     return {PAGE: _answering(page, b"text/html; charset=utf-8", b"no-cache"), **assets}
 
 
@@ -39,6 +45,9 @@ def _asset(content: bytes, kind: bytes) -> Callable[[], Answer]:
 
 
 def _answering(content: bytes, kind: bytes, caching: bytes) -> Callable[[], Answer]:
-    protection = dict(PROTECTION) | {b"content-security-policy": _DOCS_POLICY, b"cache-control": caching}
+    protection = dict(PROTECTION) | {
+        b"content-security-policy": _DOCS_POLICY,
+        b"cache-control": caching,
+    }
     headers: Headers = tuple(protection.items())
     return lambda: Answer(content, 200, kind, headers)

@@ -1,9 +1,10 @@
 """The package `shoal_mesh`, all that the wheel shoal-mesh makes importable.
 
-It has the commands that the wheel adds to `shoal`, and those that are called `shoal-edge`, `shoal-router`,
-`shoal-scheduler` and `shoal-worker`.
+It has the commands that the wheel adds to `shoal`, and those that are called `shoal-edge`,
+`shoal-router`, `shoal-scheduler` and `shoal-worker`.
 
-`libs` and `services` lie inside it (`setup.py`), on nobody's path: these commands put them first on that of their own process.
+`libs` and `services` lie inside it (`setup.py`), on nobody's path: these commands put them first on
+that of their own process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Final
 
 HERE: Final = Path(__file__).resolve().parent
 CODE: Final = HERE / "_code" if (HERE / "_code").is_dir() else HERE.parents[2]
-"""The folder that holds `libs` and `services`: of the wheel, or the checkout of an editable installation."""
+"""The folder that holds `libs` and `services`: of the wheel, or the checkout of an editable
+installation.
+"""
 # What `shoal` calls a command or a reader: where it is, and the extra that brings what it needs.
 COMMANDS: Final = {
     "up": ("services.local.command:up", "local"),
@@ -51,7 +54,9 @@ def worker() -> None:
 
 
 def __getattr__(name: str) -> object:
-    """A command of COMMANDS, which is imported when it is run. Raises ImportError in one line where something is not installed."""
+    """A command of COMMANDS, which is imported when it is run. Raises ImportError in one line where
+    something is not installed.
+    """
     if name not in COMMANDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place, extra = COMMANDS[name]

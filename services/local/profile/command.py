@@ -1,4 +1,6 @@
-"""`shoal profile`: a model's forward pass on this machine, part by part, and requests through a mesh of their own."""
+"""`shoal profile`: a model's forward pass on this machine, part by part, and requests through a
+mesh of their own.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +40,45 @@ _HELP_TEXTS = "File with one text per line, repeated until the batch is full. De
 
 def profile(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Directory of a checkpoint, or an id (--model, SHOAL_MODELS, SHOAL_STORES).")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Directory of a checkpoint, or an id (--model, SHOAL_MODELS, SHOAL_STORES).",
+        ),
     ],
     offered: Annotated[list[str] | None, typer.Option("--model", help=_HELP_OFFERED)] = None,
     texts: Annotated[Path | None, typer.Option(help=_HELP_TEXTS)] = None,
-    batch_tokens: Annotated[int, typer.Option(min=0, help="Tokens of the batch. 0: as many as a worker would take.")] = 0,
+    batch_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens of the batch. 0: as many as a worker would take.")
+    ] = 0,
     device: Annotated[DeviceChoice, typer.Option(help="Device of the computation.")] = "auto",
     dtype: Annotated[DtypeChoice, typer.Option(help="Number format of the computation.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Number of threads on a CPU. Default: all cores.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Number of forward passes with the profiler, and of those without it.")] = 20,
-    requests: Annotated[int, typer.Option(min=0, help="Number of requests, of one text each. 0: no mesh is started.")] = 50,
-    trace: Annotated[Path | None, typer.Option(help="Write the profiler's trace to this file, for ui.perfetto.dev: .json.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the parts to this file: .png, .svg or .pdf (needs matplotlib).")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of threads on a CPU. Default: all cores.")
+    ] = None,
+    runs: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of forward passes with the profiler, and of those without it."
+        ),
+    ] = 20,
+    requests: Annotated[
+        int,
+        typer.Option(min=0, help="Number of requests, of one text each. 0: no mesh is started."),
+    ] = 50,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the profiler's trace to this file, for ui.perfetto.dev: .json."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the parts to this file: .png, .svg or .pdf (needs matplotlib)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say where the time of a model's forward pass goes, part by part, and that of a request, stage by stage."""
+    """Say where the time of a model's forward pass goes, part by part, and that of a request, stage
+    by stage.
+    """
     with exit_on_failure(), _errors_on_stderr():
         _check_files(trace, plot)
         settings = replace(
@@ -81,12 +107,20 @@ def profile(
 
 
 def _measured(
-    settings: Settings, target: str, lines: list[str] | None, runs: int, requests: int, trace: Path | None, tell: Tell
+    settings: Settings,
+    target: str,
+    lines: list[str] | None,
+    runs: int,
+    requests: int,
+    trace: Path | None,
+    tell: Tell,
 ) -> tuple[ForwardProfile, RequestProfile | None]:
     name, copy = found(settings, target, "", tell)
     try:
         tell(f"{name}: importing torch")
-        os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)  # its library reads it when it is loaded
+        os.environ.setdefault(
+            "KINETO_LOG_LEVEL", _KINETO_SILENT
+        )  # its library reads it when it is loaded
         from services.worker.profile import forward, texts
 
         tell(f"{name}: loading")
@@ -94,10 +128,15 @@ def _measured(
         given = texts.generated() if lines is None else cycle(lines)
         batch = forward.fill(model, given, most_tokens, settings.batch_items)
         tell(f"{name}: forward passes of {batch.tokens:,} tokens")
-        measured = forward.profile_forward(model, batch, runs=runs, device=device, threads=settings.threads, trace=trace)
+        measured = forward.profile_forward(
+            model, batch, runs=runs, device=device, threads=settings.threads, trace=trace
+        )
         if not requests:
             return measured, None
-        works = [forward.work_of(model, [text]) for _, text in zip(range(requests), cycle(batch.texts), strict=False)]
+        works = [
+            forward.work_of(model, [text])
+            for _, text in zip(range(requests), cycle(batch.texts), strict=False)
+        ]
         del model
         tell(f"{name}: {requests} requests through a mesh")
         return measured, _through_mesh(settings, name, copy.directory, works)
@@ -105,11 +144,15 @@ def _measured(
         copy.close()
 
 
-def _through_mesh(settings: Settings, name: str, directory: Path, works: list[Work]) -> RequestProfile:
+def _through_mesh(
+    settings: Settings, name: str, directory: Path, works: list[Work]
+) -> RequestProfile:
     try:
         from services.local.profile.request import profile_requests
     except ModuleNotFoundError as error:
-        raise InvalidInput(f"a mesh needs {error.name}: pip install 'shoal-mesh[local]', or leave it out: --requests 0") from None
+        raise InvalidInput(
+            f"a mesh needs {error.name}: pip install 'shoal-mesh[local]', or leave it out: --requests 0"
+        ) from None
     mesh = local.Settings(
         port=0,
         threads=settings.threads,

@@ -23,7 +23,7 @@ PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 _BAR: Final = 24
 _MOST: Final = 2
 """How many operators are named of a part, those that take at least a tenth of it."""
-_LEAST_SHARE: Final = 0.1
+_MIN_SHARE: Final = 0.1
 
 
 def as_json(forward: ForwardProfile, request: RequestProfile | None) -> dict[str, object]:
@@ -40,16 +40,26 @@ def describe(forward: ForwardProfile) -> str:
 
 
 def forward_table(forward: ForwardProfile) -> Table:
-    made = table(describe(forward), "part", "time", "share", "", "largest operators", right=("time", "share"))
+    made = table(
+        describe(forward), "part", "time", "share", "", "largest operators", right=("time", "share")
+    )
     for part, seconds in sorted(forward.parts.items(), key=lambda entry: -entry[1]):
-        made.add_row(part, *_measured(seconds, forward.seconds), _largest_operators(forward.inside[part]))
+        made.add_row(
+            part, *_measured(seconds, forward.seconds), _largest_operators(forward.inside[part])
+        )
     made.add_section()
     made.add_row("sum of the parts", *_measured(sum(forward.parts.values()), forward.seconds), "")
-    made.add_row("whole", _time(forward.seconds), "", Text(), f"median of {forward.runs} forward passes")
+    made.add_row(
+        "whole", _time(forward.seconds), "", Text(), f"median of {forward.runs} forward passes"
+    )
     plain = f"the profiler adds {_percent(forward.overhead)}"
     made.add_row("without the profiler", _time(forward.plain_seconds), "", Text(), plain)
-    made.add_row("tokenise", _time(forward.prepare_seconds), "", Text(), "before it, on a thread of its own")
-    made.add_row("finish", _time(forward.finish_seconds), "", Text(), "after it, on a thread of its own")
+    made.add_row(
+        "tokenise", _time(forward.prepare_seconds), "", Text(), "before it, on a thread of its own"
+    )
+    made.add_row(
+        "finish", _time(forward.finish_seconds), "", Text(), "after it, on a thread of its own"
+    )
     return made
 
 
@@ -59,7 +69,13 @@ def request_table(request: RequestProfile) -> Table:
     for stage in request.stages:
         made.add_row(stage.name, *_measured(stage.seconds, request.seconds), stage.what)
     made.add_section()
-    made.add_row("whole", _time(request.seconds), "", Text(), f"by the client's clock; median {_time(request.median_seconds)}")
+    made.add_row(
+        "whole",
+        _time(request.seconds),
+        "",
+        Text(),
+        f"by the client's clock; median {_time(request.median_seconds)}",
+    )
     return made
 
 
@@ -72,7 +88,11 @@ def _largest_operators(inside: Mapping[str, float]) -> Text:
     """The largest of what a part is made of."""
     whole = sum(inside.values())
     largest = sorted(inside.items(), key=lambda entry: -entry[1])[:_MOST]
-    named = (f"{preview(name, 40)} {_percent(seconds / whole)}" for name, seconds in largest if seconds >= _LEAST_SHARE * whole > 0)
+    named = (
+        f"{preview(name, 40)} {_percent(seconds / whole)}"
+        for name, seconds in largest
+        if seconds >= _MIN_SHARE * whole > 0
+    )
     return Text(", ".join(named), style="dim")
 
 
@@ -91,11 +111,15 @@ def _percent(share: float) -> str:
 def check_plot(path: Path) -> None:
     """Raises InvalidInput for a file that cannot be drawn to, and without matplotlib."""
     if path.suffix.lower() not in PLOT_FORMATS:
-        raise InvalidInput(f"a plot's file must end in {', '.join(PLOT_FORMATS)}, not {path.name!r}", field="plot")
+        raise InvalidInput(
+            f"a plot's file must end in {', '.join(PLOT_FORMATS)}, not {path.name!r}", field="plot"
+        )
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise InvalidInput("plots need matplotlib: pip install 'shoal-mesh[plot]'", field="plot") from None
+        raise InvalidInput(
+            "plots need matplotlib: pip install 'shoal-mesh[plot]'", field="plot"
+        ) from None
 
 
 def plot(forward: ForwardProfile, request: RequestProfile | None, path: Path) -> None:
@@ -103,17 +127,29 @@ def plot(forward: ForwardProfile, request: RequestProfile | None, path: Path) ->
     from matplotlib.figure import Figure
 
     drawn: list[tuple[str, list[tuple[str, float]]]] = [
-        (describe(forward), sorted(((part, seconds) for part, seconds in forward.parts.items()), key=lambda entry: -entry[1]))
+        (
+            describe(forward),
+            sorted(
+                ((part, seconds) for part, seconds in forward.parts.items()),
+                key=lambda entry: -entry[1],
+            ),
+        )
     ]
     if request is not None:
-        drawn.append(("a request of one text", [(stage.name, stage.seconds) for stage in request.stages]))
+        drawn.append(
+            ("a request of one text", [(stage.name, stage.seconds) for stage in request.stages])
+        )
     figure = Figure(figsize=(8, 3.2 * len(drawn)), layout="constrained")
     for number, (title, bars) in enumerate(drawn, 1):
         _draw(figure, (len(drawn), 1, number), title, bars)
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    figure.savefig(
+        path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
+    )
 
 
-def _draw(figure: Figure, place: tuple[int, int, int], title: str, bars: Iterable[tuple[str, float]]) -> None:
+def _draw(
+    figure: Figure, place: tuple[int, int, int], title: str, bars: Iterable[tuple[str, float]]
+) -> None:
     names, seconds = zip(*bars, strict=True)
     axes = figure.add_subplot(*place)
     drawn = axes.barh(names, [one * 1000 for one in seconds])

@@ -1,4 +1,6 @@
-"""Requests through a small mesh of their own, one at a time: at which stop of their way the time goes."""
+"""Requests through a small mesh of their own, one at a time: at which stop of their way the time
+goes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from typing import Final
 from shoal import Client, Regions, Schema
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Timings
 
-from libs.models import ClassifyWork, EncodeWork, EntitiesWork, RegionsWork, RelationsWork, ScoreWork, StructureWork, Work
+from libs.models import (
+    ClassifyWork,
+    EncodeWork,
+    EntitiesWork,
+    RegionsWork,
+    RelationsWork,
+    ScoreWork,
+    StructureWork,
+    Work,
+)
 from libs.models.work import DetokenizeWork, TextWork, TokenizeWork, parts_of
 from services.local.mesh import running
 from services.local.settings import Settings
@@ -21,7 +32,8 @@ from services.local.settings import Settings
 _LOAD_SECONDS: Final = 300.0
 _WARM_REQUESTS: Final = 5
 
-# What is measured on the way, and what is left of the clock around it: the stops' names are those of `Timings`.
+# What is measured on the way, and what is left of the clock around it: the stops' names are those
+# of `Timings`.
 _STOPS: Final[tuple[tuple[str, str, Callable[[float, Timings], float]], ...]] = (
     (
         "client and wire",
@@ -33,7 +45,11 @@ _STOPS: Final[tuple[tuple[str, str, Callable[[float, Timings], float]], ...]] = 
         "decode, admit, merge; the answer's way from the worker",
         lambda _, timings: timings.total_seconds - _worker_seconds(timings),
     ),
-    ("queue", "in the lane, and the job's way to the worker", lambda _, timings: timings.queue_seconds),
+    (
+        "queue",
+        "in the lane, and the job's way to the worker",
+        lambda _, timings: timings.queue_seconds,
+    ),
     ("prepare", "tokenise", lambda _, timings: timings.prepare_seconds),
     ("wait", "for the device", lambda _, timings: timings.wait_seconds),
     ("forward", "on the device", lambda _, timings: timings.forward_seconds),
@@ -52,7 +68,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class RequestProfile:
-    """Of single requests by the client's clock: mean and median seconds, and where the mean went. The stages' sum is the mean."""
+    """Of single requests by the client's clock: mean and median seconds, and where the mean went.
+    The stages' sum is the mean.
+    """
 
     requests: int
     seconds: float
@@ -61,7 +79,9 @@ class RequestProfile:
 
 
 async def profile_requests(settings: Settings, model: str, works: Sequence[Work]) -> RequestProfile:
-    """Starts a mesh and sends it each job as a request, the next when the last is answered. Raises ShoalError of either kind."""
+    """Starts a mesh and sends it each job as a request, the next when the last is answered. Raises
+    ShoalError of either kind.
+    """
     async with running(settings) as mesh:
         return await asyncio.to_thread(_measure, mesh.address, model, works)
 
@@ -77,9 +97,13 @@ def _measure(address: str, model: str, works: Sequence[Work]) -> RequestProfile:
 
 
 def summed(measured: Sequence[tuple[float, Timings]]) -> RequestProfile:
-    """Of requests: the client's seconds and the timings that the mesh returned with their answers."""
+    """Of requests: the client's seconds and the timings that the mesh returned with their
+    answers.
+    """
     seconds = [one for one, _ in measured]
-    stages = tuple(Stage(name, what, fmean(part(*one) for one in measured)) for name, what, part in _STOPS)
+    stages = tuple(
+        Stage(name, what, fmean(part(*one) for one in measured)) for name, what, part in _STOPS
+    )
     return RequestProfile(len(measured), fmean(seconds), median(seconds), stages)
 
 
@@ -92,7 +116,9 @@ def _worker_seconds(timings: Timings) -> float:
 def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult | ExtractResult:
     match work:
         case EncodeWork():
-            return client.encode(model, work.texts, role=work.role or None, representations=work.representations)
+            return client.encode(
+                model, work.texts, role=work.role or None, representations=work.representations
+            )
         case ScoreWork():
             return client.score(model, work.query, work.documents)
         case EntitiesWork():
@@ -101,7 +127,9 @@ def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult |
             return client.classify(model, work.texts, work.labels)
         case RelationsWork():
             given = [[(one.start, one.end) for one in entities] for entities in work.entities]
-            return client.relations(model, work.texts, work.labels, entity_labels=work.entity_labels, entities=given)
+            return client.relations(
+                model, work.texts, work.labels, entity_labels=work.entity_labels, entities=given
+            )
         case StructureWork(schema=asked):
             schema = Schema().with_entities([one.name for one in asked.entities])
             for one in asked.structures:
@@ -109,6 +137,8 @@ def _ask(client: Client, model: str, work: Work) -> EncodeResult | ScoreResult |
             return client.extract(model, work.texts, schema)
         case RegionsWork():
             images = [part.content for part in parts_of(work)]
-            return client.extract(model, images, Regions(labels=work.labels, threshold=work.threshold))
+            return client.extract(
+                model, images, Regions(labels=work.labels, threshold=work.threshold)
+            )
         case TextWork() | TokenizeWork() | DetokenizeWork():
             raise ValueError("requests for text and for tokens have no sample")

@@ -21,8 +21,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def _dying_with_parent() -> Callable[[], None] | None:
-    """A function for the child before exec, by which the kernel kills it when its parent dies, however that dies. None where
-    unsupported: only Linux can do that."""
+    """A function for the child before exec, by which the kernel kills it when its parent dies,
+    however that dies. None where unsupported: only Linux can do that."""
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
@@ -36,12 +36,16 @@ def _dying_with_parent() -> Callable[[], None] | None:
 
 
 class Child:
-    """A process whose output is appended to a log file. As a context manager it is started and stopped.
+    """A process whose output is appended to a log file. As a context manager it is started and
+    stopped.
 
-    It has a session of its own, so that Ctrl-C reaches only the parent, which then stops its children in order.
+    It has a session of its own, so that Ctrl-C reaches only the parent, which then stops its
+    children in order.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> None:
         self.name = name
         self.log = log
         self._command = list(command)
@@ -54,7 +58,12 @@ class Child:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -89,7 +98,9 @@ class Child:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Sends SIGTERM, and SIGKILL after STOP_SECONDS. Does nothing if the process does not run."""
+        """Sends SIGTERM, and SIGKILL after STOP_SECONDS. Does nothing if the process does not
+        run.
+        """
         process = self._process
         if process is None or process.returncode is not None:
             return

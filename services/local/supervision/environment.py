@@ -1,4 +1,6 @@
-"""The part of this shell's environment that a child of `shoal up` gets: what its role needs, and no other secrets."""
+"""The part of this shell's environment that a child of `shoal up` gets: what its role needs, and no
+other secrets.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,24 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "worker": _WORKER,
 }
 """Names of variables, and prefixes of names: those that end in `_` or denote families."""
-_TRUST: Final = ("SHOAL_TLS", "SHOAL_TOKEN", "SHOAL_JW", "SHOAL_REDIS_", "SHOAL_ROUTERS_", "SHOAL_HEALTH_ADDRESS")
-"""Trust and credentials of services: this shell's values belong to other meshes, so they are not passed on."""
+_TRUST: Final = (
+    "SHOAL_TLS",
+    "SHOAL_TOKEN",
+    "SHOAL_JW",
+    "SHOAL_REDIS_",
+    "SHOAL_ROUTERS_",
+    "SHOAL_HEALTH_ADDRESS",
+)
+"""Trust and credentials of services: this shell's values belong to other meshes, so they are not
+passed on.
+"""
 _FAMILIES: Final = ("PYTHON", "TORCH")
 
 
 def environment_of(role: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environ` for a child of the role: redis, router, scheduler, worker or edge."""
+    """The variables of `environ` for a child of the role: redis, router, scheduler, worker or
+    edge.
+    """
     allowed = _ALLOWED[role]
     names = frozenset(allowed)
     beginnings = tuple(name for name in allowed if name.endswith("_") or name in _FAMILIES)

@@ -1,4 +1,6 @@
-"""The restart policy: when a child process that ended is restarted, and when it is given up. Pure: the clock is an argument."""
+"""The restart policy: when a child process that ended is restarted, and when it is given up. Pure:
+the clock is an argument.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,26 @@ from libs.processes import ProcessState
 
 WINDOW_SECONDS: Final = 60.0
 PAUSES_SECONDS: Final = (0.0, 1.0, 4.0)
-"""The backoff before the first, second and third restart within WINDOW_SECONDS; a child that then ends once more is given up."""
+"""The backoff before the first, second and third restart within WINDOW_SECONDS; a child that then
+ends once more is given up.
+"""
 SETTLED_SECONDS: Final = 10.0
-"""A child that ran longer than this since its last restart is restarted without backoff: it was killed, its start does not fail."""
+"""A child that ran longer than this since its last restart is restarted without backoff: it was
+killed, its start does not fail.
+"""
 
 Role = Literal["redis", "router", "scheduler", "worker", "edge"]
 _FAULTS: Final = ("WARNING", "ERROR", "CRITICAL")
 NEEDED: Final[tuple[Role, ...]] = ("redis", "router")
-"""Roles without which no request is answered. One worker must be left, too; without a scheduler workers claim models themselves,
-and gRPC needs no edge."""
+"""Roles without which no request is answered. One worker must be left, too; without a scheduler
+workers claim models themselves, and gRPC needs no edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The history of one child. `ends`: when it ended within the last WINDOW_SECONDS, monotonic seconds. `restarts`: since the mesh
-    started. `since`: its last restart; `was_settled`: its last run was longer than SETTLED_SECONDS."""
+    """The history of one child. `ends`: when it ended within the last WINDOW_SECONDS, monotonic
+    seconds. `restarts`: since the mesh started. `since`: its last restart; `was_settled`: its last
+    run was longer than SETTLED_SECONDS."""
 
     ends: tuple[float, ...] = ()
     restarts: int = 0
@@ -37,7 +44,9 @@ class History:
 
     def ended(self, now: float) -> History:
         ends = (*(end for end in self.ends if now - end < WINDOW_SECONDS), now)
-        return replace(self, ends=ends, is_running=False, was_settled=now - self.since > SETTLED_SECONDS)
+        return replace(
+            self, ends=ends, is_running=False, was_settled=now - self.since > SETTLED_SECONDS
+        )
 
     def started(self, now: float) -> History:
         return replace(self, restarts=self.restarts + 1, is_running=True, since=now)
@@ -59,7 +68,9 @@ class History:
 
 
 def can_serve(roles: Mapping[str, Role], given_up: Collection[str]) -> bool:
-    """Whether the children that are not given up can answer requests. `roles`: by name, of all children."""
+    """Whether the children that are not given up can answer requests. `roles`: by name, of all
+    children.
+    """
     left = [role for name, role in roles.items() if name not in given_up]
     return "worker" in left and all(role in left for role in NEEDED)
 
@@ -77,8 +88,9 @@ def ending(status: int | None) -> str:
 
 
 def last_fault(lines: Sequence[str]) -> str:
-    """The last line of a process that reports a fault: in our log one at WARNING or above, as text; in other output any line. Empty
-    if there is none: a killed process reports nothing, and its first log line with the settings is not a fault."""
+    """The last line of a process that reports a fault: in our log one at WARNING or above, as text;
+    in other output any line. Empty if there is none: a killed process reports nothing, and its
+    first log line with the settings is not a fault."""
     for line in reversed(lines):
         record = _record(line)
         if record is None:

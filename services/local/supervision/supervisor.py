@@ -1,4 +1,6 @@
-"""Supervises the children of a local mesh: restarts those that end, by the policy of `policy.py`, while the others serve."""
+"""Supervises the children of a local mesh: restarts those that end, by the policy of `policy.py`,
+while the others serve.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from libs.processes import MOST_LETTERS, Process, to_text
+from libs.processes import MAX_LETTERS, Process, to_text
 from services.local.supervision.child import Child
 from services.local.supervision.policy import History, Role, can_serve, ending, next_step
 
@@ -18,18 +20,23 @@ Notify = Callable[[str], None]
 
 
 class Supervisor:
-    """Within this context, a child that ends is restarted or given up. `children`: with their roles. `path`: the file that reports
-    their states to the router (`libs/processes.py`)."""
+    """Within this context, a child that ends is restarted or given up. `children`: with their
+    roles. `path`: the file that reports their states to the router (`libs/processes.py`)."""
 
     def __init__(
-        self, children: Sequence[tuple[Role, Child]], path: Path, notify: Notify, clock: Callable[[], float] = time.monotonic
+        self,
+        children: Sequence[tuple[Role, Child]],
+        path: Path,
+        notify: Notify,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._children = [child for _, child in children]
         self._roles = {child.name: role for role, child in children}
         self._path = path
         self._notify = notify
         self._clock = clock
-        # The state: each child's history and how it last ended, and the tasks that wait for their ends.
+        # The state: each child's history and how it last ended, and the tasks that wait for their
+        # ends.
         self._histories = {child.name: History() for child in self._children}
         self._endings: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -39,7 +46,12 @@ class Supervisor:
         self._tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -50,13 +62,17 @@ class Supervisor:
         return {child.name: child.pid for child in self._children}
 
     async def wait_for_failure(self) -> str:
-        """Returns once so many children are given up that no request can be answered; names them, with the ends of their logs."""
+        """Returns once so many children are given up that no request can be answered; names them,
+        with the ends of their logs.
+        """
         pending = set(self._tasks)
         while can_serve(self._roles, self._given_up()):
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        return "\n".join(self._final_report(child) for child in self._children if child.name in self._given_up())
+        return "\n".join(
+            self._final_report(child) for child in self._children if child.name in self._given_up()
+        )
 
     async def _keep(self, child: Child) -> None:
         """Restarts a child until it is given up."""
@@ -66,7 +82,9 @@ class Supervisor:
             status = await self._run(child, history)
 
     async def _run(self, child: Child, history: History) -> int | None:
-        """Restarts a child and waits for its end. Returns its exit status, None if it could not be started."""
+        """Restarts a child and waits for its end. Returns its exit status, None if it could not be
+        started.
+        """
         try:
             await child.start()
         except OSError:
@@ -95,9 +113,13 @@ class Supervisor:
         return f"{child.name} {self._endings[child.name]}\n(log: {child.log})"
 
     def _write(self) -> None:
-        """Writes the states for the router. The file is replaced atomically, since the router may read it at any time."""
+        """Writes the states for the router. The file is replaced atomically, since the router may
+        read it at any time.
+        """
         text = to_text(
-            Process(name, history.state, history.restarts, self._endings.get(name, "")[:MOST_LETTERS])
+            Process(
+                name, history.state, history.restarts, self._endings.get(name, "")[:MAX_LETTERS]
+            )
             for name, history in self._histories.items()
         )
         new = self._path.with_suffix(".new")

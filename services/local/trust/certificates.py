@@ -1,7 +1,9 @@
-"""Certificates for development: a private authority, and the certificates that the parts of a mesh present to each other.
+"""Certificates for development: a private authority, and the certificates that the parts of a mesh
+present to each other.
 
-In clusters cert-manager or the like issues certificates, with the same names: a server's certificate bears its DNS names and
-addresses, a caller's the URI `spiffe://<trust domain>/<role>/<tenant or name>`, by which servers know its role.
+In clusters cert-manager or the like issues certificates, with the same names: a server's
+certificate bears its DNS names and addresses, a caller's the URI `spiffe://<trust
+domain>/<role>/<tenant or name>`, by which servers know its role.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from libs.errors import InvalidInput
@@ -38,7 +45,9 @@ _CLOCK_SKEW: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The holder of a certificate. `name`: for a client or admin its tenant, for the others their name in logs."""
+    """The holder of a certificate. `name`: for a client or admin its tenant, for the others their
+    name in logs.
+    """
 
     role: str
     name: str
@@ -85,8 +94,12 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
 
-def open_authority(directory: Path, *, now: datetime, force: bool = False) -> tuple[Authority, bool]:
-    """The directory's authority, and whether it is new: made if there is none or by `force`. InvalidInput if it cannot sign."""
+def open_authority(
+    directory: Path, *, now: datetime, force: bool = False
+) -> tuple[Authority, bool]:
+    """The directory's authority, and whether it is new: made if there is none or by `force`.
+    InvalidInput if it cannot sign.
+    """
     certificate, key = directory / "ca.pem", directory / "ca.key"
     if not force and (certificate.exists() or key.exists()):
         return _read_authority(certificate, key, now), False
@@ -107,8 +120,9 @@ def issue(
     days: float = LEAF_DAYS,
     trust_domain: str = "shoal",
 ) -> Issued:
-    """Makes a key and a certificate and writes them over the party's last ones. `hosts`: DNS names and IP addresses of a server,
-    beside those of loopback. Not valid for longer than the authority."""
+    """Makes a key and a certificate and writes them over the party's last ones. `hosts`: DNS names
+    and IP addresses of a server, beside those of loopback. Not valid for longer than the
+    authority."""
     uri = party.uri(trust_domain)
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
     usage = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -117,18 +131,29 @@ def issue(
         usage.insert(0, ExtendedKeyUsageOID.SERVER_AUTH)
     key = ec.generate_private_key(ec.SECP256R1())
     ends = min(now + timedelta(days=days), authority.certificate.not_valid_after_utc)
-    signing = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    signing = authority.certificate.extensions.get_extension_for_class(
+        x509.SubjectKeyIdentifier
+    ).value
     made = (
-        _builder(f"shoal {party.role} {party.name}", authority.certificate.subject, key.public_key(), now, ends)
+        _builder(
+            f"shoal {party.role} {party.name}",
+            authority.certificate.subject,
+            key.public_key(),
+            now,
+            ends,
+        )
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signing), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signing), critical=False
+        )
         .sign(authority.key, hashes.SHA256())
     )
     files = directory / f"{party.stem}.pem", directory / f"{party.stem}.key"
-    # Readers see the new key with the old certificate for a moment, and keep their former pair until both match.
+    # Readers see the new key with the old certificate for a moment, and keep their former pair
+    # until both match.
     _write(files[1], _key_pem(key), private=True)
     _write(files[0], made.public_bytes(Encoding.PEM))
     return Issued(party, uri, *files, ends)
@@ -144,20 +169,26 @@ def issue_all(
     trust_domain: str = "shoal",
     force: bool = False,
 ) -> tuple[bool, list[Issued]]:
-    """Issues certificates for `parties`, for the default party of each server and caller role, and for all parties that have one
-    already, which keep their hosts. Returns them, and whether the authority is new. Raises InvalidInput."""
+    """Issues certificates for `parties`, for the default party of each server and caller role, and
+    for all parties that have one already, which keep their hosts. Returns them, and whether the
+    authority is new. Raises InvalidInput."""
     now = now or datetime.now(UTC)
     if not 0 < days <= CA_DAYS:
-        raise InvalidInput(f"days must be above 0 and at most {CA_DAYS}, not {days:g}", field="days")
+        raise InvalidInput(
+            f"days must be above 0 and at most {CA_DAYS}, not {days:g}", field="days"
+        )
     if not re.fullmatch(r"[a-z0-9._-]{1,255}", trust_domain):
         raise InvalidInput(
-            f"{trust_domain!r} is not a trust domain: it may contain only a-z, 0-9, '.', '_' and '-'", field="trust-domain"
+            f"{trust_domain!r} is not a trust domain: it may contain only a-z, 0-9, '.', '_' and '-'",
+            field="trust-domain",
         )
     for host in hosts:
         _general_name(host)
     authority, is_new = open_authority(directory, now=now, force=force)
     present = _present(directory)
-    wanted = dict.fromkeys([*(Party(role, "default") for role in (*SERVERS, *CALLERS)), *present, *parties])
+    wanted = dict.fromkeys(
+        [*(Party(role, "default") for role in (*SERVERS, *CALLERS)), *present, *parties]
+    )
     return is_new, [
         issue(
             directory,
@@ -191,7 +222,9 @@ def caller_variables(directory: Path, stem: str) -> dict[str, str]:
 
 
 def edge_variables(directory: Path, stem: str) -> dict[str, str]:
-    """The environment variables by which an edge trusts routers, and the certificate that it presents to them."""
+    """The environment variables by which an edge trusts routers, and the certificate that it
+    presents to them.
+    """
     return {
         "SHOAL_ROUTERS_CA": str(directory / "ca.pem"),
         "SHOAL_ROUTERS_CERT": str(directory / f"{stem}.pem"),
@@ -207,13 +240,19 @@ def _read_authority(certificate: Path, key: Path, now: datetime) -> Authority:
             _elliptic(load_pem_private_key(key.read_bytes(), None)),
         )
     except OSError as error:
-        raise InvalidInput(f"the authority in {certificate.parent} cannot be used: {error}; {advice}") from None
+        raise InvalidInput(
+            f"the authority in {certificate.parent} cannot be used: {error}; {advice}"
+        ) from None
     except (ValueError, TypeError):
-        raise InvalidInput(f"{certificate} and {key} are not an authority of `shoal certs`; {advice}") from None
+        raise InvalidInput(
+            f"{certificate} and {key} are not an authority of `shoal certs`; {advice}"
+        ) from None
     if read.certificate.public_key() != read.key.public_key():
         raise InvalidInput(f"{key} is not the key of {certificate}; {advice}")
     if read.certificate.not_valid_after_utc <= now:
-        raise InvalidInput(f"the authority {certificate} expired on {read.certificate.not_valid_after_utc:%Y-%m-%d}; {advice}")
+        raise InvalidInput(
+            f"the authority {certificate} expired on {read.certificate.not_valid_after_utc:%Y-%m-%d}; {advice}"
+        )
     return read
 
 
@@ -223,7 +262,9 @@ def _present(directory: Path) -> dict[Party, list[str]]:
     for path in sorted(directory.glob("*.pem")):
         try:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            names = certificate.extensions.get_extension_for_class(
+                x509.SubjectAlternativeName
+            ).value
             (uri,) = names.get_values_for_type(x509.UniformResourceIdentifier)
             party = Party.parse("/".join(uri.removeprefix("spiffe://").split("/")[1:]))
         except (ValueError, x509.ExtensionNotFound, InvalidInput):
@@ -241,7 +282,8 @@ def _elliptic(key: object) -> ec.EllipticCurvePrivateKey:
 
 def _new_authority(now: datetime) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
-    # A number in the name: certificates of one authority must not be looked up in another of the same name.
+    # A number in the name: certificates of one authority must not be looked up in another of the
+    # same name.
     name = f"Shoal development CA {x509.random_serial_number():x}"[:40]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (
@@ -288,7 +330,10 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", host):
-        raise InvalidInput(f"{host!r} is neither a DNS name nor an IP address; a port must not follow it", field="host")
+        raise InvalidInput(
+            f"{host!r} is neither a DNS name nor an IP address; a port must not follow it",
+            field="host",
+        )
     return x509.DNSName(host)
 
 
@@ -300,7 +345,9 @@ def _write(path: Path, data: bytes, *, private: bool = False) -> None:
     """Writes a file atomically; a private key is never readable by other users, at no moment."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as file:
+    with open(
+        os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb"
+    ) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,6 @@
-"""`shoal certs` and `shoal redis-acl`: certificates and Redis users, so that the parts of a mesh trust only each other."""
+"""`shoal certs` and `shoal redis-acl`: certificates and Redis users, so that the parts of a mesh
+trust only each other.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ from services.local.trust.certificates import (
 )
 
 _HELP_NAME = "A further certificate: a role, or role/name, such as client/search for the tenant `search`. May be repeated."
-_HELP_HOST = "A DNS name or IP address of router and scheduler, in addition to loopback. May be repeated."
-_HELP_FORCE = "Replace an existing authority: every process that trusts it then needs the new ca.pem."
+_HELP_HOST = (
+    "A DNS name or IP address of router and scheduler, in addition to loopback. May be repeated."
+)
+_HELP_FORCE = (
+    "Replace an existing authority: every process that trusts it then needs the new ca.pem."
+)
 _HELP_ADMIN = "File with the password of the user `default`, who may run every command. Without it that user is disabled."
 
 
@@ -39,16 +45,23 @@ def certs(
     host: Annotated[list[str] | None, typer.Option(help=_HELP_HOST)] = None,
     days: Annotated[float, typer.Option(help="How long certificates are valid.")] = LEAF_DAYS,
     trust_domain: Annotated[
-        str, typer.Option(envvar="SHOAL_TRUST_DOMAIN", help="The same as SHOAL_TRUST_DOMAIN of the servers.")
+        str,
+        typer.Option(
+            envvar="SHOAL_TRUST_DOMAIN", help="The same as SHOAL_TRUST_DOMAIN of the servers."
+        ),
     ] = "shoal",
     force: Annotated[bool, typer.Option("--force", help=_HELP_FORCE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make a development authority and certificates for all parts of a mesh; run again, renew the certificates."""
+    """Make a development authority and certificates for all parts of a mesh; run again, renew the
+    certificates.
+    """
     with _errors_on_stderr():
         directory = directory.absolute()
         parties = [Party.parse(text) for text in name or []]
-        is_new, issued = issue_all(directory, parties, hosts=host or [], days=days, trust_domain=trust_domain, force=force)
+        is_new, issued = issue_all(
+            directory, parties, hosts=host or [], days=days, trust_domain=trust_domain, force=force
+        )
         if as_json:
             emit(_document(directory, is_new, issued))
         else:
@@ -56,21 +69,35 @@ def certs(
 
 
 def redis_acl(
-    password_file: Annotated[Path | None, typer.Option(help="File with the password of router and scheduler.")] = None,
-    scheduler_password_file: Annotated[Path | None, typer.Option(help="File with the scheduler's password, if it differs.")] = None,
+    password_file: Annotated[
+        Path | None, typer.Option(help="File with the password of router and scheduler.")
+    ] = None,
+    scheduler_password_file: Annotated[
+        Path | None, typer.Option(help="File with the scheduler's password, if it differs.")
+    ] = None,
     admin_password_file: Annotated[Path | None, typer.Option(help=_HELP_ADMIN)] = None,
 ) -> None:
-    """Print the file for Redis' `aclfile`: the users shoal-router and shoal-scheduler, with no more rights than they need."""
+    """Print the file for Redis' `aclfile`: the users shoal-router and shoal-scheduler, with no more
+    rights than they need.
+    """
     with _errors_on_stderr():
         router = _password(password_file)
         scheduler = _password(scheduler_password_file) or router
-        typer.echo(acl_file(router=router, scheduler=scheduler, admin=_password(admin_password_file)), nl=False)
+        typer.echo(
+            acl_file(router=router, scheduler=scheduler, admin=_password(admin_password_file)),
+            nl=False,
+        )
         notes = Console(stderr=True, soft_wrap=True, highlight=False)
         if router is None:
             notes.print("Both users are disabled: set their password with --password-file.")
         else:
-            notes.print("Passwords are printed only as digests. Set aclfile in redis.conf. Routers and schedulers then need")
-            notes.print("  SHOAL_REDIS_URL=rediss://shoal-router@HOST:PORT/0 (shoal-scheduler@ for schedulers)", markup=False)
+            notes.print(
+                "Passwords are printed only as digests. Set aclfile in redis.conf. Routers and schedulers then need"
+            )
+            notes.print(
+                "  SHOAL_REDIS_URL=rediss://shoal-router@HOST:PORT/0 (shoal-scheduler@ for schedulers)",
+                markup=False,
+            )
             notes.print("  SHOAL_REDIS_PASSWORD_FILE=FILE")
 
 
@@ -103,15 +130,21 @@ def _variables(directory: Path, one: Issued) -> dict[str, str]:
 
 
 def _show(directory: Path, is_new: bool, issued: Sequence[Issued]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False, soft_wrap=True)
+    console = Console(
+        width=None if sys.stdout.isatty() else 200, markup=False, highlight=False, soft_wrap=True
+    )
     table = Table("role", "identity", "certificate", "key")
     for one in issued:
         table.add_row(one.party.role, one.uri, one.certificate.name, one.key.name)
     console.print(f"{'New authority' if is_new else 'Existing authority'}: {directory / 'ca.pem'}")
     console.print(table)
     ends = min(one.ends for one in issued)
-    console.print(f"The certificates expire on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` again before then: running")
-    console.print("processes load the new ones by themselves. Use them for development only: ca.key can sign any certificate.")
+    console.print(
+        f"The certificates expire on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` again before then: running"
+    )
+    console.print(
+        "processes load the new ones by themselves. Use them for development only: ca.key can sign any certificate."
+    )
     console.print("\nEnvironment")
     for role in (*SERVERS, *CALLERS):
         one = next(one for one in issued if one.party.role == role)

@@ -1,7 +1,8 @@
-"""Pricing, admission control and splitting into jobs. Pure: counts, snapshots and the clock are arguments.
+"""Pricing, admission control and splitting into jobs. Pure: counts, snapshots and the clock are
+arguments.
 
-Second step of a request in the router, after `routing/routes.py` and `validation/requests.py`; `codec.py` makes the jobs of an
-admitted request and `dispatch.py` enqueues them.
+Second step of a request in the router, after `routing/routes.py` and `validation/requests.py`;
+`codec.py` makes the jobs of an admitted request and `dispatch.py` enqueues them.
 """
 
 from __future__ import annotations
@@ -17,46 +18,60 @@ from shoal.v1 import models_pb2
 from libs.errors import QueueFull, from_reason
 from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Priority
-from libs.queue.standing import Standing
+from libs.queue.standing import QueuePosition
 from services.router.admission.routing.routes import why_broken
 from services.router.admission.validation.requests import Sizes
-from services.router.state.pace import BULK_SHARE, Pace, holders, wait_seconds
+from services.router.state.pace import BULK_SHARE, Throughput, holders, wait_seconds
 
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
-LEAST_TOKENS_PER_BYTE: Final = 1 / 16
-MOST_TOKENS_PER_BYTE: Final = 1.0
-"""Workers' measurements are clamped to these, so that no tenant's texts move others' prices far. By MiniLM's tokenizer English
-has 0.21, Japanese 0.33, German 0.35, code 0.42, Russian 0.47, base64 0.79, punctuation 1.0. Only text unknown to the tokenizer has
-less, and only a text of a few letters has more, for which SPECIAL_TOKENS are counted."""
+MIN_TOKENS_PER_BYTE: Final = 1 / 16
+MAX_TOKENS_PER_BYTE: Final = 1.0
+"""Workers' measurements are clamped to these, so that no tenant's texts move others' prices far. By
+MiniLM's tokenizer English has 0.21, Japanese 0.33, German 0.35, code 0.42, Russian 0.47, base64
+0.79, punctuation 1.0. Only text unknown to the tokenizer has less, and only a text of a few letters
+has more, for which SPECIAL_TOKENS are counted."""
 BYTES_A_TOKEN: Final = 1024
-"""Bytes beyond a model's longest sequence that cost one token: they are cut off, but a worker has to read them."""
+"""Bytes beyond a model's longest sequence that cost one token: they are cut off, but a worker has
+to read them.
+"""
 SPECIAL_TOKENS: Final = 2
 """Added to each sequence by the tokenizers of the bert family, and by most others."""
 MAX_JOBS: Final = 250
-"""Most jobs of one request: they are enqueued by one script call, which handles at most 256 well."""
+"""Most jobs of one request: they are enqueued by one script call, which handles at most 256
+well.
+"""
 JOB_BYTES: Final = 1024 * 1024
 """Bytes of text that a worker reads for one job: lanes let tenants take turns by whole jobs."""
 JOB_FRAME_BYTES: Final = 512
 """Size of a serialised job without its request: ids, tenant, trace and times."""
 COPIED_BYTES: Final = 64 * 1024
-"""A request's jobs take at most twice its bytes and so much more: what all its items share is repeated in each job."""
+"""A request's jobs take at most twice its bytes and so much more: what all its items share is
+repeated in each job.
+"""
 MIN_JOB_TOKENS: Final = 1024
 """Splitting finer costs more overhead than another worker's parallelism saves."""
 DEFAULT_JOB_TOKENS: Final = 4096
 JOB_SECONDS: Final = 0.15
-"""Device time of one job of a slow model: fair queueing switches tenants between jobs, not within them. That is half as long
-again as workers let a batch of a slow model take while they share the device."""
-SMALLEST_JOB_TOKENS: Final = 128
+"""Device time of one job of a slow model: fair queueing switches tenants between jobs, not within
+them. That is half as long again as workers let a batch of a slow model take while they share the
+device."""
+MIN_SLOW_MODEL_JOB_TOKENS: Final = 128
 """Jobs of so few tokens are not made smaller for JOB_SECONDS, however slow the model."""
 JOBS_PER_WORKER: Final = 2
 """So that a worker prepares the second job while it computes the first."""
 NEAR: Final = 0.05
-"""Share of a request's time above which its lane's work makes the router read the lane's standing from Redis."""
+"""Share of a request's time above which its lane's work makes the router read the lane's standing
+from Redis.
+"""
 IN_TIME: Final = 0.8
-"""Share of a request's time that admission plans with: speeds are estimates, and a late answer is wasted work."""
-MOST_UNKNOWN: Final = 256
-MOST_UNKNOWN_OF_TENANT: Final = 32
-"""Lanes with work at one router whose model no worker knows: in all, and with work of one tenant."""
+"""Share of a request's time that admission plans with: speeds are estimates, and a late answer is
+wasted work.
+"""
+MAX_UNKNOWN: Final = 256
+MAX_UNKNOWN_OF_TENANT: Final = 32
+"""Lanes with work at one router whose model no worker knows: in all, and with work of one
+tenant.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +88,31 @@ def priority_name(priority: pb.Priority) -> Priority:
 
 
 def refuse_broken(lane: LaneKey, snapshot: FleetSnapshot) -> None:
-    """Raises the failure, mostly ModelNotFound or ModelBroken, while the pool is known not to serve the lane (`why_broken`)."""
+    """Raises the failure, mostly ModelNotFound or ModelBroken, while the pool is known not to serve
+    the lane (`why_broken`).
+    """
     failure = why_broken(lane, snapshot)
     if failure is not None:
-        raise from_reason(failure.reason, failure.message, field=failure.field, retry_after=failure.retry_after_seconds)
+        raise from_reason(
+            failure.reason,
+            failure.message,
+            field=failure.field,
+            retry_after=failure.retry_after_seconds,
+        )
 
 
-def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Truncation) -> tuple[list[int], int]:
-    """Estimated tokens of each item, and of what each job repeats. The worker counts exactly before it packs a batch.
+def price(
+    sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Truncation
+) -> tuple[list[int], int]:
+    """Estimated tokens of each item, and of what each job repeats. The worker counts exactly before
+    it packs a batch.
 
-    Bytes that are truncated cost what it takes to read them (none are, of texts that are divided); pictures the tokens that the
-    model makes of one of their size; short texts what they are filled up to.
+    Bytes that are truncated cost what it takes to read them (none are, of texts that are divided);
+    pictures the tokens that the model makes of one of their size; short texts what they are filled
+    up to.
     """
     rate = (card.tokens_per_byte if card is not None else 0.0) or DEFAULT_TOKENS_PER_BYTE
-    rate = min(max(rate, LEAST_TOKENS_PER_BYTE), MOST_TOKENS_PER_BYTE)
+    rate = min(max(rate, MIN_TOKENS_PER_BYTE), MAX_TOKENS_PER_BYTE)
     is_cut = truncation != pb.TRUNCATION_NONE and not sizes.chunks
     most = card.max_tokens if card is not None and is_cut else 0
     items = [int(rate * (size + sizes.each)) + SPECIAL_TOKENS for size in sizes.items]
@@ -95,7 +121,10 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
     once = int(rate * sizes.once)
     filled = card.images.text_tokens if card is not None else 0
     if filled:
-        items = [max(tokens, filled) if size else tokens for tokens, size in zip(items, sizes.items, strict=True)]
+        items = [
+            max(tokens, filled) if size else tokens
+            for tokens, size in zip(items, sizes.items, strict=True)
+        ]
         once = max(once, filled * sizes.once_texts) if once else 0
     if most:
         items = [_cut(tokens, most, rate) for tokens in items]
@@ -107,36 +136,55 @@ def price(sizes: Sizes, card: models_pb2.ModelCard | None, truncation: pb.Trunca
 
 
 def price_reading(sizes: Sizes) -> list[int]:
-    """Estimated tokens of each entry of a request that is read and tokenized, without a forward pass."""
+    """Estimated tokens of each entry of a request that is read and tokenized, without a forward
+    pass.
+    """
     return [SPECIAL_TOKENS + size // BYTES_A_TOKEN for size in sizes.items]
 
 
 def _cut(tokens: int, most: int, rate: float) -> int:
-    """The price of texts of so many tokens when a model takes `most`: what is truncated costs only its reading."""
+    """The price of texts of so many tokens when a model takes `most`: what is truncated costs only
+    its reading.
+    """
     return tokens if tokens <= most else most + int((tokens - most) / (rate * BYTES_A_TOKEN))
 
 
 def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
-    """Target size of a job in tokens: small enough to spread over all workers with the model, yet worth a job's overhead."""
+    """Target size of a job in tokens: small enough to spread over all workers with the model, yet
+    worth a job's overhead.
+    """
     workers = holders(lane, snapshot)
-    largest = min((worker.batch_tokens for worker in workers if worker.batch_tokens), default=DEFAULT_JOB_TOKENS)
-    rates = [rate for worker in workers if (rate := worker.models[lane.model].tokens_per_second) > 0]
-    while rates and largest > max(SMALLEST_JOB_TOKENS, min(rates) * JOB_SECONDS):
+    largest = min(
+        (worker.batch_tokens for worker in workers if worker.batch_tokens),
+        default=DEFAULT_JOB_TOKENS,
+    )
+    rates = [
+        rate for worker in workers if (rate := worker.models[lane.model].tokens_per_second) > 0
+    ]
+    while rates and largest > max(MIN_SLOW_MODEL_JOB_TOKENS, min(rates) * JOB_SECONDS):
         largest //= 2  # in steps, so that a retried request is most likely split as before
     spread = -(-total // (max(1, len(workers)) * JOBS_PER_WORKER))
     fewest = -(-2 * total // MAX_JOBS)
     return max(min(max(spread, MIN_JOB_TOKENS), largest), fewest)
 
 
-def parts(costs: Sequence[int], read: Sequence[int], target: int, repeated: int = 0, most: int = MAX_JOBS) -> list[Part]:
+def parts(
+    costs: Sequence[int], read: Sequence[int], target: int, repeated: int = 0, most: int = MAX_JOBS
+) -> list[Part]:
     """At most `most` parts of about `target` tokens and, as far as that allows, JOB_BYTES.
 
-    `costs`: tokens of each item; `read`: bytes that a worker reads for it; `repeated`: tokens that are added to each part.
+    `costs`: tokens of each item; `read`: bytes that a worker reads for it; `repeated`: tokens that
+    are added to each part.
     """
-    loads = [max(cost, -(-size * target // JOB_BYTES)) for cost, size in zip(costs, read, strict=True)]
+    loads = [
+        max(cost, -(-size * target // JOB_BYTES)) for cost, size in zip(costs, read, strict=True)
+    ]
     total = sum(loads)
-    # Two adjacent parts are together above the target, so there are at most twice as many parts as targets fit into the total.
-    return split(costs, max(target, -(-2 * total // (most - 1)) if most > 1 else total), repeated, loads)
+    # Two adjacent parts are together above the target, so there are at most twice as many parts as
+    # targets fit into the total.
+    return split(
+        costs, max(target, -(-2 * total // (most - 1)) if most > 1 else total), repeated, loads
+    )
 
 
 def most_jobs(size: int, shared: int) -> int:
@@ -145,12 +193,16 @@ def most_jobs(size: int, shared: int) -> int:
     return max(1, min(MAX_JOBS, (2 * size + COPIED_BYTES - own) // (shared + JOB_FRAME_BYTES)))
 
 
-def split(costs: Sequence[int], target: int, repeated: int = 0, loads: Sequence[int] | None = None) -> list[Part]:
-    """Groups adjacent items into parts of at most `target`, by their loads (None: their costs); a larger item is a part of its
-    own. `repeated` is added to each part's cost."""
+def split(
+    costs: Sequence[int], target: int, repeated: int = 0, loads: Sequence[int] | None = None
+) -> list[Part]:
+    """Groups adjacent items into parts of at most `target`, by their loads (None: their costs); a
+    larger item is a part of its own. `repeated` is added to each part's cost."""
     found: list[Part] = []
     first, tokens, load = 0, 0, 0
-    for index, (cost, weight) in enumerate(zip(costs, costs if loads is None else loads, strict=True)):
+    for index, (cost, weight) in enumerate(
+        zip(costs, costs if loads is None else loads, strict=True)
+    ):
         if index > first and load + weight > target:
             found.append(Part(first, index - first, tokens + repeated))
             first, tokens, load = index, 0, 0
@@ -160,11 +212,13 @@ def split(costs: Sequence[int], target: int, repeated: int = 0, loads: Sequence[
     return found
 
 
-def is_near(seconds: float, pace: Pace, tokens: int) -> bool:
-    """Whether a lane with so many tokens may make a request late, so that its standing is worth a call to Redis.
+def is_near(seconds: float, pace: Throughput, tokens: int) -> bool:
+    """Whether a lane with so many tokens may make a request late, so that its standing is worth a
+    call to Redis.
 
-    Not if they are less than a batch for each worker, in a lane that was not backlogged lately: its speed may have been measured in
-    a bad moment, and work that fits into the next batch does not wait.
+    Not if they are less than a batch for each worker, in a lane that was not backlogged lately: its
+    speed may have been measured in a bad moment, and work that fits into the next batch does not
+    wait.
     """
     is_backlogged = pace.drain > 0 or tokens > pace.batch_tokens
     return pace.is_known and is_backlogged and pace.seconds(tokens) > NEAR * seconds
@@ -173,22 +227,26 @@ def is_near(seconds: float, pace: Pace, tokens: int) -> bool:
 def refuse_late(
     remaining_seconds: float,
     most_seconds: float,
-    pace: Pace,
-    standing: Standing,
+    pace: Throughput,
+    standing: QueuePosition,
     priority: Priority,
     *,
     own_tokens: int,
     since: int = 0,
     waiting_tokens: int = 0,
 ) -> None:
-    """Raises QueueFull if a request would be answered after its deadline, or wait for longer than any should.
+    """Raises QueueFull if a request would be answered after its deadline, or wait for longer than
+    any should.
 
-    `since`: tokens admitted after the standing was read; `waiting_tokens`: of the same tenant in the lane.
+    `since`: tokens admitted after the standing was read; `waiting_tokens`: of the same tenant in
+    the lane.
 
-    A request with nothing ahead of it is admitted however large it is: a speed measured on small batches is far too low for a large
-    one, and work with nothing ahead of it may as well begin. Any other must fit its queueing time and that of its batch (of all its
-    own work, in a lane that has been backlogged: there batches were full) into IN_TIME of what its deadline leaves. The retry delay
-    is the time until the lane is half as full as it may be; `appointments.py` spreads the retries.
+    A request with nothing ahead of it is admitted however large it is: a speed measured on small
+    batches is far too low for a large one, and work with nothing ahead of it may as well begin. Any
+    other must fit its queueing time and that of its batch (of all its own work, in a lane that has
+    been backlogged: there batches were full) into IN_TIME of what its deadline leaves. The retry
+    delay is the time until the lane is half as full as it may be; `appointments.py` spreads the
+    retries.
     """
     wait = wait_seconds(pace, standing, priority, since, waiting_tokens) if pace.is_known else 0.0
     if wait <= 0:
@@ -207,26 +265,38 @@ def refuse_late(
     raise QueueFull(message, retry_after=_soon(wait - max(0.0, allowed) / 2))
 
 
-def refuse_over_quota(tokens: int, waiting: int, most: int, pace: Pace) -> None:
-    """Raises QueueFull if a tenant's work at this router, `waiting` and the request's `tokens`, would be above its quota. A request
-    that is larger than the quota is admitted when nothing of the tenant waits."""
+def refuse_over_quota(tokens: int, waiting: int, most: int, pace: Throughput) -> None:
+    """Raises QueueFull if a tenant's work at this router, `waiting` and the request's `tokens`,
+    would be above its quota. A request that is larger than the quota is admitted when nothing of
+    the tenant waits."""
     if most and waiting and waiting + tokens > most:
         message = f"{waiting:,} tokens of this tenant wait at this router; its quota is {most:,}, and the request has {tokens:,}"
-        raise QueueFull(message, retry_after=_soon(pace.seconds(waiting + tokens - most) if pace.is_known else 1.0))
+        raise QueueFull(
+            message,
+            retry_after=_soon(pace.seconds(waiting + tokens - most) if pace.is_known else 1.0),
+        )
 
 
 def refuse_unknown(lane: LaneKey, tenant: str, opened: Mapping[LaneKey, Collection[str]]) -> None:
-    """Raises QueueFull for one more lane of a model that no worker knows, if too many are open. `opened`: such lanes here,
-    with the tenants whose work waits there. Clients can make up any number of models, and each lane costs all routers something."""
+    """Raises QueueFull for one more lane of a model that no worker knows, if too many are open.
+    `opened`: such lanes here, with the tenants whose work waits there. Clients can make up any
+    number of models, and each lane costs all routers something."""
     if lane in opened:
         return
     own = sum(tenant in tenants for tenants in opened.values())
-    if own >= MOST_UNKNOWN_OF_TENANT or len(opened) >= MOST_UNKNOWN:
-        waited = f"{own} such models of this tenant" if own >= MOST_UNKNOWN_OF_TENANT else f"{len(opened)} such models"
-        raise QueueFull(f"no worker knows {lane.model} yet, and {waited} are waited for already", retry_after=2.0)
+    if own >= MAX_UNKNOWN_OF_TENANT or len(opened) >= MAX_UNKNOWN:
+        waited = (
+            f"{own} such models of this tenant"
+            if own >= MAX_UNKNOWN_OF_TENANT
+            else f"{len(opened)} such models"
+        )
+        raise QueueFull(
+            f"no worker knows {lane.model} yet, and {waited} are waited for already",
+            retry_after=2.0,
+        )
 
 
-def full(lane: LaneKey, queued: int, most: int, tokens: int, pace: Pace) -> QueueFull:
+def full(lane: LaneKey, queued: int, most: int, tokens: int, pace: Throughput) -> QueueFull:
     """The error for a request that would exceed the lane's cap."""
     message = f"the lane of {lane.model} is full: {queued:,} of {most:,} tokens"
     return QueueFull(message, retry_after=_soon(pace.seconds(tokens) if pace.is_known else 1.0))
@@ -238,8 +308,8 @@ def _soon(seconds: float) -> float:
 
 
 def request_digest(tenant: str, request_id: str, method: str, body: bytes) -> str:
-    """The idempotency key of a request, of its tenant, id, method and content: a retry finds its jobs again, and an id that is used
-    again with other content does not. 32 hex digits."""
+    """The idempotency key of a request, of its tenant, id, method and content: a retry finds its
+    jobs again, and an id that is used again with other content does not. 32 hex digits."""
     digest = blake2b(digest_size=16)
     for part in (tenant.encode(), request_id.encode(), method.encode()):
         digest.update(len(part).to_bytes(4, "big") + part)
@@ -259,7 +329,12 @@ def why_late(lane: LaneKey, snapshot: FleetSnapshot) -> str:
         return f"the deadline passed, and there was no worker in pool {lane.pool} to serve {lane.model}"
     states = {worker.state(lane.model) for worker in workers}
     if models_pb2.MODEL_STATE_RESIDENT in states:
-        loaded = {name for worker in workers if lane.model in worker.models for name in worker.models[lane.model].adapters}
+        loaded = {
+            name
+            for worker in workers
+            if lane.model in worker.models
+            for name in worker.models[lane.model].adapters
+        }
         if lane.adapter and lane.adapter not in loaded:
             return f"the deadline passed before a worker of pool {lane.pool} had loaded {lane.adapter} into {lane.model}"
         return f"the deadline passed before {lane.model} answered"

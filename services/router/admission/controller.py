@@ -1,7 +1,8 @@
-"""The admission controller: gathers what a decision on a request depends on, and decides by the rules of `control.py`.
+"""The admission controller: gathers what a decision on a request depends on, and decides by the
+rules of `control.py`.
 
-On the request path between `service.py`, which calls it, and the lanes. The state that admission has is here and in `state/`; the
-rules are pure.
+On the request path between `service.py`, which calls it, and the lanes. The state that admission
+has is here and in `state/`; the rules are pure.
 """
 
 from __future__ import annotations
@@ -16,27 +17,28 @@ from libs.queue import LaneKey, Priority
 from libs.queue.clock import RedisClock
 from libs.serving.watched import Watched
 from services.router.admission import control
-from services.router.admission.appointments import Appointments
+from services.router.admission.appointments import RetrySlots
 from services.router.admission.routing.routes import Routes, Wanted, choose_lane, has_other_pool
-from services.router.admission.standings import Answer, StandingReader
+from services.router.admission.standings import Answer, QueuePositionReader
 from services.router.admission.tenants import Refund, Tenant, TenantLimits
 from services.router.state.outstanding import Outstanding
-from services.router.state.pace import Pace
+from services.router.state.pace import Throughput
 from services.router.state.view import View, is_new
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class AdmissionContext:
     """The inputs of the admission decision on one request.
 
-    answer: its lane's standing, None where that cannot make it late; waiting_tokens: those of its tenant at this router, 0 without
-    a quota; lane_tokens: those of its tenant in its lane; unknown: lanes of models that no worker knows, with the tenants that wait
-    there, None unless this request would open one more; now_ms: Redis' clock; seconds: until its deadline."""
+    answer: its lane's standing, None where that cannot make it late; waiting_tokens: those of its
+    tenant at this router, 0 without a quota; lane_tokens: those of its tenant in its lane; unknown:
+    lanes of models that no worker knows, with the tenants that wait there, None unless this request
+    would open one more; now_ms: Redis' clock; seconds: until its deadline."""
 
     snapshot: FleetSnapshot
     routes: Routes
     lane: LaneKey
-    pace: Pace
+    pace: Throughput
     answer: Answer | None
     tenant_name: str
     tenant: Tenant
@@ -51,14 +53,15 @@ class Moment:
 class AdmissionController:
     """Decides on each request of one router.
 
-    `max_queued_seconds`: the longest that a request may wait in a lane by its workers' speed, whatever its deadline.
+    `max_queued_seconds`: the longest that a request may wait in a lane by its workers' speed,
+    whatever its deadline.
     """
 
     def __init__(
         self,
         view: View,
         outstanding: Outstanding,
-        standings: StandingReader,
+        standings: QueuePositionReader,
         limits: TenantLimits,
         clock: RedisClock,
         *,
@@ -72,11 +75,14 @@ class AdmissionController:
         self._clock = clock
         self._routes = routes
         self._max_queued_seconds = max_queued_seconds
-        self._appointments = Appointments()
+        self._appointments = RetrySlots()
 
-    async def look(self, wanted: Wanted, priority: Priority, tenant: str, seconds: float, failed: Sequence[str]) -> Moment:
-        """The inputs of the decision, gathered on the event loop, because a thread must not read what the loop changes. `seconds`:
-        until the deadline; `failed`: pools that have failed the request."""
+    async def look(
+        self, wanted: Wanted, priority: Priority, tenant: str, seconds: float, failed: Sequence[str]
+    ) -> AdmissionContext:
+        """The inputs of the decision, gathered on the event loop, because a thread must not read
+        what the loop changes. `seconds`: until the deadline; `failed`: pools that have failed the
+        request."""
         snapshot = self._view.snapshot
         routes = self._routes.content
         lane = choose_lane(wanted, routes, snapshot, self._view.backlog, seconds, failed)
@@ -85,7 +91,7 @@ class AdmissionController:
         tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
         is_near = control.is_near(min(seconds, self._max_queued_seconds), pace, tokens)
         limits = self._limits.of(tenant)
-        return Moment(
+        return AdmissionContext(
             snapshot=snapshot,
             routes=routes,
             lane=lane,
@@ -95,17 +101,21 @@ class AdmissionController:
             tenant=limits,
             waiting_tokens=self._outstanding.of_tenant(tenant) if limits.queued_tokens else 0,
             lane_tokens=here.get(lane, {}).get(tenant, 0),
-            unknown=self._outstanding.unknown() if lane not in here and is_new(lane.model, snapshot) else None,
+            unknown=self._outstanding.unknown()
+            if lane not in here and is_new(lane.model, snapshot)
+            else None,
             priority=priority,
             now_ms=self._clock.now_ms(),
             seconds=seconds,
         )
 
-    def refuse(self, moment: Moment, tokens: int) -> None:
+    def refuse(self, moment: AdmissionContext, tokens: int) -> None:
         """Raises QueueFull for a request of so many tokens that should not be started now."""
         if moment.unknown is not None:
             control.refuse_unknown(moment.lane, moment.tenant_name, moment.unknown)
-        control.refuse_over_quota(tokens, moment.waiting_tokens, moment.tenant.queued_tokens, moment.pace)
+        control.refuse_over_quota(
+            tokens, moment.waiting_tokens, moment.tenant.queued_tokens, moment.pace
+        )
         if moment.answer is None:
             return
         try:
@@ -130,10 +140,14 @@ class AdmissionController:
             raise
         moment.answer.admit(tokens)
 
-    async def charge(self, moment: Moment, tokens: int) -> Refund | None:
-        """Charges the request to its tenant's rate limit and returns how to refund it. Raises RateLimited, without charging."""
+    async def charge(self, moment: AdmissionContext, tokens: int) -> Refund | None:
+        """Charges the request to its tenant's rate limit and returns how to refund it. Raises
+        RateLimited, without charging.
+        """
         return await self._limits.charge(moment.tenant_name, moment.tenant, tokens)
 
     def has_other_pool(self, wanted: Wanted, failed: Collection[str]) -> bool:
-        """Whether a request that the pools `failed` have failed may be served by another of its model's pools."""
+        """Whether a request that the pools `failed` have failed may be served by another of its
+        model's pools.
+        """
         return has_other_pool(wanted, self._routes.content, self._view.snapshot, failed)

@@ -1,7 +1,9 @@
-"""Reads the standing of a busy lane from Redis, in one call for all requests that need it at the same moment.
+"""Reads the standing of a busy lane from Redis, in one call for all requests that need it at the
+same moment.
 
-On the request path before `control.py`, for lanes whose work may make a request late. While one call is in flight for a lane, new
-requests wait for the next: under overload a call serves many requests, and none is decided on stale data.
+On the request path before `control.py`, for lanes whose work may make a request late. While one
+call is in flight for a lane, new requests wait for the next: under overload a call serves many
+requests, and none is decided on stale data.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass, field
 
 from libs.errors import InternalError, ShoalError
 from libs.queue import LaneKey
-from libs.queue.standing import Standing, Standings
+from libs.queue.standing import QueuePosition, QueuePositions
 from services.router.state.background import Background
 
 
@@ -20,7 +22,7 @@ from services.router.state.background import Background
 class Round:
     """One call to Redis, shared by all requests that wait for it."""
 
-    tenants: dict[str, asyncio.Future[Standing]] = field(default_factory=dict)
+    tenants: dict[str, asyncio.Future[QueuePosition]] = field(default_factory=dict)
     admitted: Counter[str] = field(default_factory=Counter)
     """Tokens of each tenant admitted on this answer, which does not count them."""
 
@@ -29,7 +31,7 @@ class Round:
 class Answer:
     """The lane's standing for a tenant's next job."""
 
-    standing: Standing
+    standing: QueuePosition
     round: Round
     tenant: str
 
@@ -42,10 +44,10 @@ class Answer:
         self.round.admitted[self.tenant] += tokens
 
 
-class StandingReader:
+class QueuePositionReader:
     """Batches the calls for standings of one router. `of` raises NoCapacity while Redis is away."""
 
-    def __init__(self, standings: Standings, background: Background) -> None:
+    def __init__(self, standings: QueuePositions, background: Background) -> None:
         self._standings = standings
         self._background = background
         # The state: tenants that wait for the next call, by lane; lanes with a call in flight.

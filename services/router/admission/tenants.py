@@ -1,6 +1,8 @@
-"""Weights, rate limits and quotas of tenants: the file SHOAL_TENANTS, its content, and charging requests to the rates.
+"""Weights, rate limits and quotas of tenants: the file SHOAL_TENANTS, its content, and charging
+requests to the rates.
 
-`TENANTS` is the only definition of what may stand in the file. It is read again when it changes, by `Upkeep.look`.
+`TENANTS` is the only definition of what may stand in the file. It is read again when it changes, by
+`Upkeep.look`.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ Refund: TypeAlias = Callable[[], Awaitable[None]]
 class Tenant:
     """The limits of one tenant; 0: no limit.
 
-    weight: its fair-queueing weight in a busy lane. rate: its rate limit, over all routers. queued_tokens: its quota, in estimated
-    tokens that may wait at each router, in all lanes together.
+    weight: its fair-queueing weight in a busy lane. rate: its rate limit, over all routers.
+    queued_tokens: its quota, in estimated tokens that may wait at each router, in all lanes
+    together.
     """
 
     weight: float = 1.0
@@ -63,12 +66,17 @@ class TenantLimits:
         return self._tenants.content.of(name)
 
     async def charge(self, name: str, tenant: Tenant, tokens: int) -> Refund | None:
-        """Charges a request to its tenant's rate limit and returns how to refund it. Raises RateLimited, without charging."""
+        """Charges a request to its tenant's rate limit and returns how to refund it. Raises
+        RateLimited, without charging.
+        """
         if not tenant.rate.is_limited:
             return None
         wait = await self._rates.take(name, tenant.rate, tokens)
         if wait > 0:
-            raise RateLimited(f"tenant {name} may ask for {tenant.rate}; this would pass in {wait:.3f} s", retry_after=wait)
+            raise RateLimited(
+                f"tenant {name} may ask for {tenant.rate}; this would pass in {wait:.3f} s",
+                retry_after=wait,
+            )
         return partial(self._rates.give_back, name, tenant.rate, tokens)
 
 
@@ -78,29 +86,47 @@ _NAME = Text(r"[\x21-\x7e]{1,128}", "1..128 printable ASCII characters without s
 _TENANT = Record(
     lambda **values: values,
     {
-        "weight": Key(Number(0.001, 1000), "share of a busy lane beside the weights of other tenants, default 1"),
-        "requests_per_second": Key(Number(), "requests a second over all routers, default 0: no limit"),
-        "tokens_per_second": Key(Number(), "estimated tokens a second over all routers, default 0: no limit"),
-        "burst_seconds": Key(Number(0.001, 3600), "how much of a rate that was not used may come at once, default 5"),
-        "queued_tokens": Key(Count(0), "estimated tokens that may wait at each router, default 0: no limit"),
+        "weight": Key(
+            Number(0.001, 1000),
+            "share of a busy lane beside the weights of other tenants, default 1",
+        ),
+        "requests_per_second": Key(
+            Number(), "requests a second over all routers, default 0: no limit"
+        ),
+        "tokens_per_second": Key(
+            Number(), "estimated tokens a second over all routers, default 0: no limit"
+        ),
+        "burst_seconds": Key(
+            Number(0.001, 3600), "how much of a rate that was not used may come at once, default 5"
+        ),
+        "queued_tokens": Key(
+            Count(0), "estimated tokens that may wait at each router, default 0: no limit"
+        ),
     },
 )
 TENANTS = Record(
     lambda **values: values,
     {
-        "default": Key(_TENANT, "what holds for tenants that are not named, and for keys that a named one leaves out"),
+        "default": Key(
+            _TENANT,
+            "what holds for tenants that are not named, and for keys that a named one leaves out",
+        ),
         "tenants": Key(Named(_NAME, _TENANT), "tenants by name"),
     },
 )
 
 
 def parse_tenants(text: str, path: str) -> Tenants:
-    """The tenants that the text of the file `path` describes. Raises InvalidInput naming file, line and key. Pure."""
+    """The tenants that the text of the file `path` describes. Raises InvalidInput naming file, line
+    and key. Pure.
+    """
     try:
         node = yaml.compose(text, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
-        raise InvalidInput(f"{path}:{line}: is not YAML: {error.problem}", field=VARIABLE) from error
+        raise InvalidInput(
+            f"{path}:{line}: is not YAML: {error.problem}", field=VARIABLE
+        ) from error
     except (RecursionError, yaml.YAMLError) as error:
         raise InvalidInput(f"{path}: is not YAML: {error}", field=VARIABLE) from error
     if node is None:
@@ -112,14 +138,20 @@ def parse_tenants(text: str, path: str) -> Tenants:
 
 
 def _tenant(base: Tenant, values: Mapping[str, float]) -> Tenant:
-    rates = {name: value for name, value in values.items() if name not in ("weight", "queued_tokens")}
+    rates = {
+        name: value for name, value in values.items() if name not in ("weight", "queued_tokens")
+    }
     return Tenant(
-        values.get("weight", base.weight), replace(base.rate, **rates), int(values.get("queued_tokens", base.queued_tokens))
+        values.get("weight", base.weight),
+        replace(base.rate, **rates),
+        int(values.get("queued_tokens", base.queued_tokens)),
     )
 
 
 def watch_tenants(path: Path) -> Watched[Tenants]:
-    """What the file says. Raises InvalidInput: a router does not start with a file that is wrong."""
+    """What the file says. Raises InvalidInput: a router does not start with a file that is
+    wrong.
+    """
     return Watched([path], partial(read_tenants, path))
 
 

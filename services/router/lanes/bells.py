@@ -1,4 +1,6 @@
-"""Notifies pulls of new work in a lane: those that wait here, those at other routers, or a worker that must load the model."""
+"""Notifies pulls of new work in a lane: those that wait here, those at other routers, or a worker
+that must load the model.
+"""
 
 from __future__ import annotations
 
@@ -14,50 +16,72 @@ from shoal.v1 import models_pb2
 from libs.fleet import Fleet
 from libs.queue import LaneGauges, LaneKey
 from services.router.lanes.offers import is_led, is_served, may_offer
-from services.router.lanes.waiters import Waiter, Waiters
+from services.router.lanes.waiters import PendingPull, PendingPulls
 from services.router.state.background import Background
 from services.router.state.view import View
 
 CLAIM_MS: Final = 10_000
-"""A claim lasts until the worker's heartbeat says LOADING; from then on the heartbeat keeps other workers from claiming."""
+"""A claim lasts until the worker's heartbeat says LOADING; from then on the heartbeat keeps other
+workers from claiming.
+"""
 ADAPTER_CLAIM_MS: Final = 3_000
 """A claim lasts while an adapter is loaded, which no heartbeat shows before it is done."""
 YOUNG_SECONDS: Final = 2.0
 """Work that came so lately may not be in the gauges yet."""
 EXPIRES_SOON_MS: Final = 1_500
-"""A lease that expires so soon does so before the next reminder; those come once a second, later if Redis is slow."""
+"""A lease that expires so soon does so before the next reminder; those come once a second, later if
+Redis is slow.
+"""
 DECLINED_SECONDS: Final = 0.1
-"""So long a lane that no waiting worker may load is not offered at its bell again. A pull that begins to wait is offered it at
-once, and `remind` offers it once a second."""
+"""So long a lane that no waiting worker may load is not offered at its bell again. A pull that
+begins to wait is offered it at once, and `remind` offers it once a second."""
 LANES_AT_ONCE: Final = 64
-"""So many lanes at most are offered to a pull when it begins to wait; `remind` goes through all of them."""
+"""So many lanes at most are offered to a pull when it begins to wait; `remind` goes through all of
+them.
+"""
 _NEARNESS: Final = {models_pb2.MODEL_STATE_WARM: 2, models_pb2.MODEL_STATE_COLD: 1}
 
 
-class Bells:
-    """Wakes waiting pulls, and lets one worker claim a lane whose model has no resident copy, or too few."""
+class Wakeups:
+    """Wakes waiting pulls, and lets one worker claim a lane whose model has no resident copy, or
+    too few.
+    """
 
-    def __init__(self, waiters: Waiters, fleet: Fleet, view: View, background: Background, claim_after_seconds: float) -> None:
-        """`claim_after_seconds`: how long a model that no worker has, or is loading, is left to the leading scheduler."""
+    def __init__(
+        self,
+        waiters: PendingPulls,
+        fleet: Fleet,
+        view: View,
+        background: Background,
+        claim_after_seconds: float,
+    ) -> None:
+        """`claim_after_seconds`: how long a model that no worker has, or is loading, is left to the
+        leading scheduler.
+        """
         self.waiters = waiters
         self._fleet = fleet
         self._view = view
         self._background = background
         self._claim_after = claim_after_seconds
-        # The state: lanes with work for which no waiting pull was found, and since when (the loop's clock); those of them whose
-        # offer is delayed; when a lane's next lease may expire, by Redis' clock.
+        # The state: lanes with work for which no waiting pull was found, and since when (the loop's
+        # clock); those of them whose offer is delayed; when a lane's next lease may expire, by
+        # Redis' clock.
         self._unplaced: dict[LaneKey, float] = {}
         self._later: set[LaneKey] = set()
         self._next_expiry: dict[LaneKey, int] = {}
         self._declined: dict[LaneKey, float] = {}  # when an offer of the lane found no worker
 
     def needs_others(self, lane: LaneKey, jobs: int) -> bool:
-        """There are more jobs than free pulls here, so that pulls at other routers must be notified."""
+        """There are more jobs than free pulls here, so that pulls at other routers must be
+        notified.
+        """
         return self.waiters.free_count(lane) < jobs
 
-    def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None, *, is_new: bool = True) -> None:
-        """The lane has jobs. `early`: the pull that was woken for them while they were on their way. Not `is_new`: a pull has left
-        them there, so that they were rung for before."""
+    def ring(
+        self, lane: LaneKey, jobs: int = 1, early: PendingPull | None = None, *, is_new: bool = True
+    ) -> None:
+        """The lane has jobs. `early`: the pull that was woken for them while they were on their
+        way. Not `is_new`: a pull has left them there, so that they were rung for before."""
         if self.waiters.ring(lane, jobs, early, is_new=is_new):
             return
         now = asyncio.get_running_loop().time()
@@ -72,13 +96,16 @@ class Bells:
         self.waiters.ring_all()
         self._next_expiry.clear()
 
-    def waits(self, waiter: Waiter) -> None:
-        """A pull found no work in its lanes: offers it the unplaced lanes that its worker may load a model or an adapter for."""
+    def waits(self, waiter: PendingPull) -> None:
+        """A pull found no work in its lanes: offers it the unplaced lanes that its worker may load
+        a model or an adapter for.
+        """
         models = {lane.model for lane in waiter.lanes}
         able = (
             lane
             for lane in self._unplaced
-            if lane.pool == waiter.pool and (waiter.can_load or (lane.adapter and lane.model in models))
+            if lane.pool == waiter.pool
+            and (waiter.can_load or (lane.adapter and lane.model in models))
         )
         ripe = []
         for lane in list(islice(able, LANES_AT_ONCE)):
@@ -90,15 +117,17 @@ class Bells:
             self._background.spawn(self._offer_each(ripe, waiter))
 
     def found_empty(self, lane: LaneKey, rings: int, next_expiry_ms: int | None = None) -> None:
-        """A pull left nothing in the lane, and may have learned when the lane's next lease expires."""
+        """A pull left nothing in the lane, and may have learned when the lane's next lease
+        expires.
+        """
         self.waiters.found_empty(lane, rings)
         self._unplaced.pop(lane, None)
         if next_expiry_ms is not None:
             self._next_expiry[lane] = next_expiry_ms
 
     def remind(self, gauges: Iterable[LaneGauges], now_ms: int) -> None:
-        """Once a second: rings for work that waits without a notification: the pull woken for it died, its bell was lost, its lease
-        expired, or its model is not resident yet."""
+        """Once a second: rings for work that waits without a notification: the pull woken for it
+        died, its bell was lost, its lease expired, or its model is not resident yet."""
         seen, waiting = set(), set()
         for gauge in gauges:
             lane = gauge.lane
@@ -109,27 +138,37 @@ class Bells:
             elif gauge.leased_tokens:
                 self._ring_when_expired(lane, self._next_expiry.get(lane, 0) - now_ms)
         young = asyncio.get_running_loop().time() - YOUNG_SECONDS
-        self._unplaced = {lane: since for lane, since in self._unplaced.items() if lane in waiting or since > young}
+        self._unplaced = {
+            lane: since
+            for lane, since in self._unplaced.items()
+            if lane in waiting or since > young
+        }
         self._declined.clear()
-        self._next_expiry = {lane: expiry for lane, expiry in self._next_expiry.items() if lane in seen}
+        self._next_expiry = {
+            lane: expiry for lane, expiry in self._next_expiry.items() if lane in seen
+        }
         self.waiters.forget_lanes(seen)
 
     def _ring_when_expired(self, lane: LaneKey, wait_ms: int) -> None:
-        """Rings at lease expiry if that is before the next reminder, so that a dead worker's jobs are recovered at once."""
+        """Rings at lease expiry if that is before the next reminder, so that a dead worker's jobs
+        are recovered at once.
+        """
         if wait_ms <= 0:
             self.waiters.ring(lane)
         elif wait_ms <= EXPIRES_SOON_MS:
             asyncio.get_running_loop().call_later(wait_ms / 1000, self.waiters.ring, lane)
 
     def _scheduler_seconds(self, lane: LaneKey) -> float:
-        """Seconds for which the lane is still left to the scheduler: 0 if none leads; while its pool has a copy of the model,
-        infinite, or 0 for a lane with an adapter."""
+        """Seconds for which the lane is still left to the scheduler: 0 if none leads; while its
+        pool has a copy of the model, infinite, or 0 for a lane with an adapter."""
         snapshot = self._view.snapshot
         if not is_led(snapshot):
             return 0.0
         now = asyncio.get_running_loop().time()
         if is_served(lane, snapshot):
-            self._unplaced[lane] = now  # the lane counts as unserved from when its last copy is gone
+            self._unplaced[lane] = (
+                now  # the lane counts as unserved from when its last copy is gone
+            )
             return 0.0 if lane.adapter else math.inf
         return max(0.0, self._unplaced[lane] + self._claim_after - now)
 
@@ -155,41 +194,62 @@ class Bells:
         for waiter in (*self._with_model(lane), *self._nearest(lane)):
             has_model = self.waiters.wants(waiter, _model_lane(lane))
             if waiter.is_free and may_offer(
-                gauges, self._view.snapshot, waiter.worker_id, has_model=has_model, can_load=waiter.can_load
+                gauges,
+                self._view.snapshot,
+                waiter.worker_id,
+                has_model=has_model,
+                can_load=waiter.can_load,
             ):
                 if await self._claim(lane, waiter, only_adapter=bool(lane.adapter) and has_model):
                     self._unplaced.pop(lane, None)
                 return
         self._declined[lane] = asyncio.get_running_loop().time()
 
-    async def _offer_each(self, lanes: Sequence[LaneKey], waiter: Waiter) -> None:
+    async def _offer_each(self, lanes: Sequence[LaneKey], waiter: PendingPull) -> None:
         """Offers the lanes in turn, until this pull is not free any more."""
         for lane in lanes:
             if not waiter.is_free:
                 return
             await self._offer(lane)
 
-    def _with_model(self, lane: LaneKey) -> list[Waiter]:
-        """For a lane with an adapter: free pulls of workers that hold its model, and so must load only the adapter."""
+    def _with_model(self, lane: LaneKey) -> list[PendingPull]:
+        """For a lane with an adapter: free pulls of workers that hold its model, and so must load
+        only the adapter.
+        """
         return self.waiters.holders(_model_lane(lane)) if lane.adapter else []
 
     def abandon(self, lane: LaneKey, worker_id: str) -> None:
-        """The worker will not load the lane's model or adapter after all: ends its claim, so that another worker may."""
+        """The worker will not load the lane's model or adapter after all: ends its claim, so that
+        another worker may.
+        """
         self._background.spawn(self._release(lane, worker_id))
 
-    def _nearest(self, lane: LaneKey) -> list[Waiter]:
-        """Waiting workers with room, those with a warm copy first; only those with a warm or cold copy, if the pool has any."""
+    def _nearest(self, lane: LaneKey) -> list[PendingPull]:
+        """Waiting workers with room, those with a warm copy first; only those with a warm or cold
+        copy, if the pool has any.
+        """
         workers = self._view.snapshot.workers
-        near = {worker_id: _NEARNESS.get(worker.state(lane.model), 0) for worker_id, worker in workers.items()}
-        is_on_disk = any(near[worker.worker_id] for worker in self._view.snapshot.in_pool(lane.pool))
-        loaders = [waiter for waiter in self.waiters.loaders(lane.pool) if near.get(waiter.worker_id, 0) or not is_on_disk]
+        near = {
+            worker_id: _NEARNESS.get(worker.state(lane.model), 0)
+            for worker_id, worker in workers.items()
+        }
+        is_on_disk = any(
+            near[worker.worker_id] for worker in self._view.snapshot.in_pool(lane.pool)
+        )
+        loaders = [
+            waiter
+            for waiter in self.waiters.loaders(lane.pool)
+            if near.get(waiter.worker_id, 0) or not is_on_disk
+        ]
         return sorted(loaders, key=lambda waiter: -near.get(waiter.worker_id, 0))
 
-    async def _claim(self, lane: LaneKey, waiter: Waiter, *, only_adapter: bool) -> bool:
+    async def _claim(self, lane: LaneKey, waiter: PendingPull, *, only_adapter: bool) -> bool:
         claim = lane if only_adapter else _model_lane(lane)
         waiter.is_reserved = True
         try:
-            claimed = await self._fleet.claim(claim, waiter.worker_id, ADAPTER_CLAIM_MS if only_adapter else CLAIM_MS)
+            claimed = await self._fleet.claim(
+                claim, waiter.worker_id, ADAPTER_CLAIM_MS if only_adapter else CLAIM_MS
+            )
         finally:
             waiter.is_reserved = False
             waiter.event.set()  # bells that rang meanwhile skipped this pull

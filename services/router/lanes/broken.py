@@ -1,4 +1,6 @@
-"""Fails the jobs of lanes that no worker of their pool can serve, so that clients need not wait for their deadlines."""
+"""Fails the jobs of lanes that no worker of their pool can serve, so that clients need not wait for
+their deadlines.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class BrokenLanes:
-    """Lanes whose model or adapter their pool is known not to serve (`why_broken`). Raises NoCapacity while Redis is away."""
+    """Lanes whose model or adapter their pool is known not to serve (`why_broken`). Raises
+    NoCapacity while Redis is away.
+    """
 
     def __init__(self, lanes: Lanes, view: View) -> None:
         self._lanes = lanes
@@ -33,5 +37,8 @@ class BrokenLanes:
             return False
         failed = await self._lanes.fail_all(lane, codec.failed(codec.from_failure(failure)))
         if failed:
-            log.warning("model given up", extra=fields({"lane": lane.name, "reason": failure.reason, "jobs": failed}))
+            log.warning(
+                "model given up",
+                extra=fields({"lane": lane.name, "reason": failure.reason, "jobs": failed}),
+            )
         return True

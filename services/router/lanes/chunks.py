@@ -14,7 +14,9 @@ from libs.errors import InternalError
 from services.router.lanes import codec
 
 CHUNK_BYTES: Final = 1 << 20
-"""Size of a message: a quarter of gRPC's default limit for clients, and written without blocking the event loop for long."""
+"""Size of a message: a quarter of gRPC's default limit for clients, and written without blocking
+the event loop for long.
+"""
 
 _SCALE_BYTES: Final = 4
 _INDEX_BYTES: Final = 4
@@ -26,12 +28,16 @@ Looks: TypeAlias = tuple[object, object, int]
 
 
 def split(
-    answer: pb.EncodeResponse, totals: pb.EncodeResponse | None = None, most_bytes: int = CHUNK_BYTES
+    answer: pb.EncodeResponse,
+    totals: pb.EncodeResponse | None = None,
+    most_bytes: int = CHUNK_BYTES,
 ) -> Iterator[pb.EncodeResponse]:
-    """Splits an answer into messages of its items in order, each of one item or of as many as fit into `most_bytes`.
+    """Splits an answer into messages of its items in order, each of one item or of as many as fit
+    into `most_bytes`.
 
-    Each has the answer's revision; the last one has the usage and the timings of `totals`, if given. Raises InternalError if the
-    answer is empty, or if its forms have different numbers of items.
+    Each has the answer's revision; the last one has the usage and the timings of `totals`, if
+    given. Raises InternalError if the answer is empty, or if its forms have different numbers of
+    items.
     """
     rows = _Rows(answer)
     ends = np.cumsum(rows.sizes)
@@ -54,9 +60,12 @@ class Parts:
         self._totals = pb.EncodeResponse()
         self._looks: Looks | None = None
 
-    def of(self, answer: pb.EncodeResponse, *, total_seconds: float | None = None) -> Iterator[pb.EncodeResponse]:
-        """The messages of the next answer. `total_seconds`: of the whole call, given with its last answer. Raises InternalError if
-        its forms or shapes differ from those of the first answer, and as `split`."""
+    def of(
+        self, answer: pb.EncodeResponse, *, total_seconds: float | None = None
+    ) -> Iterator[pb.EncodeResponse]:
+        """The messages of the next answer. `total_seconds`: of the whole call, given with its last
+        answer. Raises InternalError if its forms or shapes differ from those of the first answer,
+        and as `split`."""
         self._looks = self._looks or _looks(answer)
         if _looks(answer) != self._looks:
             raise InternalError("the jobs of a request were answered in different forms or shapes")
@@ -78,7 +87,9 @@ def _looks(answer: pb.EncodeResponse) -> Looks:
 
 
 class _Rows:
-    """The rows of an answer. Each field of bytes is read only once, because every access copies it."""
+    """The rows of an answer. Each field of bytes is read only once, because every access copies
+    it.
+    """
 
     def __init__(self, answer: pb.EncodeResponse) -> None:
         self._revision = answer.model_revision
@@ -91,7 +102,9 @@ class _Rows:
             parts.append(_Ragged(answer.multi_vector))
         sizes = [part.sizes for part in parts]
         if not sizes or not len(sizes[0]) or len({len(of_part) for of_part in sizes}) != 1:
-            raise InternalError("a worker's answer has no rows, or not as many in each of its forms")
+            raise InternalError(
+                "a worker's answer has no rows, or not as many in each of its forms"
+            )
         self._parts = parts
         self._chunks = answer.chunks if answer.HasField("chunks") else None
         self._bounds: Offsets | None = None
@@ -121,12 +134,16 @@ class _Rows:
 
 
 class _Tensor:
-    """A tensor that can be sliced by rows. BINARY pads each row, so its rows are whole bytes too."""
+    """A tensor that can be sliced by rows. BINARY pads each row, so its rows are whole bytes
+    too.
+    """
 
     def __init__(self, tensor: tensor_pb2.Tensor) -> None:
         self._data_type = tensor.data_type
         self._shape = list(tensor.shape)
-        self._data, self._scale, self._offset = (memoryview(part) for part in (tensor.data, tensor.scale, tensor.offset))
+        self._data, self._scale, self._offset = (
+            memoryview(part) for part in (tensor.data, tensor.scale, tensor.offset)
+        )
         self.rows = self._shape[0]
         self._width = len(self._data) // self.rows if self.rows else 0
         self.row_bytes = self._width + _SCALE_BYTES * (bool(self._scale) + bool(self._offset))

@@ -1,4 +1,5 @@
-"""Makes jobs of requests and merges their answers. Pure: a request and its parts in, serialised jobs out; answers in, one out.
+"""Makes jobs of requests and merges their answers. Pure: a request and its parts in, serialised
+jobs out; answers in, one out.
 
 Called twice on the request path: after `control.py`, and when `dispatch.py` has all results.
 """
@@ -25,8 +26,21 @@ from services.router.admission.validation.requests import text_alone
 ItemRequest: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
 """A request whose entries are items."""
 Request: TypeAlias = ItemRequest | pb.TokenizeRequest | pb.DetokenizeRequest
-Response: TypeAlias = pb.EncodeResponse | pb.ScoreResponse | pb.ExtractResponse | pb.TokenizeResponse | pb.DetokenizeResponse
-_Request = TypeVar("_Request", pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest, pb.TokenizeRequest, pb.DetokenizeRequest)
+Response: TypeAlias = (
+    pb.EncodeResponse
+    | pb.ScoreResponse
+    | pb.ExtractResponse
+    | pb.TokenizeResponse
+    | pb.DetokenizeResponse
+)
+_Request = TypeVar(
+    "_Request",
+    pb.EncodeRequest,
+    pb.ScoreRequest,
+    pb.ExtractRequest,
+    pb.TokenizeRequest,
+    pb.DetokenizeRequest,
+)
 _Message = TypeVar("_Message", tensor_pb2.Tensor, tensor_pb2.Ragged, tensor_pb2.SparseMatrix)
 
 _ITEM_BYTES: Final[Mapping[int, int]] = {
@@ -37,15 +51,16 @@ _ITEM_BYTES: Final[Mapping[int, int]] = {
     tensor_pb2.DATA_TYPE_UINT8: 1,
     tensor_pb2.DATA_TYPE_BINARY: 1,
 }
-_LARGEST_AXIS: Final = 1 << 31
-_MOST_COUNT: Final = (1 << 64) - 1
+_MAX_AXIS: Final = 1 << 31
+_MAX_COUNT: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
-    """Fields that all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the tenant; `traceparent`: of the
-    span that sends them, empty if there is none. `written_to`: the router that passes on what is written meanwhile; empty: none.
-    `item_answer_bytes`: the most that the results of an item may take; 0: any number."""
+class JobHeader:
+    """Fields that all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the
+    tenant; `traceparent`: of the span that sends them, empty if there is none. `written_to`: the
+    router that passes on what is written meanwhile; empty: none. `item_answer_bytes`: the most that
+    the results of an item may take; 0: any number."""
 
     request_id: str
     deadline_ms: int
@@ -68,7 +83,9 @@ _LISTS: Final[Mapping[type[Request], str]] = {
 
 
 def count_parts(request: Request) -> int:
-    """The number of its items, of their parts and spans, and of the entities given with them if the task is relations."""
+    """The number of its items, of their parts and spans, and of the entities given with them if the
+    task is relations.
+    """
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
         return len(getattr(request, _LISTS[type(request)]))
     items = request.documents if isinstance(request, pb.ScoreRequest) else request.items
@@ -78,9 +95,15 @@ def count_parts(request: Request) -> int:
 
 
 def job_payloads(
-    request: _Request, parts: Sequence[Part], ids: Sequence[str], stamp: Stamp, shared: _Request | None = None
+    request: _Request,
+    parts: Sequence[Part],
+    ids: Sequence[str],
+    stamp: JobHeader,
+    shared: _Request | None = None,
 ) -> list[bytes]:
-    """One serialised `Job` for each part, in order. `shared`: the request without its items, if that exists already."""
+    """One serialised `Job` for each part, in order. `shared`: the request without its items, if
+    that exists already.
+    """
     if len(parts) == 1:
         return [_job(request, ids[0], 0, stamp)]
     items = getattr(request, _LISTS[type(request)])
@@ -89,7 +112,7 @@ def job_payloads(
             for part, name in zip(parts, ids, strict=True)]  # fmt: skip
 
 
-def _job(request: Request, job_id: str, first: int, stamp: Stamp) -> bytes:
+def _job(request: Request, job_id: str, first: int, stamp: JobHeader) -> bytes:
     job = worker_pb2.Job(
         job_id=job_id,
         request_id=stamp.request_id,
@@ -131,7 +154,9 @@ def _with_items(template: _Request, items: Sequence[object]) -> _Request:
 
 
 def job_result(data: bytes) -> Response:
-    """The answer in a serialised `JobResult`. Raises the error that its failure names, InternalError if it is malformed."""
+    """The answer in a serialised `JobResult`. Raises the error that its failure names,
+    InternalError if it is malformed.
+    """
     try:
         result = worker_pb2.JobResult.FromString(data)
     except DecodeError:
@@ -150,7 +175,9 @@ def job_result(data: bytes) -> Response:
         return result.detokenize
     if outcome == "failure":
         raise from_failure(result.failure)
-    raise InternalError(f"a worker's answer holds nothing that this router (wire version {WIRE_VERSION}) knows: upgrade the router")
+    raise InternalError(
+        f"a worker's answer holds nothing that this router (wire version {WIRE_VERSION}) knows: upgrade the router"
+    )
 
 
 def from_failure(failure: worker_pb2.Failure) -> ShoalError:
@@ -158,11 +185,15 @@ def from_failure(failure: worker_pb2.Failure) -> ShoalError:
     short = worker_pb2.Failure()
     short.CopyFrom(failure)
     shorten(short)
-    return from_reason(short.reason, short.message, field=short.field, retry_after=short.retry_after_seconds)
+    return from_reason(
+        short.reason, short.message, field=short.field, retry_after=short.retry_after_seconds
+    )
 
 
 def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
-    """Validates what merging and clients rely on: shapes fit the bytes, offsets rise and end where the values do."""
+    """Validates what merging and clients rely on: shapes fit the bytes, offsets rise and end where
+    the values do.
+    """
     if answer.HasField("dense"):
         _check_tensor(answer.dense, "dense", 2)
     if answer.HasField("multi_vector"):
@@ -174,14 +205,18 @@ def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
         _check_offsets(sparse.offsets, rows, "sparse")
         indices = np.frombuffer(sparse.indices, "<u4") if len(sparse.indices) == 4 * rows else None
         if indices is None or (rows and int(indices.max()) >= sparse.columns):
-            raise InternalError("a worker's sparse answer has indices that do not fit its values or its width")
+            raise InternalError(
+                "a worker's sparse answer has indices that do not fit its values or its width"
+            )
     if answer.HasField("chunks"):
         _check_chunks(answer)
     return answer
 
 
 def _check_chunks(answer: pb.EncodeResponse) -> None:
-    """Raises InternalError unless each chunk has a place, a number of tokens, and a row of each form."""
+    """Raises InternalError unless each chunk has a place, a number of tokens, and a row of each
+    form.
+    """
     chunks = answer.chunks
     rows = len(chunks.starts)
     _check_offsets(chunks.offsets, rows, "chunks")
@@ -193,50 +228,78 @@ def _check_chunks(answer: pb.EncodeResponse) -> None:
     if answer.HasField("sparse"):
         counts.add(len(answer.sparse.offsets) - 1)
     if counts != {rows}:
-        raise InternalError(f"a worker's answer has {rows} chunks, and other numbers of their ends, tokens or vectors")
+        raise InternalError(
+            f"a worker's answer has {rows} chunks, and other numbers of their ends, tokens or vectors"
+        )
 
 
 def _whole_tokenize(answer: pb.TokenizeResponse) -> pb.TokenizeResponse:
-    """Validates what clients rely on: each token has an id, a start, an end and, if any has, a name."""
+    """Validates what clients rely on: each token has an id, a start, an end and, if any has, a
+    name.
+    """
     for text in answer.results:
         tokens = len(text.ids)
-        if len(text.starts) != tokens or len(text.ends) != tokens or len(text.tokens) not in (0, tokens):
-            raise InternalError("a worker's answer has a text whose tokens lack ids, places or names")
+        if (
+            len(text.starts) != tokens
+            or len(text.ends) != tokens
+            or len(text.tokens) not in (0, tokens)
+        ):
+            raise InternalError(
+                "a worker's answer has a text whose tokens lack ids, places or names"
+            )
     return answer
 
 
 def _check_tensor(tensor: tensor_pb2.Tensor, name: str, axes: int) -> int:
-    """Returns its number of rows. Raises InternalError if its bytes do not fit its shape and type."""
+    """Returns its number of rows. Raises InternalError if its bytes do not fit its shape and
+    type.
+    """
     shape = list(tensor.shape)
     width = _ITEM_BYTES.get(tensor.data_type)
-    if len(shape) != axes or min(shape) < 0 or max(shape) > _LARGEST_AXIS or width is None:
-        raise InternalError(f"a worker's answer has a tensor ({name}) of no shape or type that there is")
-    stored = [*shape[:-1], (shape[-1] + 7) // 8] if tensor.data_type == tensor_pb2.DATA_TYPE_BINARY else shape
+    if len(shape) != axes or min(shape) < 0 or max(shape) > _MAX_AXIS or width is None:
+        raise InternalError(
+            f"a worker's answer has a tensor ({name}) of no shape or type that there is"
+        )
+    stored = (
+        [*shape[:-1], (shape[-1] + 7) // 8]
+        if tensor.data_type == tensor_pb2.DATA_TYPE_BINARY
+        else shape
+    )
     if math.prod(stored) * width != len(tensor.data):
-        raise InternalError(f"a worker's answer has a tensor ({name}) of {len(tensor.data)} bytes, not those of its shape {shape}")
+        raise InternalError(
+            f"a worker's answer has a tensor ({name}) of {len(tensor.data)} bytes, not those of its shape {shape}"
+        )
     rows = shape[0]
     for scales in (tensor.scale, tensor.offset):
         if scales and len(scales) != 4 * rows:
-            raise InternalError(f"a worker's answer has a tensor ({name}) with scales for other rows than its own")
+            raise InternalError(
+                f"a worker's answer has a tensor ({name}) with scales for other rows than its own"
+            )
     return rows
 
 
 def _check_offsets(offsets: Sequence[int], rows: int, name: str) -> None:
     bounds = np.array(offsets, np.int64)
     if not len(bounds) or bounds[0] != 0 or bounds[-1] != rows or (np.diff(bounds) < 0).any():
-        raise InternalError(f"a worker's answer ({name}) has offsets that do not lead through its {rows} rows")
+        raise InternalError(
+            f"a worker's answer ({name}) has offsets that do not lead through its {rows} rows"
+        )
 
 
 def failed(error: ShoalError) -> bytes:
     """A serialised `JobResult` that says `error`."""
     failure = worker_pb2.Failure(
-        reason=error.reason, message=error.message, field=error.field, retry_after_seconds=error.retry_after
+        reason=error.reason,
+        message=error.message,
+        field=error.field,
+        retry_after_seconds=error.retry_after,
     )
     return worker_pb2.JobResult(failure=failure).SerializeToString()
 
 
 def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
-    """One answer from the answers to a request's jobs, in order. Raises InternalError if they do not fit together.
+    """One answer from the answers to a request's jobs, in order. Raises InternalError if they do
+    not fit together.
 
     Empties `parts`, so that no answer stays in memory once it was merged.
     """
@@ -244,10 +307,14 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
     parts.clear()
     if len(answers) == 1:
         return answers[0]
-    merged = pb.EncodeResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    merged = pb.EncodeResponse(
+        model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
+    )
     dense = _present([answer.dense if answer.HasField("dense") else None for answer in answers])
     sparse = _present([answer.sparse if answer.HasField("sparse") else None for answer in answers])
-    ragged = _present([answer.multi_vector if answer.HasField("multi_vector") else None for answer in answers])
+    ragged = _present(
+        [answer.multi_vector if answer.HasField("multi_vector") else None for answer in answers]
+    )
     chunks = [answer.chunks for answer in answers if answer.HasField("chunks")]
     if chunks and len(chunks) != len(answers):
         raise InternalError("some jobs of a request were answered with chunks, and others were not")
@@ -255,7 +322,9 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
     if chunks:
         merged.chunks.offsets.extend(_join_offsets([part.offsets for part in chunks]))
         for part in chunks:
-            merged.chunks.MergeFrom(pb.Chunks(starts=part.starts, ends=part.ends, tokens=part.tokens))
+            merged.chunks.MergeFrom(
+                pb.Chunks(starts=part.starts, ends=part.ends, tokens=part.tokens)
+            )
     if dense:
         _join_tensors(dense, merged.dense)
     if sparse:
@@ -266,7 +335,9 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
 
 
 def encode_answer(part: Response) -> pb.EncodeResponse:
-    """The answer to one job of an encode request. Raises InternalError for one to another kind of request."""
+    """The answer to one job of an encode request. Raises InternalError for one to another kind of
+    request.
+    """
     return _all_of(pb.EncodeResponse, [part])[0]
 
 
@@ -278,7 +349,9 @@ def add_totals(totals: pb.EncodeResponse, part: pb.EncodeResponse) -> pb.EncodeR
 def merge_score(parts: Sequence[Response], top_n: int) -> pb.ScoreResponse:
     """As merge_encode; the ranking is over all documents."""
     answers = _all_of(pb.ScoreResponse, parts)
-    merged = pb.ScoreResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    merged = pb.ScoreResponse(
+        model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
+    )
     _join_tensors([answer.scores for answer in answers], merged.scores)
     if merged.scores.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(merged.scores.shape) != 1:
         raise InternalError("a worker answered with scores that are no list of float32")
@@ -292,7 +365,9 @@ def merge_extract(parts: list[Response]) -> pb.ExtractResponse:
     parts.clear()
     if len(answers) == 1:
         return answers[0]
-    merged = pb.ExtractResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    merged = pb.ExtractResponse(
+        model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
+    )
     answers.reverse()
     while answers:
         merged.results.extend(answers.pop().results)
@@ -305,7 +380,9 @@ def merge_tokenize(parts: list[Response]) -> pb.TokenizeResponse:
     parts.clear()
     if len(answers) == 1:
         return answers[0]
-    merged = pb.TokenizeResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    merged = pb.TokenizeResponse(
+        model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
+    )
     merged.max_tokens = min(answer.max_tokens for answer in answers)
     answers.reverse()
     while answers:
@@ -319,7 +396,9 @@ def merge_detokenize(parts: list[Response]) -> pb.DetokenizeResponse:
     parts.clear()
     if len(answers) == 1:
         return answers[0]
-    merged = pb.DetokenizeResponse(model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers))
+    merged = pb.DetokenizeResponse(
+        model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
+    )
     answers.reverse()
     while answers:
         merged.texts.extend(answers.pop().texts)
@@ -327,12 +406,21 @@ def merge_detokenize(parts: list[Response]) -> pb.DetokenizeResponse:
 
 
 def ranking(scores: np.ndarray[tuple[int], np.dtype[np.float32]], top_n: int) -> list[int]:
-    """Indices of the `top_n` (0: all) highest scores, best first, equal ones in their order; not-a-number comes last."""
+    """Indices of the `top_n` (0: all) highest scores, best first, equal ones in their order;
+    not-a-number comes last.
+    """
     order: list[int] = np.argsort(-scores, kind="stable").tolist()
     return order[:top_n] if top_n else order
 
 
-_Answer = TypeVar("_Answer", pb.EncodeResponse, pb.ScoreResponse, pb.ExtractResponse, pb.TokenizeResponse, pb.DetokenizeResponse)
+_Answer = TypeVar(
+    "_Answer",
+    pb.EncodeResponse,
+    pb.ScoreResponse,
+    pb.ExtractResponse,
+    pb.TokenizeResponse,
+    pb.DetokenizeResponse,
+)
 
 
 def _all_of(kind: type[_Answer], parts: Sequence[Response]) -> list[_Answer]:
@@ -350,29 +438,41 @@ def _present(values: Sequence[_Message | None]) -> list[_Message]:
 
 
 def _revision(answers: Sequence[Response]) -> str:
-    # More than one only while workers hold different revisions of a model: then the client sees all of them.
+    # More than one only while workers hold different revisions of a model: then the client sees all
+    # of them.
     return ",".join(dict.fromkeys(answer.model_revision for answer in answers))
 
 
 def _usage(answers: Sequence[Response]) -> pb.Usage:
     names = ("input_tokens", "image_tokens", "output_tokens")
-    return pb.Usage(**{name: min(sum(getattr(answer.usage, name) for answer in answers), _MOST_COUNT) for name in names})
+    return pb.Usage(
+        **{
+            name: min(sum(getattr(answer.usage, name) for answer in answers), _MAX_COUNT)
+            for name in names
+        }
+    )
 
 
 def _timings(answers: Sequence[Response]) -> pb.Timings:
     names = [field.name for field in pb.Timings.DESCRIPTOR.fields]
-    return pb.Timings(**{name: max(getattr(answer.timings, name) for answer in answers) for name in names})
+    return pb.Timings(
+        **{name: max(getattr(answer.timings, name) for answer in answers) for name in names}
+    )
 
 
 def _join_tensors(tensors: list[tensor_pb2.Tensor], joined: tensor_pb2.Tensor) -> None:
-    """Concatenates along the first axis into `joined`. BINARY pads each row, so its bytes can be concatenated too.
+    """Concatenates along the first axis into `joined`. BINARY pads each row, so its bytes can be
+    concatenated too.
 
     Empties `tensors`: their bytes are in memory at most twice.
     """
     first = tensors[0]
     data_type, inner = first.data_type, list(first.shape[1:])
     del first
-    if any(not tensor.shape or tensor.data_type != data_type or list(tensor.shape[1:]) != inner for tensor in tensors):
+    if any(
+        not tensor.shape or tensor.data_type != data_type or list(tensor.shape[1:]) != inner
+        for tensor in tensors
+    ):
         raise InternalError("the jobs of a request were answered in different shapes")
     joined.data_type = data_type
     joined.shape.extend([sum(tensor.shape[0] for tensor in tensors), *inner])
@@ -401,7 +501,9 @@ def _join_sparse(parts: list[tensor_pb2.SparseMatrix], joined: tensor_pb2.Sparse
 
 
 def _join_offsets(parts: Sequence[Sequence[int]]) -> list[int]:
-    """Concatenates offsets that each begin at 0: shifts each part by the end of the last, and drops the repeated boundaries."""
+    """Concatenates offsets that each begin at 0: shifts each part by the end of the last, and drops
+    the repeated boundaries.
+    """
     joined, end = [0], 0
     for part in parts:
         joined.extend(end + offset for offset in part[1:])

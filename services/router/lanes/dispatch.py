@@ -1,7 +1,9 @@
-"""From jobs to answers: enqueue, wait, cancel. Third step of a request in the router, between `control.py` and the lanes.
+"""From jobs to answers: enqueue, wait, cancel. Third step of a request in the router, between
+`control.py` and the lanes.
 
-A request is kept until it is answered, so that its jobs can be queued again should Redis lose them. Enqueueing batches without
-timers: while one call to Redis is in flight for a lane, new requests wait, and go together in the next call.
+A request is kept until it is answered, so that its jobs can be queued again should Redis lose them.
+Enqueueing batches without timers: while one call to Redis is in flight for a lane, new requests
+wait, and go together in the next call.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.router.admission.control import full, why_late
 from services.router.lanes import codec
-from services.router.lanes.bells import Bells
+from services.router.lanes.bells import Wakeups
 from services.router.lanes.codec import Response
-from services.router.lanes.written import WrittenTexts
+from services.router.lanes.written import StreamedTexts
 from services.router.state.background import Background
 from services.router.state.outstanding import Outstanding
-from services.router.state.pace import Pace
+from services.router.state.pace import Throughput
 from services.router.state.view import View
 
 log = logging.getLogger(__name__)
@@ -41,12 +43,12 @@ LEAVING: Final = "this router has stopped before the answer came; another one gi
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An admitted request: all its jobs, in order, their lane, that lane's pace, whether no worker knows its model, and the first
-    item of each job."""
+    """An admitted request: all its jobs, in order, their lane, that lane's pace, whether no worker
+    knows its model, and the first item of each job."""
 
     lane: LaneKey
     jobs: Sequence[QueuedJob]
-    pace: Pace = field(default_factory=Pace)
+    pace: Throughput = field(default_factory=Throughput)
     is_unknown: bool = False
     firsts: Sequence[int] = ()
 
@@ -57,7 +59,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to one job, the bytes that it came in, and whether it is that to the last job of its request."""
+    """The answer to one job, the bytes that it came in, and whether it is that to the last job of
+    its request.
+    """
 
     response: Response
     size: int
@@ -65,12 +69,17 @@ class Answered:
 
 
 class _Request:
-    """One waiting request: the answers received, and the event that signals the awaited one or the first failure."""
+    """One waiting request: the answers received, and the event that signals the awaited one or the
+    first failure.
+    """
 
-    def __init__(self, jobs: int, on_answer: Callable[[int], None], written: WrittenTexts | None) -> None:
+    def __init__(
+        self, jobs: int, on_answer: Callable[[int], None], written: StreamedTexts | None
+    ) -> None:
         self._on_answer = on_answer
         self.written = written
-        # The state: answers not taken yet; how many of the first jobs are answered without a gap, and how many are awaited.
+        # The state: answers not taken yet; how many of the first jobs are answered without a gap,
+        # and how many are awaited.
         self._answers: list[Answered | None] = [None] * jobs
         self._failure: ShoalError | None = None
         self._ready = 0
@@ -92,7 +101,9 @@ class _Request:
             self._news.set()
 
     async def answered(self, jobs: int) -> None:
-        """Returns once the first `jobs` are answered. Raises the first failure, of whichever job."""
+        """Returns once the first `jobs` are answered. Raises the first failure, of whichever
+        job.
+        """
         self._wanted = jobs
         while self._failure is None and self._ready < jobs:
             self._news.clear()
@@ -113,7 +124,9 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A job without an answer, and the requests waiting for it: those with the same content and id share jobs (single-flight)."""
+    """A job without an answer, and the requests waiting for it: those with the same content and id
+    share jobs (single-flight).
+    """
 
     lane: LaneKey
     job: QueuedJob
@@ -127,10 +140,19 @@ _Group = tuple[Sequence[QueuedJob], "asyncio.Future[bool]"]
 
 
 class Dispatcher:
-    """All waiting requests of this router. An async context: leaving it finishes the cancellations under way."""
+    """All waiting requests of this router. An async context: leaving it finishes the cancellations
+    under way.
+    """
 
     def __init__(
-        self, lanes: Lanes, bells: Bells, view: View, background: Background, outstanding: Outstanding, *, max_queued_tokens: int
+        self,
+        lanes: Lanes,
+        bells: Wakeups,
+        view: View,
+        background: Background,
+        outstanding: Outstanding,
+        *,
+        max_queued_tokens: int,
     ) -> None:
         self._lanes = lanes
         self._bells = bells
@@ -138,8 +160,8 @@ class Dispatcher:
         self._background = background
         self._outstanding = outstanding
         self._max_queued_tokens = max_queued_tokens
-        # The state: jobs without an answer; requests that wait for the next enqueueing call, by lane; lanes with such a call in
-        # flight.
+        # The state: jobs without an answer; requests that wait for the next enqueueing call, by
+        # lane; lanes with such a call in flight.
         self._pending: dict[str, _Pending] = {}
         self._outbox: dict[LaneKey, list[_Group]] = {}
         self._sending: set[LaneKey] = set()
@@ -148,7 +170,12 @@ class Dispatcher:
     async def __aenter__(self) -> Dispatcher:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._background.finished()
 
     async def begin(
@@ -158,11 +185,12 @@ class Dispatcher:
         on_answer: Callable[[int], None] = lambda size: None,
         *,
         wanted: int,
-        written: WrittenTexts | None = None,
-    ) -> Running:
-        """Enqueues the plan's jobs, and returns when the first `wanted` of them are answered. `on_answer` is called with the bytes
-        of each answer when it comes, `written` gets what is written before that. Raises QueueFull, NoCapacity, DeadlinePassed,
-        Draining, or the first failing job's error; then no job is left behind, as after leaving what is returned."""
+        written: StreamedTexts | None = None,
+    ) -> PendingRequest:
+        """Enqueues the plan's jobs, and returns when the first `wanted` of them are answered.
+        `on_answer` is called with the bytes of each answer when it comes, `written` gets what is
+        written before that. Raises QueueFull, NoCapacity, DeadlinePassed, Draining, or the first
+        failing job's error; then no job is left behind, as after leaving what is returned."""
         if self._is_leaving:
             raise Draining(LEAVING)
         request = _Request(len(plan.jobs), on_answer, written)
@@ -172,7 +200,7 @@ class Dispatcher:
         except BaseException:
             self.leave(plan, request)
             raise
-        return Running(self, plan, deadline, request)
+        return PendingRequest(self, plan, deadline, request)
 
     async def _begin(self, plan: Plan, request: _Request, jobs: int) -> None:
         """Returns when the first `jobs` are answered."""
@@ -188,15 +216,18 @@ class Dispatcher:
             raise DeadlinePassed(why_late(lane, self._view.snapshot)) from None
 
     def hand_over(self) -> None:
-        """Graceful shutdown: requests that still wait fail with Draining, so that clients retry at another router. Their jobs stay
-        in the lanes, where a retry finds them with their progress."""
+        """Graceful shutdown: requests that still wait fail with Draining, so that clients retry at
+        another router. Their jobs stay in the lanes, where a retry finds them with their
+        progress."""
         self._is_leaving = True
         for pending in list(self._pending.values()):
             for request, index in pending.waiting:
                 request.accept(index, Draining(LEAVING), 0)
 
     def deliver(self, job_id: str, result: bytes) -> None:
-        """Hands a job's answer (a serialised JobResult) to the requests that wait for it; without any, the answer is dropped."""
+        """Hands a job's answer (a serialised JobResult) to the requests that wait for it; without
+        any, the answer is dropped.
+        """
         pending = self._pop(job_id)
         if pending is None:
             return
@@ -223,8 +254,8 @@ class Dispatcher:
         return oldest
 
     async def reconcile(self) -> None:
-        """Queues jobs again that Redis has lost. A job must be missing twice in a row, because an answered one is missing too while
-        its answer is on the way."""
+        """Queues jobs again that Redis has lost. A job must be missing twice in a row, because an
+        answered one is missing too while its answer is on the way."""
         ripe = asyncio.get_running_loop().time() - MISSING_AGE_SECONDS
         by_lane: dict[LaneKey, list[str]] = defaultdict(list)
         for job_id, pending in self._pending.items():
@@ -232,12 +263,20 @@ class Dispatcher:
                 by_lane[pending.lane].append(job_id)
         for lane, ids in by_lane.items():
             missing = set(await self._lanes.missing(lane, ids))
-            again = [job for job_id in ids if (job := self._still_missing(job_id, job_id in missing)) is not None]
+            again = [
+                job
+                for job_id in ids
+                if (job := self._still_missing(job_id, job_id in missing)) is not None
+            ]
             if again:
-                await self._lanes.enqueue(lane, [[job] for job in again], max_tokens=NO_LIMIT, ring=True)
+                await self._lanes.enqueue(
+                    lane, [[job] for job in again], max_tokens=NO_LIMIT, ring=True
+                )
                 self._bells.ring(lane, len(again))
                 metrics.JOBS_QUEUED_AGAIN.inc(len(again))
-                log.warning("jobs queued again", extra=fields({"lane": lane.name, "jobs": len(again)}))
+                log.warning(
+                    "jobs queued again", extra=fields({"lane": lane.name, "jobs": len(again)})
+                )
 
     def _still_missing(self, job_id: str, is_missing: bool) -> QueuedJob | None:
         pending = self._pending.get(job_id)
@@ -258,7 +297,9 @@ class Dispatcher:
             pending.waiting.append((request, index))
 
     def leave(self, plan: Plan, request: _Request) -> None:
-        """The request waits no longer: its jobs without an answer are cancelled, unless another request waits for them too."""
+        """The request waits no longer: its jobs without an answer are cancelled, unless another
+        request waits for them too.
+        """
         abandoned = []
         for index, job in enumerate(plan.jobs):
             pending = self._pending.get(job.job_id)
@@ -314,7 +355,13 @@ class Dispatcher:
         for (group, future), flag in zip(groups, admitted, strict=True):
             self._sent(lane, group, future, flag)
 
-    def _sent(self, lane: LaneKey, group: Sequence[QueuedJob], future: asyncio.Future[bool], admitted: bool) -> None:
+    def _sent(
+        self,
+        lane: LaneKey,
+        group: Sequence[QueuedJob],
+        future: asyncio.Future[bool],
+        admitted: bool,
+    ) -> None:
         if not future.done():
             future.set_result(admitted)
             if not admitted:
@@ -327,7 +374,8 @@ class Dispatcher:
             else:
                 pending.is_queued = True
         if future.cancelled() and orphans:
-            # Its client left while the call was under way: the cancellation may have come before the jobs.
+            # Its client left while the call was under way: the cancellation may have come before
+            # the jobs.
             self._background.spawn(self._cancel(lane, orphans))
 
     async def _cancel(self, lane: LaneKey, jobs: Sequence[QueuedJob]) -> None:
@@ -337,28 +385,32 @@ class Dispatcher:
             await self._lanes.cancel(lane, gone)
 
 
-class Running:
-    """A request whose jobs are enqueued. A context: leaving it cancels the jobs without an answer, unless another request waits for
-    them too."""
+class PendingRequest:
+    """A request whose jobs are enqueued. A context: leaving it cancels the jobs without an answer,
+    unless another request waits for them too."""
 
-    def __init__(self, dispatcher: Dispatcher, plan: Plan, deadline: Deadline, request: _Request) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, plan: Plan, deadline: Deadline, request: _Request
+    ) -> None:
         self.jobs = len(plan.jobs)
         self._dispatcher = dispatcher
         self._plan = plan
         self._deadline = deadline
         self._request = request
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> PendingRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._dispatcher.leave(self._plan, self._request)
 
     async def answer(self, index: int) -> Answered:
-        """Removes and returns the answer to a job, when those before it are there, too. Raises DeadlinePassed, Draining, or the
-        first failing job's error."""
+        """Removes and returns the answer to a job, when those before it are there, too. Raises
+        DeadlinePassed, Draining, or the first failing job's error."""
         if not self._request.is_ready(index):
-            await self._dispatcher.by(self._deadline, self._plan.lane, self._request.answered(index + 1))
+            await self._dispatcher.by(
+                self._deadline, self._plan.lane, self._request.answered(index + 1)
+            )
         return self._request.take(index)
 
 

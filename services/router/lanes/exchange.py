@@ -1,7 +1,8 @@
-"""Many calls of one worker on one stream (WorkerService.Exchange), in place of a unary call for each.
+"""Many calls of one worker on one stream (WorkerService.Exchange), in place of a unary call for
+each.
 
-On the request path, around the handlers in `pull.py`: a message on an open stream takes a third of the CPU of a unary call, and
-answers that are ready together go out together.
+On the request path, around the handlers in `pull.py`: a message on an open stream takes a third of
+the CPU of a unary call, and answers that are ready together go out together.
 """
 
 from __future__ import annotations
@@ -27,32 +28,40 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Context], Awaitable[Message]]
 
 EXCHANGE_SECONDS: Final = 240.0
-"""The longest life of a stream, so that a token or certificate that was revoked is not used for longer. Workers end theirs
-before."""
+"""The longest life of a stream, so that a token or certificate that was revoked is not used for
+longer. Workers end theirs before."""
 
-_MOST_CALLS: Final = 256
-"""Calls in progress on one stream: no more messages are read meanwhile. Workers have about twenty."""
+_MAX_CALLS: Final = 256
+"""Calls in progress on one stream: no more messages are read meanwhile. Workers have about
+twenty.
+"""
 
 _MESSAGE_BYTES: Final = 1 << 20
 """A message takes further answers until it has so many bytes."""
 
 
 class Exchange:
-    """One stream. `handlers`: the unary handler of each kind of call (`pull`, `complete`), each of which gets `context`."""
+    """One stream. `handlers`: the unary handler of each kind of call (`pull`, `complete`), each of
+    which gets `context`.
+    """
 
     def __init__(self, handlers: Mapping[str, Handler], context: Context) -> None:
         self._handlers = handlers
         self._context = context
-        # The state: calls in progress, by number; answers to be written; and the error that ends the stream.
+        # The state: calls in progress, by number; answers to be written; and the error that ends
+        # the stream.
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._answers: list[tuple[int, str, Message]] = []
         self._refused: ShoalError | None = None
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
-    async def run(self, requests: AsyncIterator[worker_pb2.ExchangeRequest]) -> AsyncGenerator[worker_pb2.ExchangeResponse]:
-        """Yields the answers, until the worker has closed its side and all calls are answered. Leaving it cancels the calls in
-        progress. Raises PermissionDenied for a call that may not be made, InvalidInput for a message that is invalid."""
+    async def run(
+        self, requests: AsyncIterator[worker_pb2.ExchangeRequest]
+    ) -> AsyncGenerator[worker_pb2.ExchangeResponse]:
+        """Yields the answers, until the worker has closed its side and all calls are answered.
+        Leaving it cancels the calls in progress. Raises PermissionDenied for a call that may not be
+        made, InvalidInput for a message that is invalid."""
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._news.set())
         expiry = asyncio.get_running_loop().call_later(EXCHANGE_SECONDS, reading.cancel)
@@ -80,7 +89,7 @@ class Exchange:
             reports.check_exchange(request)
             for call in request.calls:
                 self._start(call)
-            while len(self._calls) >= _MOST_CALLS:
+            while len(self._calls) >= _MAX_CALLS:
                 self._room.clear()
                 await self._room.wait()
 
@@ -91,7 +100,10 @@ class Exchange:
                 task.cancel()
             return
         if kind not in self._handlers or call.number in self._calls:
-            error = InvalidInput("a call of the stream is unknown here, or has the number of another one", field="calls")
+            error = InvalidInput(
+                "a call of the stream is unknown here, or has the number of another one",
+                field="calls",
+            )
             self._answers.append((call.number, "refusal", _refusal(error)))
             self._news.set()
             return
@@ -105,11 +117,15 @@ class Exchange:
         self._news.set()
 
     async def _answer(self, call: worker_pb2.WorkerCall, kind: str) -> None:
-        """Makes one call. Its errors are answers, but for a lack of permission, which ends the stream."""
+        """Makes one call. Its errors are answers, but for a lack of permission, which ends the
+        stream.
+        """
         span = traces.NONE
         if call.traceparent:
             path = f"/shoal.v1.WorkerService/{kind.capitalize()}"
-            span = traces.rpc(path, {traces.TRACEPARENT: call.traceparent}, {"shoal.request_id": REQUEST_ID.get()})
+            span = traces.rpc(
+                path, {traces.TRACEPARENT: call.traceparent}, {"shoal.request_id": REQUEST_ID.get()}
+            )
         try:
             with traces.entered(span):
                 answer = await self._handlers[kind](getattr(call, kind), self._context)
@@ -123,7 +139,9 @@ class Exchange:
             self._answers.append((call.number, "refusal", _refusal(error)))
         except Exception:
             log.exception("a call of a worker's stream failed")
-            self._answers.append((call.number, "refusal", _refusal(InternalError("unexpected error"))))
+            self._answers.append(
+                (call.number, "refusal", _refusal(InternalError("unexpected error")))
+            )
         finally:
             span.end()
 

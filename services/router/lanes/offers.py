@@ -1,7 +1,9 @@
-"""Decides whether a waiting worker is offered a lane that no waiting pull can serve. Pure; `bells.py` makes the claim.
+"""Decides whether a waiting worker is offered a lane that no waiting pull can serve. Pure;
+`bells.py` makes the claim.
 
-While a scheduler leads, it places models, and routers offer only those that no worker has had for half a second
-(`SHOAL_CLAIM_AFTER_SECONDS`). Adapters are placed by routers alone: workers that have the model load them.
+While a scheduler leads, it places models, and routers offer only those that no worker has had for
+half a second (`SHOAL_CLAIM_AFTER_SECONDS`). Adapters are placed by routers alone: workers that have
+the model load them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from libs.queue import LaneGauges, LaneKey
 LED_MS: Final = 5000
 """A leader whose last plan is older does not count as leading."""
 ADAPTER_SECONDS: Final = 1.0
-"""Work of an adapter that waits longer than this is worth loading the adapter at one more worker."""
+"""Work of an adapter that waits longer than this is worth loading the adapter at one more
+worker.
+"""
 
 
 def is_led(snapshot: FleetSnapshot) -> bool:
@@ -26,23 +30,38 @@ def is_led(snapshot: FleetSnapshot) -> bool:
 
 def is_served(lane: LaneKey, snapshot: FleetSnapshot) -> bool:
     """The lane's model is resident in its pool or on its way there."""
-    return any(worker.state(lane.model) in (*COMING, models_pb2.MODEL_STATE_RESIDENT) for worker in snapshot.in_pool(lane.pool))
+    return any(
+        worker.state(lane.model) in (*COMING, models_pb2.MODEL_STATE_RESIDENT)
+        for worker in snapshot.in_pool(lane.pool)
+    )
 
 
 def holds(worker: WorkerRecord | None, model: str) -> bool:
     """The model is resident on the worker, and not about to be unloaded."""
     record = worker.models.get(model) if worker is not None else None
-    return record is not None and record.state == models_pb2.MODEL_STATE_RESIDENT and not record.leaving
+    return (
+        record is not None
+        and record.state == models_pb2.MODEL_STATE_RESIDENT
+        and not record.leaving
+    )
 
 
-def may_offer(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str, *, has_model: bool, can_load: bool) -> bool:
-    """True if the worker should be asked to load what the lane needs: its model, or its adapter where it has the model.
+def may_offer(
+    gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str, *, has_model: bool, can_load: bool
+) -> bool:
+    """True if the worker should be asked to load what the lane needs: its model, or its adapter
+    where it has the model.
 
     `has_model`: it serves the lane's model already. `can_load`: it has room for one more model.
     """
     lane = gauges.lane
     worker = snapshot.workers.get(worker_id)
-    if worker is None or worker.draining or worker.preempted_in_seconds is not None or worker.pool != lane.pool:
+    if (
+        worker is None
+        or worker.draining
+        or worker.preempted_in_seconds is not None
+        or worker.pool != lane.pool
+    ):
         return False
     if lane.adapter and has_model:
         return _may_add(gauges, snapshot, worker.models.get(lane.model))
@@ -52,13 +71,22 @@ def may_offer(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str, *, ha
 
 
 def _may_add(gauges: LaneGauges, snapshot: FleetSnapshot, record: WorkerModelRecord | None) -> bool:
-    """Whether the adapter should be loaded into this copy of the model. `record` None: its worker has not reported the copy yet."""
+    """Whether the adapter should be loaded into this copy of the model. `record` None: its worker
+    has not reported the copy yet.
+    """
     lane = gauges.lane
     if not gauges.queued_tokens or (
-        record is not None and (lane.adapter in record.adapters or lane.adapter in record.failed_adapters)
+        record is not None
+        and (lane.adapter in record.adapters or lane.adapter in record.failed_adapters)
     ):
         return False
     workers = [worker for worker in snapshot.in_pool(lane.pool) if holds(worker, lane.model)]
-    able = [worker.models[lane.model] for worker in workers if lane.adapter in worker.models[lane.model].adapters]
+    able = [
+        worker.models[lane.model]
+        for worker in workers
+        if lane.adapter in worker.models[lane.model].adapters
+    ]
     speed = sum(copy.tokens_per_second for copy in able)
-    return not able or (speed > 0 and (gauges.queued_tokens + gauges.leased_tokens) / speed > ADAPTER_SECONDS)
+    return not able or (
+        speed > 0 and (gauges.queued_tokens + gauges.leased_tokens) / speed > ADAPTER_SECONDS
+    )

@@ -1,9 +1,10 @@
-"""Failure detection by the connections that workers keep open: the jobs of a worker that died are recovered at once.
+"""Failure detection by the connections that workers keep open: the jobs of a worker that died are
+recovered at once.
 
-Not on the request path. A lease expires only after 15 s; but the kernel closes the connections of a process that dies, so its
-router knows within milliseconds. A live worker may lose its connection too, so it has GRACE_SECONDS to reconnect, here or at any
-router. If a live worker is taken for dead, some work is done twice: the first answer to a job is its only one, whichever worker
-sends it.
+Not on the request path. A lease expires only after 15 s; but the kernel closes the connections of a
+process that dies, so its router knows within milliseconds. A live worker may lose its connection
+too, so it has GRACE_SECONDS to reconnect, here or at any router. If a live worker is taken for
+dead, some work is done twice: the first answer to a job is its only one, whichever worker sends it.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ from typing import Final
 from libs.fleet import Fleet
 from libs.queue import Lanes
 from libs.telemetry.logs import fields
-from services.router.lanes.bells import Bells
+from services.router.lanes.bells import Wakeups
 from services.router.state.background import Background
 
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS: Final = 240.0
-"""A stream is ended in order after this time: sooner than its connection (`SHOAL_CONNECTION_SECONDS` and its grace)."""
+"""A stream is ended in order after this time: sooner than its connection
+(`SHOAL_CONNECTION_SECONDS` and its grace).
+"""
 GRACE_SECONDS: Final = 1.5
 """A live worker reconnects within 0.1 s where a router listens, and sends a heartbeat at once."""
 CLOSE_MS: Final = 100
-"""A heartbeat that came so shortly before or after the break may have been sent before it: the next one decides."""
+"""A heartbeat that came so shortly before or after the break may have been sent before it: the next
+one decides.
+"""
 NEXT_SECONDS: Final = 2.5
 """By then the next heartbeat of a live worker has come."""
 
@@ -34,7 +39,7 @@ NEXT_SECONDS: Final = 2.5
 class Presence:
     """The open connections of workers to this router. `close` ends them all in order."""
 
-    def __init__(self, lanes: Lanes, fleet: Fleet, bells: Bells, background: Background) -> None:
+    def __init__(self, lanes: Lanes, fleet: Fleet, bells: Wakeups, background: Background) -> None:
         self._lanes = lanes
         self._fleet = fleet
         self._bells = bells
@@ -54,7 +59,9 @@ class Presence:
             await self._closed_within(CONNECT_SECONDS)
         except asyncio.CancelledError:
             if not self._closing.is_set():
-                self._background.spawn(self._recover_unless_back(worker_id, epoch, self._lanes.clock_ms()))
+                self._background.spawn(
+                    self._recover_unless_back(worker_id, epoch, self._lanes.clock_ms())
+                )
             raise
         finally:
             self._open[process] -= 1
@@ -92,8 +99,14 @@ class Presence:
         """Ends the worker's leases: its jobs go back to their lanes, with an attempt counted."""
         jobs = 0
         for gauges in await self._lanes.lane_gauges():
-            if gauges.leased_tokens and (back := await self._lanes.end_leases(gauges.lane, worker_id, epoch)):
+            if gauges.leased_tokens and (
+                back := await self._lanes.end_leases(gauges.lane, worker_id, epoch)
+            ):
                 jobs += back
                 self._bells.ring(gauges.lane, back)
         level = logging.WARNING if jobs else logging.INFO
-        log.log(level, "worker gone", extra=fields({"worker": worker_id, "epoch": epoch, "jobs_recovered": jobs}))
+        log.log(
+            level,
+            "worker gone",
+            extra=fields({"worker": worker_id, "epoch": epoch, "jobs_recovered": jobs}),
+        )

@@ -1,6 +1,8 @@
-"""WorkerService: leases jobs to workers, takes their answers and heartbeats. On the request path: to the worker and back.
+"""WorkerService: leases jobs to workers, takes their answers and heartbeats. On the request path:
+to the worker and back.
 
-A pull waits here until a bell rings for one of its lanes (`bells.py`); Redis is asked only for lanes that may have work.
+A pull waits here until a bell rings for one of its lanes (`bells.py`); Redis is asked only for
+lanes that may have work.
 """
 
 from __future__ import annotations
@@ -25,22 +27,23 @@ from libs.serving.security.identity import ANONYMOUS
 from libs.telemetry.logs import fields
 from services.router.admission.validation import reports
 from services.router.lanes import codec
-from services.router.lanes.bells import Bells
+from services.router.lanes.bells import Wakeups
 from services.router.lanes.broken import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.exchange import Context, Exchange
 from services.router.lanes.presence import Presence
-from services.router.lanes.waiters import Waiter
+from services.router.lanes.waiters import PendingPull
 from services.router.state.background import Background
 from services.router.state.view import View
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT_SECONDS: Final = 10.0
-MOST_JOBS: Final = 256
+MAX_WAIT_SECONDS: Final = 10.0
+MAX_JOBS: Final = 256
 SEEN_MS: Final = 2_500
-"""A claim's remaining time once a heartbeat shows the load: by then every router has read the registry twice, and the heartbeat
-keeps other workers from claiming. If the claim lasted longer, a model that is evicted soon could not be loaded elsewhere."""
+"""A claim's remaining time once a heartbeat shows the load: by then every router has read the
+registry twice, and the heartbeat keeps other workers from claiming. If the claim lasted longer, a
+model that is evicted soon could not be loaded elsewhere."""
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
@@ -51,7 +54,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         lanes: Lanes,
         fleet: Fleet,
         view: View,
-        bells: Bells,
+        bells: Wakeups,
         dispatcher: Dispatcher,
         background: Background,
         presence: Presence,
@@ -68,19 +71,25 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._broken = broken
 
     async def Pull(
-        self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse]
+        self,
+        request: worker_pb2.PullRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse],
     ) -> worker_pb2.PullResponse:
         reports.check_pull(request)
         self._owner(request.worker_id)
         check_worker(request.wire_version, request.worker_id)
         log.debug("pull", extra=fields({"worker": request.worker_id, "epoch": request.epoch}))
         lanes = [codec.to_lane(lane) for lane in request.lanes]
-        waiter = Waiter(request.worker_id, request.pool, lanes, request.can_load, bool(request.except_tenants))
-        end = asyncio.get_running_loop().time() + min(request.wait_seconds, LONGEST_WAIT_SECONDS)
+        waiter = PendingPull(
+            request.worker_id, request.pool, lanes, request.can_load, bool(request.except_tenants)
+        )
+        end = asyncio.get_running_loop().time() + min(request.wait_seconds, MAX_WAIT_SECONDS)
         self._waiters.add(waiter)
         claimed = None
         try:
-            response = await self._answer_retry(request, lanes) or await self._answer(waiter, request, end)
+            response = await self._answer_retry(request, lanes) or await self._answer(
+                waiter, request, end
+            )
             claimed = response.load_model
             response.now_unix_ms = self._lanes.clock_ms()
             return response
@@ -98,13 +107,19 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._owner(request.worker_id)
         results = [(job.job_id, job.result) for job in request.jobs]
         lane = codec.to_lane(request.lane)
-        completed = await self._lanes.complete(lane, request.worker_id, request.batch_id, results, release=request.release)
+        completed = await self._lanes.complete(
+            lane, request.worker_id, request.batch_id, results, release=request.release
+        )
         for job_id, result in completed.own:
             self._dispatcher.deliver(job_id, result)
         return worker_pb2.CompleteResponse(accepted=completed.accepted)
 
-    async def _written(self, request: worker_pb2.WrittenRequest, context: Context) -> worker_pb2.WrittenResponse:
-        """Passes on what models have written: to this router's requests, or to the routers that wait for it."""
+    async def _written(
+        self, request: worker_pb2.WrittenRequest, context: Context
+    ) -> worker_pb2.WrittenResponse:
+        """Passes on what models have written: to this router's requests, or to the routers that
+        wait for it.
+        """
         reports.check_written(request)
         self._owner(request.worker_id)
         elsewhere: dict[str, worker_pb2.WrittenRequest] = {}
@@ -120,7 +135,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def Heartbeat(
         self,
         request: worker_pb2.HeartbeatRequest,
-        context: grpc.aio.ServicerContext[worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse],
+        context: grpc.aio.ServicerContext[
+            worker_pb2.HeartbeatRequest, worker_pb2.HeartbeatResponse
+        ],
     ) -> worker_pb2.HeartbeatResponse:
         reports.check_heartbeat(request)
         request.subject = self._owner(request.worker_id)
@@ -137,7 +154,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await self._fleet.renew_claim(lane, request.worker_id, SEEN_MS)
         for lane in _newly_failed(request, before, self._view.gauges):
             await self._load_failed(lane, request.worker_id)
-        directives = await self._fleet.orders(request.worker_id, request.epoch, request.directive_seq)
+        directives = await self._fleet.orders(
+            request.worker_id, request.epoch, request.directive_seq
+        )
         queued = self._view.queued
         return worker_pb2.HeartbeatResponse(
             directives=directives,
@@ -155,7 +174,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         request_iterator: AsyncIterator[worker_pb2.ExchangeRequest],
         context: grpc.aio.ServicerContext[worker_pb2.ExchangeRequest, worker_pb2.ExchangeResponse],
     ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
-        exchange = Exchange({"pull": self.Pull, "complete": self.Complete, "written": self._written}, context)
+        exchange = Exchange(
+            {"pull": self.Pull, "complete": self.Complete, "written": self._written}, context
+        )
         async with aclosing(exchange.run(request_iterator)) as responses:
             async for response in responses:
                 yield response
@@ -172,19 +193,25 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         await self._presence.attend(request.worker_id, request.epoch)
 
     def _owner(self, worker_id: str) -> str:
-        """Authorises the use of a worker id, and returns the subject of the call's credential, empty without one. Raises
-        PermissionDenied if the heartbeats of that id come with another subject.
+        """Authorises the use of a worker id, and returns the subject of the call's credential,
+        empty without one. Raises PermissionDenied if the heartbeats of that id come with another
+        subject.
 
-        Every router knows it from the registry, while the heartbeats come. Workers that share a credential are one subject.
+        Every router knows it from the registry, while the heartbeats come. Workers that share a
+        credential are one subject.
         """
         caller = current_call().identity
         subject = "" if caller == ANONYMOUS else caller.subject
         known = self._view.snapshot.workers.get(worker_id)
         if known is not None and known.subject and known.subject != subject:
-            raise PermissionDenied("this worker id is in use with another credential: give each worker an id of its own")
+            raise PermissionDenied(
+                "this worker id is in use with another credential: give each worker an id of its own"
+            )
         return subject
 
-    async def _answer(self, waiter: Waiter, request: worker_pb2.PullRequest, end: float) -> worker_pb2.PullResponse:
+    async def _answer(
+        self, waiter: PendingPull, request: worker_pb2.PullRequest, end: float
+    ) -> worker_pb2.PullResponse:
         has_looked = True
         while True:
             while not waiter.is_ended and (lane := self._waiters.next_lane(waiter)) is not None:
@@ -195,37 +222,62 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             if waiter.is_ended:
                 return worker_pb2.PullResponse()
             if (claimed := waiter.load_lane) is not None:
-                log.info("lane claimed", extra=fields({"lane": claimed.name, "worker": waiter.worker_id}))
-                return worker_pb2.PullResponse(load_model=claimed.model, load_adapter=claimed.adapter, beat=waiter.must_beat)
+                log.info(
+                    "lane claimed", extra=fields({"lane": claimed.name, "worker": waiter.worker_id})
+                )
+                return worker_pb2.PullResponse(
+                    load_model=claimed.model, load_adapter=claimed.adapter, beat=waiter.must_beat
+                )
             if waiter.must_beat:
                 return worker_pb2.PullResponse(beat=True)
-            if has_looked and not waiter.excludes_tenants:  # while it looked, lanes that need a worker were not offered to it
+            if (
+                has_looked and not waiter.excludes_tenants
+            ):  # while it looked, lanes that need a worker were not offered to it
                 self._bells.waits(waiter)
                 has_looked = False
             waiter.event.clear()
             if self._waiters.is_closed or not await _happens(waiter.event, end):
                 return worker_pb2.PullResponse()
 
-    async def _answer_retry(self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]) -> worker_pb2.PullResponse | None:
-        """The batch already leased to this pull, whose response was lost with its router or its connection (idempotent retry)."""
+    async def _answer_retry(
+        self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]
+    ) -> worker_pb2.PullResponse | None:
+        """The batch already leased to this pull, whose response was lost with its router or its
+        connection (idempotent retry).
+        """
         if not request.asked_again:
             return None
         lane = await self._lanes.leasing(lanes, request.batch_id)
-        found = await self._pull(lane, request, request.budget_jobs, ring=False) if lane is not None else None
+        found = (
+            await self._pull(lane, request, request.budget_jobs, ring=False)
+            if lane is not None
+            else None
+        )
         if lane is None or not isinstance(found, Pulled):
             return None
-        log.info("batch given again", extra=fields({"lane": lane.name, "worker": request.worker_id, "jobs": len(found.jobs)}))
+        log.info(
+            "batch given again",
+            extra=fields({"lane": lane.name, "worker": request.worker_id, "jobs": len(found.jobs)}),
+        )
         return self._batch(lane, found)
 
-    def _batch(self, lane: LaneKey, pulled: Pulled, *, beat: bool = False) -> worker_pb2.PullResponse:
+    def _batch(
+        self, lane: LaneKey, pulled: Pulled, *, beat: bool = False
+    ) -> worker_pb2.PullResponse:
         payloads = [job.payload for job in pulled.jobs]
         return worker_pb2.PullResponse(
-            lane=codec.from_lane(lane), batch_id=pulled.batch_id, jobs=payloads, lease_ms=self._lanes.lease_ms, beat=beat
+            lane=codec.from_lane(lane),
+            batch_id=pulled.batch_id,
+            jobs=payloads,
+            lease_ms=self._lanes.lease_ms,
+            beat=beat,
         )
 
-    async def _look(self, waiter: Waiter, lane: LaneKey, request: worker_pb2.PullRequest) -> Pulled | None:
+    async def _look(
+        self, waiter: PendingPull, lane: LaneKey, request: worker_pb2.PullRequest
+    ) -> Pulled | None:
         share = waiter.rung.pop(lane, 0)
-        budget_jobs = min(request.budget_jobs, share or MOST_JOBS, MOST_JOBS)
+        budget_jobs = min(request.budget_jobs, share or MAX_JOBS, MAX_JOBS)
         rings = self._waiters.rings(lane)
         self._waiters.looks(waiter, lane)
         try:
@@ -246,8 +298,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._bells.found_empty(lane, rings + (waiter.own_rings if promised else 0))
         return found
 
-    async def _pull(self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool) -> Pulled | Idle:
-        """Leases a batch. If the call is cancelled meanwhile, the batch goes back to the lane without an attempt counted."""
+    async def _pull(
+        self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool
+    ) -> Pulled | Idle:
+        """Leases a batch. If the call is cancelled meanwhile, the batch goes back to the lane
+        without an attempt counted.
+        """
         work = self._lanes.pull(
             lane,
             worker_id=request.worker_id,
@@ -264,19 +320,30 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._background.spawn(self._hand_back(lane, request.worker_id, pulling))
             raise
 
-    async def _hand_back(self, lane: LaneKey, worker_id: str, pulling: asyncio.Future[Pulled | Idle]) -> None:
+    async def _hand_back(
+        self, lane: LaneKey, worker_id: str, pulling: asyncio.Future[Pulled | Idle]
+    ) -> None:
         found = await pulling
         if isinstance(found, Pulled):
             await self._lanes.complete(lane, worker_id, found.batch_id, [], release=True)
 
-    async def _renew(self, worker_id: str, batches: Sequence[worker_pb2.HeldBatch]) -> list[worker_pb2.CancelledJobs]:
+    async def _renew(
+        self, worker_id: str, batches: Sequence[worker_pb2.HeldBatch]
+    ) -> list[worker_pb2.CancelledJobs]:
         by_lane: dict[LaneKey, list[str]] = defaultdict(list)
         for batch in batches:
             by_lane[codec.to_lane(batch.lane)].append(batch.batch_id)
         cancelled: list[worker_pb2.CancelledJobs] = []
         for lane, ids in by_lane.items():
-            stale = [renewed for renewed in await self._lanes.renew(lane, worker_id, ids) if renewed.lost or renewed.gone]
-            cancelled += [worker_pb2.CancelledJobs(batch_id=old.batch_id, job_ids=old.gone, lost=old.lost) for old in stale]
+            stale = [
+                renewed
+                for renewed in await self._lanes.renew(lane, worker_id, ids)
+                if renewed.lost or renewed.gone
+            ]
+            cancelled += [
+                worker_pb2.CancelledJobs(batch_id=old.batch_id, job_ids=old.gone, lost=old.lost)
+                for old in stale
+            ]
         return cancelled
 
     async def _load_failed(self, lane: LaneKey, worker_id: str) -> None:
@@ -296,24 +363,41 @@ async def _happens(event: asyncio.Event, end: float) -> bool:
 
 
 def _newly_coming(heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot) -> list[LaneKey]:
-    """Lanes of the models that this heartbeat is the first to report as downloading, loading or resident on the worker."""
+    """Lanes of the models that this heartbeat is the first to report as downloading, loading or
+    resident on the worker.
+    """
     known = before.workers.get(heartbeat.worker_id)
     here = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
     coming = [model.model for model in heartbeat.models if model.state in here]
-    return [LaneKey(heartbeat.pool, model) for model in coming if known is None or known.state(model) not in here]
+    return [
+        LaneKey(heartbeat.pool, model)
+        for model in coming
+        if known is None or known.state(model) not in here
+    ]
 
 
 def _newly_failed(
-    heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]
+    heartbeat: worker_pb2.HeartbeatRequest,
+    before: FleetSnapshot,
+    gauges: Mapping[LaneKey, LaneGauges],
 ) -> list[LaneKey]:
-    """Lanes of the models and adapters whose failure to load this heartbeat is the first to report."""
+    """Lanes of the models and adapters whose failure to load this heartbeat is the first to
+    report.
+    """
     known = before.workers.get(heartbeat.worker_id)
     lanes: list[LaneKey] = []
     for model in heartbeat.models:
         record = known.models.get(model.model) if known is not None else None
-        if model.state == models_pb2.MODEL_STATE_FAILED and heartbeat.worker_id not in before.failures.get(model.model, {}):
+        if (
+            model.state == models_pb2.MODEL_STATE_FAILED
+            and heartbeat.worker_id not in before.failures.get(model.model, {})
+        ):
             lanes.append(LaneKey(heartbeat.pool, model.model))
-            lanes += [lane for lane in gauges if lane.adapter and (lane.pool, lane.model) == (heartbeat.pool, model.model)]
+            lanes += [
+                lane
+                for lane in gauges
+                if lane.adapter and (lane.pool, lane.model) == (heartbeat.pool, model.model)
+            ]
         lanes += [
             LaneKey(heartbeat.pool, model.model, adapter)
             for adapter in model.failed_adapters

@@ -1,9 +1,11 @@
-"""The pulls that wait at this router, and which lanes are known to be empty without asking Redis. No I/O: `pull.py` acts.
+"""The pulls that wait at this router, and which lanes are known to be empty without asking Redis.
+No I/O: `pull.py` acts.
 
-A lane is known to be empty after a pull found nothing there, until its bell rings: the notification of new jobs. A bell wakes as
-many waiting pulls as there are jobs, those that rank the lane highest first; a woken pull that ends without having looked passes
-the bell on. Choosy pulls exclude some tenants: they look when they come, and at bells that find too few other pulls; if one finds
-nothing, the lane does not count as empty.
+A lane is known to be empty after a pull found nothing there, until its bell rings: the notification
+of new jobs. A bell wakes as many waiting pulls as there are jobs, those that rank the lane highest
+first; a woken pull that ends without having looked passes the bell on. Choosy pulls exclude some
+tenants: they look when they come, and at bells that find too few other pulls; if one finds nothing,
+the lane does not count as empty.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from libs.queue import LaneKey
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
-    """One waiting pull. `lanes`: in order of preference. The other fields: what it is doing and what it was woken for."""
+class PendingPull:
+    """One waiting pull. `lanes`: in order of preference. The other fields: what it is doing and
+    what it was woken for.
+    """
 
     worker_id: str
     pool: str
@@ -48,7 +52,14 @@ class Waiter:
 
     @property
     def is_free(self) -> bool:
-        return not (self.rung or self.looking_at or self.is_reserved or self.load_lane or self.must_beat or self.is_ended)
+        return not (
+            self.rung
+            or self.looking_at
+            or self.is_reserved
+            or self.load_lane
+            or self.must_beat
+            or self.is_ended
+        )
 
     def wake(self, lane: LaneKey, jobs: int, pulls: int) -> None:
         """Look at the lane, and take a fair share of `jobs` if several pulls are woken for them."""
@@ -59,18 +70,18 @@ class Waiter:
         return lane in self.rung or self.looking_at == lane
 
 
-class Waiters:
+class PendingPulls:
     """All waiting pulls of this router."""
 
     def __init__(self) -> None:
         self.is_closed = False
-        # The state: pulls in order of arrival; by worker; by lane with the lane's rank, those that exclude tenants apart; lanes
-        # known to be empty; how often each lane's bell rang, and how often for new jobs; workers that were rung for while none of
-        # their pulls waited.
-        self._all: dict[Waiter, None] = {}
-        self._by_worker: dict[str, dict[Waiter, None]] = {}
-        self._by_lane: dict[LaneKey, dict[Waiter, int]] = {}
-        self._excluding: dict[LaneKey, dict[Waiter, int]] = {}
+        # The state: pulls in order of arrival; by worker; by lane with the lane's rank, those that
+        # exclude tenants apart; lanes known to be empty; how often each lane's bell rang, and how
+        # often for new jobs; workers that were rung for while none of their pulls waited.
+        self._all: dict[PendingPull, None] = {}
+        self._by_worker: dict[str, dict[PendingPull, None]] = {}
+        self._by_lane: dict[LaneKey, dict[PendingPull, int]] = {}
+        self._excluding: dict[LaneKey, dict[PendingPull, int]] = {}
         self._empty: set[LaneKey] = set()
         self._rings: dict[LaneKey, int] = {}
         self._news: dict[LaneKey, int] = {}
@@ -79,16 +90,22 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, waiter: PendingPull) -> None:
         self._all[waiter] = None
         self._by_worker.setdefault(waiter.worker_id, {})[waiter] = None
         if waiter.worker_id in self._missed:
             self._missed.discard(waiter.worker_id)
             waiter.must_beat = True
         by_lane = self._index(waiter)
-        if waiter.excludes_tenants:  # it replaces older ones of its worker, which exclude tenants that are out of date
+        if (
+            waiter.excludes_tenants
+        ):  # it replaces older ones of its worker, which exclude tenants that are out of date
             for other in self._by_worker[waiter.worker_id]:
-                if other.excludes_tenants and other is not waiter and set(other.lanes) <= set(waiter.lanes):
+                if (
+                    other.excludes_tenants
+                    and other is not waiter
+                    and set(other.lanes) <= set(waiter.lanes)
+                ):
                     other.is_ended = True
                     other.event.set()
         for rank, lane in enumerate(waiter.lanes):
@@ -96,8 +113,10 @@ class Waiters:
         if waiter.excludes_tenants:
             waiter.rung = dict.fromkeys(waiter.lanes, 0)
 
-    def remove(self, waiter: Waiter) -> None:
-        """The pull ends. Bells for lanes that it has not looked at yet are passed on to other pulls."""
+    def remove(self, waiter: PendingPull) -> None:
+        """The pull ends. Bells for lanes that it has not looked at yet are passed on to other
+        pulls.
+        """
         del self._all[waiter]
         at_worker = self._by_worker[waiter.worker_id]
         del at_worker[waiter]
@@ -112,13 +131,16 @@ class Waiters:
         for lane, jobs in waiter.rung.items():
             self.ring(lane, max(1, jobs))
 
-    def is_waiting(self, waiter: Waiter) -> bool:
+    def is_waiting(self, waiter: PendingPull) -> bool:
         return waiter in self._all
 
-    def ring(self, lane: LaneKey, jobs: int = 1, early: Waiter | None = None, *, is_new: bool = True) -> int:
-        """Wakes pulls for `jobs` jobs in the lane. Not `is_new`: a pull has left them there, so that pulls that exclude tenants
-        and have looked since the last new ones would find nothing. Returns how many look for them, with the one woken early,
-        without those that exclude tenants."""
+    def ring(
+        self, lane: LaneKey, jobs: int = 1, early: PendingPull | None = None, *, is_new: bool = True
+    ) -> int:
+        """Wakes pulls for `jobs` jobs in the lane. Not `is_new`: a pull has left them there, so
+        that pulls that exclude tenants and have looked since the last new ones would find nothing.
+        Returns how many look for them, with the one woken early, without those that exclude
+        tenants."""
         self._empty.discard(lane)
         if is_new:
             self._news[lane] = self._news.get(lane, 0) + 1
@@ -131,14 +153,21 @@ class Waiters:
         for waiter in woken:
             waiter.wake(lane, jobs, len(woken) + is_early)
         news = self._news.get(lane, 0)
-        excluding = [waiter for waiter in self._excluding.get(lane, ()) if not waiter.is_ended and waiter.seen.get(lane) != news]
+        excluding = [
+            waiter
+            for waiter in self._excluding.get(lane, ())
+            if not waiter.is_ended and waiter.seen.get(lane) != news
+        ]
         for waiter in excluding[: jobs - is_early - len(woken)]:
-            waiter.wake(lane, jobs, 1)  # even one that is looking: it may miss what has come meanwhile
+            waiter.wake(
+                lane, jobs, 1
+            )  # even one that is looking: it may miss what has come meanwhile
         return len(woken) + is_early
 
-    def ring_early(self, lane: LaneKey, jobs: int, first_job: str) -> Waiter | None:
-        """`jobs` jobs are being sent to Redis. The pull that ranks the lane highest starts at once, to arrive right behind them:
-        that saves a round trip. `ring` must follow when they are queued."""
+    def ring_early(self, lane: LaneKey, jobs: int, first_job: str) -> PendingPull | None:
+        """`jobs` jobs are being sent to Redis. The pull that ranks the lane highest starts at once,
+        to arrive right behind them: that saves a round trip. `ring` must follow when they are
+        queued."""
         free = self._free(lane)
         if not free:
             return None
@@ -147,7 +176,9 @@ class Waiters:
         return free[0]
 
     def ring_worker(self, worker_id: str) -> None:
-        """Orders or cancellations wait for the worker: its pulls here tell it to send a heartbeat."""
+        """Orders or cancellations wait for the worker: its pulls here tell it to send a
+        heartbeat.
+        """
         waiting = self._by_worker.get(worker_id)
         if not waiting:
             self._missed.add(worker_id)
@@ -156,7 +187,9 @@ class Waiters:
             waiter.event.set()
 
     def end_pulls(self, worker_id: str) -> None:
-        """The worker takes no more work: its pulls here end, and pass on the bells that they were woken for."""
+        """The worker takes no more work: its pulls here end, and pass on the bells that they were
+        woken for.
+        """
         for waiter in self._by_worker.get(worker_id, ()):
             waiter.is_ended = True
             waiter.event.set()
@@ -166,7 +199,9 @@ class Waiters:
         self._missed.discard(worker_id)
 
     def ring_all(self) -> None:
-        """Bells may have been missed: no lane is known to be empty any more, and every pull looks at its lanes."""
+        """Bells may have been missed: no lane is known to be empty any more, and every pull looks
+        at its lanes.
+        """
         self._empty.clear()
         for waiter in self._all:
             if waiter.excludes_tenants:
@@ -183,48 +218,66 @@ class Waiters:
         """How many pulls a bell of the lane could wake."""
         return sum(waiter.is_free for waiter in self._by_lane.get(lane, ()))
 
-    def wants(self, waiter: Waiter, lane: LaneKey) -> bool:
+    def wants(self, waiter: PendingPull, lane: LaneKey) -> bool:
         """The pull waits, and the lane is one of its own."""
         return waiter in self._by_lane.get(lane, ())
 
-    def holders(self, lane: LaneKey) -> list[Waiter]:
+    def holders(self, lane: LaneKey) -> list[PendingPull]:
         """Free pulls that list the lane, those that rank it highest first."""
         return self._free(lane)
 
-    def loaders(self, pool: str) -> list[Waiter]:
+    def loaders(self, pool: str) -> list[PendingPull]:
         """Free pulls of the pool whose workers have room for one more model."""
-        return [waiter for waiter in self._all if waiter.can_load and waiter.pool == pool and waiter.is_free]
+        return [
+            waiter
+            for waiter in self._all
+            if waiter.can_load and waiter.pool == pool and waiter.is_free
+        ]
 
-    def next_lane(self, waiter: Waiter) -> LaneKey | None:
+    def next_lane(self, waiter: PendingPull) -> LaneKey | None:
         """The lane that this pull ranks highest of those that may have jobs."""
         if waiter.excludes_tenants:
             return next((lane for lane in waiter.lanes if lane in waiter.rung), None)
-        return next((lane for lane in waiter.lanes if lane in waiter.rung or lane not in self._empty), None)
+        return next(
+            (lane for lane in waiter.lanes if lane in waiter.rung or lane not in self._empty), None
+        )
 
     def rings(self, lane: LaneKey) -> int:
-        """How often the lane's bell rang: to be read before a pull from Redis, and given to `found_empty` after it."""
+        """How often the lane's bell rang: to be read before a pull from Redis, and given to
+        `found_empty` after it.
+        """
         return self._rings.get(lane, 0)
 
-    def looks(self, waiter: Waiter, lane: LaneKey) -> None:
+    def looks(self, waiter: PendingPull, lane: LaneKey) -> None:
         """The pull looks into the lane now."""
         waiter.looking_at, waiter.own_rings = lane, 0
         waiter.seen[lane] = self._news.get(lane, 0)
 
     def found_empty(self, lane: LaneKey, rings: int) -> None:
-        """A pull left nothing in the lane: it is known to be empty, unless its bell rang meanwhile."""
+        """A pull left nothing in the lane: it is known to be empty, unless its bell rang
+        meanwhile.
+        """
         if self.rings(lane) == rings:
             self._empty.add(lane)
 
     def forget_lanes(self, used: AbstractSet[LaneKey]) -> None:
-        """Drops what is known of lanes that neither hold jobs nor are listed by a pull: clients can make up any number of them."""
-        self._rings = {lane: rings for lane, rings in self._rings.items() if lane in used or lane in self._by_lane}
+        """Drops what is known of lanes that neither hold jobs nor are listed by a pull: clients can
+        make up any number of them.
+        """
+        self._rings = {
+            lane: rings
+            for lane, rings in self._rings.items()
+            if lane in used or lane in self._by_lane
+        }
         self._news = {lane: news for lane, news in self._news.items() if lane in self._rings}
         self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
         self._missed.clear()  # a heartbeat comes every two seconds anyway
 
-    def _index(self, waiter: Waiter) -> dict[LaneKey, dict[Waiter, int]]:
+    def _index(self, waiter: PendingPull) -> dict[LaneKey, dict[PendingPull, int]]:
         return self._excluding if waiter.excludes_tenants else self._by_lane
 
-    def _free(self, lane: LaneKey) -> list[Waiter]:
+    def _free(self, lane: LaneKey) -> list[PendingPull]:
         at_lane = self._by_lane.get(lane, {})
-        return sorted((waiter for waiter in at_lane if waiter.is_free), key=lambda waiter: at_lane[waiter])
+        return sorted(
+            (waiter for waiter in at_lane if waiter.is_free), key=lambda waiter: at_lane[waiter]
+        )

@@ -1,7 +1,9 @@
-"""The texts of one ExtractStream request while models generate them, and the part of each that its client has not been sent.
+"""The texts of one ExtractStream request while models generate them, and the part of each that its
+client has not been sent.
 
-A part may be lost, repeated, or arrive after the answer. A part that does not continue its text is dropped, and the answer
-completes the text. A client that reads slowly gets longer deltas: the memory that waits for it never exceeds the texts themselves.
+A part may be lost, repeated, or arrive after the answer. A part that does not continue its text is
+dropped, and the answer completes the text. A client that reads slowly gets longer deltas: the
+memory that waits for it never exceeds the texts themselves.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from typing import Final
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import worker_pb2
 
-MOST_CHARACTERS: Final = 1 << 17
+MAX_CHARACTERS: Final = 1 << 17
 """Of one text. The longest answer has 4,096 tokens; what is beyond comes with the answer."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """`lease`: under which it is written. `sent`: characters that the client has been sent. `restarted`: it is to be told so."""
+    """`lease`: under which it is written. `sent`: characters that the client has been sent.
+    `restarted`: it is to be told so.
+    """
 
     lease: str
     text: str = ""
@@ -28,7 +32,7 @@ class _Text:
     restarted: bool = False
 
 
-class WrittenTexts:
+class StreamedTexts:
     """Of one request. `firsts`: the first item of each of its jobs, once they are known."""
 
     def __init__(self) -> None:
@@ -51,7 +55,11 @@ class WrittenTexts:
             restarted = known.restarted or known.sent > 0
             known = self._texts[key] = _Text(part.batch_id, restarted=restarted)
         have = len(known.text)
-        if part.offset > have or part.offset + len(part.text) <= have or part.offset + len(part.text) > MOST_CHARACTERS:
+        if (
+            part.offset > have
+            or part.offset + len(part.text) <= have
+            or part.offset + len(part.text) > MAX_CHARACTERS
+        ):
             return
         known.text += part.text[have - part.offset :]
         self._grown[key] = None
@@ -73,8 +81,9 @@ class WrittenTexts:
     def rest(self, response: pb.ExtractResponse) -> list[pb.ExtractDelta]:
         """Return the deltas that complete every text of the response.
 
-        A text may be answered before any part of it arrives: parts travel through Redis where the worker's stream ends at another
-        router. Its whole text is one delta then, so that the deltas of a text always add up to its text in the response.
+        A text may be answered before any part of it arrives: parts travel through Redis where the
+        worker's stream ends at another router. Its whole text is one delta then, so that the deltas
+        of a text always add up to its text in the response.
         """
         found = []
         for key, whole in _texts_of(response):
@@ -92,13 +101,17 @@ class WrittenTexts:
 
     def _delta(self, key: tuple[int, int]) -> pb.ExtractDelta:
         known = self._texts[key]
-        made = pb.ExtractDelta(item=key[0], page=key[1], text=known.text[known.sent :], restarted=known.restarted)
+        made = pb.ExtractDelta(
+            item=key[0], page=key[1], text=known.text[known.sent :], restarted=known.restarted
+        )
         known.sent, known.restarted = len(known.text), False
         return made
 
 
 def _texts_of(response: pb.ExtractResponse) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield each text of a response with its item and page; the page is 0 where the item is not a document."""
+    """Yield each text of a response with its item and page; the page is 0 where the item is not a
+    document.
+    """
     for item, result in enumerate(response.results):
         if not result.pages:
             yield (item, 0), result.text

@@ -1,2 +1,2 @@
-"""Services for operators: models and the mesh, as `shoal models`, `shoal status` and `shoal top` show them. Not on the request
-path."""
+"""Services for operators: models and the mesh, as `shoal models`, `shoal status` and `shoal top`
+show them. Not on the request path."""

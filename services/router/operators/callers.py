@@ -13,6 +13,8 @@ class CallerService(caller_pb2_grpc.CallerServiceServicer):
     """Answers with what the interceptor has found before it called the handler."""
 
     async def GetCaller(
-        self, request: pb.GetCallerRequest, context: grpc.aio.ServicerContext[pb.GetCallerRequest, pb.GetCallerResponse]
+        self,
+        request: pb.GetCallerRequest,
+        context: grpc.aio.ServicerContext[pb.GetCallerRequest, pb.GetCallerResponse],
     ) -> pb.GetCallerResponse:
         return pb.GetCallerResponse(tenant=current_call().tenant)

@@ -23,7 +23,7 @@ from services.router.admission.validation.requests import check_model
 from services.router.lanes.offers import is_led
 from services.router.state.view import View, known_models
 
-MOST_WATCHERS: Final = 64
+MAX_WATCHERS: Final = 64
 EXPLAINED_SECONDS: Final = 60.0
 """Placement is explained for a request with this deadline."""
 
@@ -54,18 +54,24 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         self._watchers = 0
 
     async def GetMesh(
-        self, request: pb.GetMeshRequest, context: grpc.aio.ServicerContext[pb.GetMeshRequest, pb.GetMeshResponse]
+        self,
+        request: pb.GetMeshRequest,
+        context: grpc.aio.ServicerContext[pb.GetMeshRequest, pb.GetMeshResponse],
     ) -> pb.GetMeshResponse:
         return pb.GetMeshResponse(mesh=self._mesh())
 
     async def WatchMesh(
-        self, request: pb.WatchMeshRequest, context: grpc.aio.ServicerContext[pb.WatchMeshRequest, pb.WatchMeshResponse]
+        self,
+        request: pb.WatchMeshRequest,
+        context: grpc.aio.ServicerContext[pb.WatchMeshRequest, pb.WatchMeshResponse],
     ) -> AsyncIterator[pb.WatchMeshResponse]:
         interval = request.interval_seconds or 1.0
         if math.isnan(interval) or not 0.2 <= interval <= 60:
             raise InvalidInput("interval_seconds must be in 0.2..60", field="interval_seconds")
-        if self._watchers >= MOST_WATCHERS:
-            raise QueueFull(f"{MOST_WATCHERS} watch the mesh at this router already", retry_after=10.0)
+        if self._watchers >= MAX_WATCHERS:
+            raise QueueFull(
+                f"{MAX_WATCHERS} watch the mesh at this router already", retry_after=10.0
+            )
         self._watchers += 1
         try:
             while True:
@@ -81,15 +87,29 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
     ) -> pb.ExplainPlacementResponse:
         check_model(request.model)
         snapshot, gauges = self._view.snapshot, self._view.gauges
-        chosen = choose_lane(Wanted(request.model), self._routes.content, snapshot, self._view.backlog, EXPLAINED_SECONDS)
+        chosen = choose_lane(
+            Wanted(request.model),
+            self._routes.content,
+            snapshot,
+            self._view.backlog,
+            EXPLAINED_SECONDS,
+        )
         pools = self._routes.content.of_model(request.model, snapshot) or (chosen.pool,)
         busy = busy_shares(snapshot, gauges.values())
         reasons = []
         for worker_id, worker in sorted(snapshot.workers.items()):
-            eligible, reason = _explain(worker, pools, self._gauges_of_model(worker.pool, request.model), snapshot)
+            eligible, reason = _explain(
+                worker, pools, self._gauges_of_model(worker.pool, request.model), snapshot
+            )
             value = score(worker, request.model, busy[worker_id])
             reasons.append(
-                pb.PlacementReason(worker_id=worker_id, eligible=eligible, reason=reason, score=round(value, 3), pool=worker.pool)
+                pb.PlacementReason(
+                    worker_id=worker_id,
+                    eligible=eligible,
+                    reason=reason,
+                    score=round(value, 3),
+                    pool=worker.pool,
+                )
             )
         return pb.ExplainPlacementResponse(
             workers=reasons,
@@ -107,34 +127,50 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
             return ""  # the rest of the explanation needs no Redis
 
     def _gauges_of_model(self, pool: str, model: str) -> LaneGauges:
-        """The gauges of the model's lane in the pool, with the tokens of its adapters' lanes added."""
+        """The gauges of the model's lane in the pool, with the tokens of its adapters' lanes
+        added.
+        """
         key, own = (pool, model), self._view.gauges_of(LaneKey(pool, model))
         queued = self._view.queued.get(key, 0)
-        return replace(own, queued_tokens=queued, leased_tokens=self._view.backlog.get(key, 0) - queued)
+        return replace(
+            own, queued_tokens=queued, leased_tokens=self._view.backlog.get(key, 0) - queued
+        )
 
     def _scheduler(self) -> pb.SchedulerStatus:
         leader = self._view.snapshot.leader
         if leader is None:
             return pb.SchedulerStatus()
         age = max(0, self._lanes.clock_ms() - leader.plan_ms) / 1000
-        return pb.SchedulerStatus(scheduler_id=leader.scheduler_id, plan=leader.plan, age_seconds=age)
+        return pb.SchedulerStatus(
+            scheduler_id=leader.scheduler_id, plan=leader.plan, age_seconds=age
+        )
 
     def _mesh(self) -> pb.Mesh:
         snapshot, gauges, now_ms = self._view.snapshot, self._view.gauges, self._lanes.clock_ms()
-        oldest, desired = self._oldest(), snapshot.leader.desired if snapshot.leader is not None else {}
+        oldest, desired = (
+            self._oldest(),
+            snapshot.leader.desired if snapshot.leader is not None else {},
+        )
         return pb.Mesh(
             workers=[_worker(worker, now_ms) for _, worker in sorted(snapshot.workers.items())],
             models=known_models(snapshot, gauges),
             lanes=[_lane(gauge, oldest.get(gauge.lane, 0.0)) for gauge in self._view.shown_lanes()],
             router_id=self._router_id,
             scheduler=self._scheduler(),
-            pools=[pb.PoolStatus(pool=pool, desired_workers=workers) for pool, workers in sorted(desired.items())],
+            pools=[
+                pb.PoolStatus(pool=pool, desired_workers=workers)
+                for pool, workers in sorted(desired.items())
+            ],
             processes=[pb.ProcessStatus(**asdict(process)) for process in self._processes.content],
         )
 
 
 def _worker(worker: WorkerRecord, now_ms: int) -> pb.WorkerStatus:
-    resident = [name for name, record in worker.models.items() if record.state == models_pb2.MODEL_STATE_RESIDENT]
+    resident = [
+        name
+        for name, record in worker.models.items()
+        if record.state == models_pb2.MODEL_STATE_RESIDENT
+    ]
     return pb.WorkerStatus(
         worker_id=worker.worker_id,
         pool=worker.pool,
@@ -171,7 +207,9 @@ def _lane(gauges: LaneGauges, oldest_seconds: float) -> pb.LaneStatus:
     )
 
 
-def _explain(worker: WorkerRecord, pools: Sequence[str], gauges: LaneGauges, snapshot: FleetSnapshot) -> tuple[bool, str]:
+def _explain(
+    worker: WorkerRecord, pools: Sequence[str], gauges: LaneGauges, snapshot: FleetSnapshot
+) -> tuple[bool, str]:
     """Whether the worker may hold the model, and why."""
     model = gauges.lane.model
     failure = snapshot.failures.get(model, {}).get(worker.worker_id)
@@ -184,24 +222,38 @@ def _explain(worker: WorkerRecord, pools: Sequence[str], gauges: LaneGauges, sna
     if state == models_pb2.MODEL_STATE_LOADING:
         return True, "it is loading the model"
     if record is not None and state == models_pb2.MODEL_STATE_DOWNLOADING:
-        return True, f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,} bytes"
+        return (
+            True,
+            f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,} bytes",
+        )
     if worker.preempted_in_seconds is not None:
         return False, f"its machine is taken away in {worker.preempted_in_seconds:.0f} s"
     if worker.draining:
         return False, "it is draining"
     if failure is not None:
         return False, f"it failed to load the model: {failure.message}"
-    if worker.local_models_only and record is None and any(model in other.models for other in snapshot.in_pool(worker.pool)):
-        return False, "it does not have the model on disk, and no store to fetch it from (SHOAL_STORES)"
+    if (
+        worker.local_models_only
+        and record is None
+        and any(model in other.models for other in snapshot.in_pool(worker.pool))
+    ):
+        return (
+            False,
+            "it does not have the model on disk, and no store to fetch it from (SHOAL_STORES)",
+        )
     where = " from host memory" if state == models_pb2.MODEL_STATE_WARM else ""
     if may_claim(gauges, snapshot, worker.worker_id) and not is_led(snapshot):
         return True, f"it may claim the model now{where}: {gauges.queued_tokens:,} tokens wait"
-    who = "the scheduler may have it load the model" if is_led(snapshot) else "it may claim the model"
+    who = (
+        "the scheduler may have it load the model" if is_led(snapshot) else "it may claim the model"
+    )
     return True, f"{who}{where} when there is work that its present copies cannot do sooner"
 
 
 def _resident(record: WorkerModelRecord) -> str:
-    words = [f"it holds the model: {record.bytes:,} bytes, {record.tokens_per_second:,.0f} tokens/s"]
+    words = [
+        f"it holds the model: {record.bytes:,} bytes, {record.tokens_per_second:,.0f} tokens/s"
+    ]
     if record.adapters:
         words.append(f"adapters {', '.join(record.adapters)}")
     if record.pinned:
@@ -214,8 +266,14 @@ def _resident(record: WorkerModelRecord) -> str:
 def _summary(gauges: LaneGauges, pools: Sequence[str], snapshot: FleetSnapshot) -> str:
     lane = gauges.lane
     verdict = snapshot.verdict(lane.model, lane.pool)
-    holders = len([worker for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool])
-    order = "" if len(pools) < 2 else f" Its pools are {', then '.join(pools)}; requests go to {lane.pool} now."
+    holders = len(
+        [worker for worker in snapshot.resident_on(lane.model) if worker.pool == lane.pool]
+    )
+    order = (
+        ""
+        if len(pools) < 2
+        else f" Its pools are {', then '.join(pools)}; requests go to {lane.pool} now."
+    )
     if verdict is not None:
         return f"No worker of pool {lane.pool} can serve {lane.model}: {verdict.message}{order}"
     if not snapshot.in_pool(lane.pool):

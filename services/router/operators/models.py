@@ -24,27 +24,37 @@ log = logging.getLogger(__name__)
 
 
 class ModelService(models_pb2_grpc.ModelServiceServicer):
-    """Orders reach a worker with its next heartbeat; calls to load or pin are answered once the workers have obeyed."""
+    """Orders reach a worker with its next heartbeat; calls to load or pin are answered once the
+    workers have obeyed.
+    """
 
-    def __init__(self, fleet: Fleet, view: View, *, routes: Watched[Routes], default_deadline_seconds: float) -> None:
+    def __init__(
+        self, fleet: Fleet, view: View, *, routes: Watched[Routes], default_deadline_seconds: float
+    ) -> None:
         self._fleet = fleet
         self._view = view
         self._routes = routes
         self._default_deadline_seconds = default_deadline_seconds
 
     async def ListModels(
-        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
+        self,
+        request: pb.ListModelsRequest,
+        context: grpc.aio.ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse],
     ) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=known_models(self._view.snapshot, self._view.gauges))
 
     async def GetModel(
-        self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
+        self,
+        request: pb.GetModelRequest,
+        context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse],
     ) -> pb.GetModelResponse:
         self._require_known(request.model)
         return pb.GetModelResponse(model=self._describe(request.model))
 
     async def LoadModel(
-        self, request: pb.LoadModelRequest, context: grpc.aio.ServicerContext[pb.LoadModelRequest, pb.LoadModelResponse]
+        self,
+        request: pb.LoadModelRequest,
+        context: grpc.aio.ServicerContext[pb.LoadModelRequest, pb.LoadModelResponse],
     ) -> pb.LoadModelResponse:
         check_model(request.model)  # workers report it from then on, if only as failed
         snapshot, routes = self._view.snapshot, self._routes.content
@@ -55,7 +65,9 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         return pb.LoadModelResponse(model=self._describe(request.model))
 
     async def EvictModel(
-        self, request: pb.EvictModelRequest, context: grpc.aio.ServicerContext[pb.EvictModelRequest, pb.EvictModelResponse]
+        self,
+        request: pb.EvictModelRequest,
+        context: grpc.aio.ServicerContext[pb.EvictModelRequest, pb.EvictModelResponse],
     ) -> pb.EvictModelResponse:
         self._require_known(request.model)
         holders = self._view.snapshot.resident_on(request.model)
@@ -64,7 +76,9 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         return pb.EvictModelResponse(worker_ids=sorted(worker.worker_id for worker in holders))
 
     async def PinModel(
-        self, request: pb.PinModelRequest, context: grpc.aio.ServicerContext[pb.PinModelRequest, pb.PinModelResponse]
+        self,
+        request: pb.PinModelRequest,
+        context: grpc.aio.ServicerContext[pb.PinModelRequest, pb.PinModelResponse],
     ) -> pb.PinModelResponse:
         self._require_known(request.model)
         what = f"{request.model} was {'' if request.pinned else 'un'}pinned"
@@ -78,9 +92,13 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
 
     @asynccontextmanager
     async def _within(self, seconds: float | None, what: str) -> AsyncIterator[None]:
-        """Bounds the wait by the call's deadline. Raises DeadlinePassed, naming what was not done in time."""
+        """Bounds the wait by the call's deadline. Raises DeadlinePassed, naming what was not done
+        in time.
+        """
         try:
-            async with asyncio.timeout(self._default_deadline_seconds if seconds is None else seconds):
+            async with asyncio.timeout(
+                self._default_deadline_seconds if seconds is None else seconds
+            ):
                 yield
         except TimeoutError:
             raise DeadlinePassed(f"the deadline passed before {what}; the order stands") from None
@@ -106,24 +124,37 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
             await self._resident(model, worker)
 
     def _place(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
-        """The worker to load one more copy: the one with most free memory, of those where the model has not failed to load if there
-        are any. None if all that stay hold it, or will soon."""
+        """The worker to load one more copy: the one with most free memory, of those where the model
+        has not failed to load if there are any. None if all that stay hold it, or will soon."""
         failed = self._view.snapshot.failures.get(model, {})
         held = (*COMING, pb.MODEL_STATE_RESIDENT)
-        free = [worker for worker in workers if worker.state(model) not in held and worker.preempted_in_seconds is None]
+        free = [
+            worker
+            for worker in workers
+            if worker.state(model) not in held and worker.preempted_in_seconds is None
+        ]
         return max(
             free,
-            key=lambda worker: (worker.worker_id not in failed, worker.memory_bytes - worker.used_bytes, worker.worker_id),
+            key=lambda worker: (
+                worker.worker_id not in failed,
+                worker.memory_bytes - worker.used_bytes,
+                worker.worker_id,
+            ),
             default=None,
         )
 
     async def _order(self, worker: WorkerRecord, directive: worker_pb2.Directive) -> None:
         number = await self._fleet.order(worker.worker_id, worker.epoch, directive)
         order = directive.WhichOneof("order") or ""
-        log.info("worker ordered", extra=fields({"worker": worker.worker_id, "order": order, "seq": number}))
+        log.info(
+            "worker ordered",
+            extra=fields({"worker": worker.worker_id, "order": order, "seq": number}),
+        )
 
     async def _resident(self, model: str, worker: WorkerRecord) -> None:
-        """Returns when the worker holds the model. Raises the error of a failed load, or NoCapacity if the worker is gone."""
+        """Returns when the worker holds the model. Raises the error of a failed load, or NoCapacity
+        if the worker is gone.
+        """
         earlier = self._view.snapshot.failures.get(model, {}).get(worker.worker_id)
         while True:
             snapshot = self._view.snapshot
@@ -133,15 +164,25 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
             if now.state(model) == pb.MODEL_STATE_RESIDENT:
                 return
             failure = snapshot.failures.get(model, {}).get(worker.worker_id)
-            if failure is not None and failure is not earlier and now.state(model) == pb.MODEL_STATE_FAILED:
+            if (
+                failure is not None
+                and failure is not earlier
+                and now.state(model) == pb.MODEL_STATE_FAILED
+            ):
                 raise from_failure(failure)
             await self._view.changed()
 
     async def _pinned(self, model: str, pinned: bool, worker: WorkerRecord) -> None:
-        """Returns when the worker reports that it has obeyed, or that the model is no longer resident."""
+        """Returns when the worker reports that it has obeyed, or that the model is no longer
+        resident.
+        """
         while True:
             now = self._view.snapshot.workers.get(worker.worker_id)
-            if now is None or now.epoch != worker.epoch or now.state(model) != pb.MODEL_STATE_RESIDENT:
+            if (
+                now is None
+                or now.epoch != worker.epoch
+                or now.state(model) != pb.MODEL_STATE_RESIDENT
+            ):
                 return
             if now.models[model].pinned == pinned:
                 return
@@ -149,4 +190,6 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
 
 
 def _pin(model: str, pinned: bool) -> worker_pb2.Directive:
-    return worker_pb2.Directive(pin_model=model) if pinned else worker_pb2.Directive(unpin_model=model)
+    return (
+        worker_pb2.Directive(pin_model=model) if pinned else worker_pb2.Directive(unpin_model=model)
+    )

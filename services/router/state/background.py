@@ -1,4 +1,6 @@
-"""Work that must be finished after the call that began it has ended: cancelling jobs, returning batches to their lanes."""
+"""Work that must be finished after the call that began it has ended: cancelling jobs, returning
+batches to their lanes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ log = logging.getLogger(__name__)
 
 
 class Background:
-    """Tasks that outlive their callers. Their errors end here: a ShoalError is expected (Redis away), others are logged as bugs."""
+    """Tasks that outlive their callers. Their errors end here: a ShoalError is expected (Redis
+    away), others are logged as bugs.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -33,6 +37,9 @@ async def _supervised(work: Coroutine[None, None, None]) -> None:
     try:
         await work
     except ShoalError as error:
-        log.info("background work given up", extra=fields({"reason": error.reason, "error": error.message}))
+        log.info(
+            "background work given up",
+            extra=fields({"reason": error.reason, "error": error.message}),
+        )
     except Exception:
         log.exception("background work failed")

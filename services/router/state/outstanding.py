@@ -1,4 +1,6 @@
-"""The work of this router that has no answer yet, in tokens: what quotas and admission control count."""
+"""The work of this router that has no answer yet, in tokens: what quotas and admission control
+count.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ class Outstanding:
     """Tokens of jobs without an answer, by lane and tenant."""
 
     def __init__(self) -> None:
-        # The state: the sums, without entries of 0; and which of these lanes were opened when no worker knew their model.
+        # The state: the sums, without entries of 0; and which of these lanes were opened when no
+        # worker knew their model.
         self._tokens: dict[LaneKey, Counter[str]] = {}
         self._unknown: set[LaneKey] = set()
 
@@ -30,7 +33,9 @@ class Outstanding:
         return sum(tokens[tenant] for tokens in self._tokens.values() if tenant in tokens)
 
     def open(self, lane: LaneKey, *, is_unknown: bool) -> None:
-        """To be called before a request's first job is added. `is_unknown`: no worker knows the lane's model."""
+        """To be called before a request's first job is added. `is_unknown`: no worker knows the
+        lane's model.
+        """
         if is_unknown and lane not in self._tokens:
             self._unknown.add(lane)
 

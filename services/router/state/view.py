@@ -1,4 +1,6 @@
-"""What this router sees of the mesh: workers from `libs/fleet`, lanes from `libs/queue`, both at most a second or so old."""
+"""What this router sees of the mesh: workers from `libs/fleet`, lanes from `libs/queue`, both at
+most a second or so old.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from shoal.v1 import models_pb2
 from libs.errors import ModelNotFound
 from libs.fleet import Fleet, FleetSnapshot
 from libs.queue import LaneGauges, LaneKey, Lanes
-from services.router.state.pace import Drains, Pace, pace_of
+from services.router.state.pace import Drains, Throughput, pace_of
 
 # A model's state in the mesh is the nearest that it has on any worker: one that holds it is enough.
 _NEARNESS: Final = (
@@ -30,13 +32,14 @@ class View:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        # The state: gauges of all lanes in use; sums of them by pool and model, over adapters; how fast lanes drain; their
-        # paces, cached until the next change; the event that the next change sets.
+        # The state: gauges of all lanes in use; sums of them by pool and model, over adapters; how
+        # fast lanes drain; their paces, cached until the next change; the event that the next
+        # change sets.
         self._gauges: dict[LaneKey, LaneGauges] = {}
         self._queued: Counter[tuple[str, str]] = Counter()
         self._backlog: Counter[tuple[str, str]] = Counter()
         self._drains = Drains()
-        self._paces: dict[LaneKey, Pace] = {}
+        self._paces: dict[LaneKey, Throughput] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -53,7 +56,9 @@ class View:
 
     @property
     def queued(self) -> Mapping[tuple[str, str], int]:
-        """Tokens that wait, by pool and model, those of all adapters together; no entry where nothing does."""
+        """Tokens that wait, by pool and model, those of all adapters together; no entry where
+        nothing does.
+        """
         return self._queued
 
     @property
@@ -61,33 +66,47 @@ class View:
         """Tokens that wait or are leased, in the same way."""
         return self._backlog
 
-    def pace(self, lane: LaneKey) -> Pace:
+    def pace(self, lane: LaneKey) -> Throughput:
         """How fast the lane is worked off."""
         pace = self._paces.get(lane)
         if pace is None:
             pace = pace_of(lane, self.snapshot, self._backlog, self._drains.of(lane))
-            if pace.is_known:  # not cached for models that no worker serves: clients can make up any number
+            if (
+                pace.is_known
+            ):  # not cached for models that no worker serves: clients can make up any number
                 self._paces[lane] = pace
         return pace
 
     def idle_unknown(self) -> list[LaneKey]:
-        """Lanes without work, of models that no worker has or adapters that no worker has loaded: clients can make up any number of
-        names, and nobody will read the counters of these."""
+        """Lanes without work, of models that no worker has or adapters that no worker has loaded:
+        clients can make up any number of names, and nobody will read the counters of these."""
         names, loaded = known_names(self.snapshot), _loaded_adapters(self.snapshot)
         return [
             lane
             for lane, gauge in self._gauges.items()
             if not (gauge.queued_jobs or gauge.leased_tokens)
-            and (lane.model not in names or (lane.adapter and (lane.model, lane.adapter) not in loaded))
+            and (
+                lane.model not in names
+                or (lane.adapter and (lane.model, lane.adapter) not in loaded)
+            )
         ]
 
     def shown_lanes(self) -> list[LaneGauges]:
-        """The gauges of all lanes, by name, without idle ones of models that no worker has: what a caller misspelt is shown only
-        while it has work or its failure is remembered. Without workers no name is known, so all are shown."""
+        """The gauges of all lanes, by name, without idle ones of models that no worker has: what a
+        caller misspelt is shown only while it has work or its failure is remembered. Without
+        workers no name is known, so all are shown."""
         failed = {model for model, failures in self.snapshot.failures.items() if failures}
         known = known_names(self.snapshot) | failed
-        hidden = {lane for lane in self.idle_unknown() if lane.model not in known} if self.snapshot.workers else set()
-        return [gauges for lane, gauges in sorted(self._gauges.items(), key=lambda entry: entry[0].name) if lane not in hidden]
+        hidden = (
+            {lane for lane in self.idle_unknown() if lane.model not in known}
+            if self.snapshot.workers
+            else set()
+        )
+        return [
+            gauges
+            for lane, gauges in sorted(self._gauges.items(), key=lambda entry: entry[0].name)
+            if lane not in hidden
+        ]
 
     async def refresh(self, lanes: Lanes) -> None:
         """Reads snapshot and gauges from Redis. Raises NoCapacity while it is away."""
@@ -116,10 +135,20 @@ class View:
         await self._changed.wait()
 
 
-def known_models(snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> list[models_pb2.Model]:
-    """Every model that a worker names or failed to load, by id; without requested names that no worker could find."""
-    names = {name for worker in snapshot.workers.values() for name in worker.models} | set(snapshot.failures)
-    return [describe(name, snapshot, gauges) for name in sorted(names) if not _is_nowhere(name, snapshot)]
+def known_models(
+    snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]
+) -> list[models_pb2.Model]:
+    """Every model that a worker names or failed to load, by id; without requested names that no
+    worker could find.
+    """
+    names = {name for worker in snapshot.workers.values() for name in worker.models} | set(
+        snapshot.failures
+    )
+    return [
+        describe(name, snapshot, gauges)
+        for name in sorted(names)
+        if not _is_nowhere(name, snapshot)
+    ]
 
 
 def _is_nowhere(model: str, snapshot: FleetSnapshot) -> bool:
@@ -130,7 +159,12 @@ def _is_nowhere(model: str, snapshot: FleetSnapshot) -> bool:
 def known_names(snapshot: FleetSnapshot) -> set[str]:
     """Models that a worker has, at least on its disk, or that a card describes."""
     failed = models_pb2.MODEL_STATE_FAILED
-    named = {name for worker in snapshot.workers.values() for name, record in worker.models.items() if record.state != failed}
+    named = {
+        name
+        for worker in snapshot.workers.values()
+        for name, record in worker.models.items()
+        if record.state != failed
+    }
     return named | set(snapshot.cards)
 
 
@@ -149,20 +183,28 @@ def is_new(model: str, snapshot: FleetSnapshot) -> bool:
 
 
 def is_known(model: str, snapshot: FleetSnapshot) -> bool:
-    return model in snapshot.failures or any(model in worker.models for worker in snapshot.workers.values())
+    return model in snapshot.failures or any(
+        model in worker.models for worker in snapshot.workers.values()
+    )
 
 
-def describe(model: str, snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> models_pb2.Model:
+def describe(
+    model: str, snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]
+) -> models_pb2.Model:
     """One model as clients see it."""
     places = _places(model, snapshot)
     states = {place.state for place in places}
     errors = [place.last_error for place in places if place.last_error]
     return models_pb2.Model(
         model=model,
-        state=next((state for state in _NEARNESS if state in states), models_pb2.MODEL_STATE_ABSENT),
+        state=next(
+            (state for state in _NEARNESS if state in states), models_pb2.MODEL_STATE_ABSENT
+        ),
         card=snapshot.card(model),
         places=places,
-        queued_tokens=sum(gauge.queued_tokens for lane, gauge in gauges.items() if lane.model == model),
+        queued_tokens=sum(
+            gauge.queued_tokens for lane, gauge in gauges.items() if lane.model == model
+        ),
         last_error=errors[-1] if errors else "",
     )
 

@@ -1,1 +1,3 @@
-"""Stubs of KEDA's external scaler contract, generated from protos/externalscaler by `make protos`."""
+"""Stubs of KEDA's external scaler contract, generated from protos/externalscaler by `make
+protos`.
+"""

@@ -1,12 +1,16 @@
-"""The plan: which worker should load which model, and which copies to evict. Pure: no clock, no Redis.
+"""The plan: which worker should load which model, and which copies to evict. Pure: no clock, no
+Redis.
 
-`control.py` makes a plan from every look at the mesh and sends its orders. The rules (docs/placement.md):
+`control.py` makes a plan from every look at the mesh and sends its orders. The rules
+(docs/placement.md):
 
-- A model with work and no copy is loaded, the one with most waiting work first; before them models whose only workers are
-leaving. - A model gets another copy if that would start before its present copies finish their work; copies at most double with
-each plan. - It goes to the worker with the best score: affinity, less the busy share of the worker's time and the cost of
-evictions there. - The worker chooses the victims when it loads; the plan predicts them by the same rules (libs/eviction). It
-orders evictions only of surplus copies, and only where their memory is needed, so that it converges under a constant load.
+- A model with work and no copy is loaded, the one with most waiting work first; before them models
+  whose only workers are leaving. - A model gets another copy if that would start before its present
+  copies finish their work; copies at most double with each plan. - It goes to the worker with the
+  best score: affinity, less the busy share of the worker's time and the cost of evictions there. -
+  The worker chooses the victims when it loads; the plan predicts them by the same rules
+  (libs/eviction). It orders evictions only of surplus copies, and only where their memory is
+  needed, so that it converges under a constant load.
 """
 
 from __future__ import annotations
@@ -24,20 +28,30 @@ from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS
 from libs.fleet.claims import BYTES_PER_SECOND, START_SECONDS, UNKNOWN_LOAD_SECONDS
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.planning.room import BUSY_COST, IDLE_COST, LOADS_AT_ONCE, Floats, Room
+from services.scheduler.planning.room import (
+    BUSY_COST,
+    IDLE_COST,
+    LOADS_AT_ONCE,
+    Floats,
+    PoolWorkers,
+)
 
 UTILIZATION: Final = 0.7
 """The target utilisation of a copy: a model needs its offered load divided by this, in copies."""
 KEPT_SECONDS: Final = 60.0
 LOADS_KEPT: Final = 10.0
-"""A loaded copy stays for so long, and so many times its load time, before a plan evicts it, or expects its eviction for anything
-but waiting work."""
+"""A loaded copy stays for so long, and so many times its load time, before a plan evicts it, or
+expects its eviction for anything but waiting work."""
 SURPLUS_IDLE_SECONDS: Final = 180.0
 """A surplus copy may be evicted after so long without use."""
 RECENT_SECONDS: Final = 600.0
-"""A model used within this time moves when its only worker is preempted, if another one has free memory."""
+"""A model used within this time moves when its only worker is preempted, if another one has free
+memory.
+"""
 HEARTBEATS_MS: Final = 6_000
-"""Three heartbeats: after so long, an order without visible effect is no longer counted on, nor a silent worker."""
+"""Three heartbeats: after so long, an order without visible effect is no longer counted on, nor a
+silent worker.
+"""
 USUAL_TOKENS_PER_SECOND: Final = 5_000.0
 """The assumed speed of a model in a pool without any measured speed."""
 
@@ -51,7 +65,9 @@ Site = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to a worker. `known`: workers that hold the model or will, whose claims on its lane do not prevent the load."""
+    """An order to a worker. `known`: workers that hold the model or will, whose claims on its lane
+    do not prevent the load.
+    """
 
     kind: Literal["load", "evict"]
     model: str
@@ -74,9 +90,10 @@ class SentOrder:
 class PlanInput:
     """All inputs of a plan.
 
-    rates: arrivals in tokens a second, by lane. waiting_since_ms: since when a model's work has been seen waiting, Unix time by
-    Redis' clock, as is `fleet.now_ms`, the time of the plan. sent: recent orders, which heartbeats may not show yet. draw: breaks
-    ties between equally good workers.
+    rates: arrivals in tokens a second, by lane. waiting_since_ms: since when a model's work has
+    been seen waiting, Unix time by Redis' clock, as is `fleet.now_ms`, the time of the plan. sent:
+    recent orders, which heartbeats may not show yet. draw: breaks ties between equally good
+    workers.
     """
 
     fleet: FleetSnapshot
@@ -90,7 +107,8 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Orders, evictions before the load that needs them, and notes: why models are moved or held back.
+    """Orders, evictions before the load that needs them, and notes: why models are moved or held
+    back.
 
     is_waiting: a model would be loaded now if fewer loads were in progress.
     """
@@ -107,7 +125,9 @@ def plan(state: PlanInput) -> Plan:
 
 @dataclass(slots=True)
 class _Demand:
-    """The demand for a model in a pool: tokens in all its lanes, and arrivals in tokens a second."""
+    """The demand for a model in a pool: tokens in all its lanes, and arrivals in tokens a
+    second.
+    """
 
     queued: int = 0
     leased: int = 0
@@ -120,10 +140,11 @@ class _Demand:
 
 @dataclass(slots=True)
 class _Site:
-    """A model in a pool, updated as the plan is made: the workers that hold it, by id, and those that will.
+    """A model in a pool, updated as the plan is made: the workers that hold it, by id, and those
+    that will.
 
-    rows: the rows of `resident`, before the plan. near: affinities of workers that have it in host memory. going: copies on workers
-    that are about to leave.
+    rows: the rows of `resident`, before the plan. near: affinities of workers that have it in host
+    memory. going: copies on workers that are about to leave.
     """
 
     resident: dict[str, WorkerModelRecord] = field(default_factory=dict)
@@ -143,8 +164,9 @@ class _Site:
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """Estimates of a model in a pool, before the plan: bytes (1: unknown), load time in seconds, speed of one copy in tokens a
-    second (0: not measured), and for how many seconds its copies have work."""
+    """Estimates of a model in a pool, before the plan: bytes (1: unknown), load time in seconds,
+    speed of one copy in tokens a second (0: not measured), and for how many seconds its copies have
+    work."""
 
     size: int
     load_seconds: float
@@ -163,7 +185,9 @@ class _Planner:
         self._is_waiting = False
         self._demands = _demands(state)
         self._estimates: dict[Site, _Estimate] = {}
-        self._evicted = {(sent.order.worker_id, sent.order.model) for sent in self._pending("evict")}
+        self._evicted = {
+            (sent.order.worker_id, sent.order.model) for sent in self._pending("evict")
+        }
         self._rooms = _make_rooms(state.fleet)
         self._sites = self._find_sites()
         self._usual_speeds: dict[str, float] = {}
@@ -188,7 +212,9 @@ class _Planner:
     # The state before the plan
 
     def _find_sites(self) -> dict[Site, _Site]:
-        """The copies of every model in every pool. Also sums in `_rooms` the bytes that may be evicted."""
+        """The copies of every model in every pool. Also sums in `_rooms` the bytes that may be
+        evicted.
+        """
         by_pool: dict[str, dict[str, _Site]] = defaultdict(lambda: defaultdict(_Site))
         working: dict[str, set[str]] = defaultdict(set)
         for (pool, model), demand in self._demands.items():
@@ -202,14 +228,22 @@ class _Planner:
                         sites[record.model].going[worker.worker_id] = record
             else:
                 self._look_at(worker, sites, working[worker.pool])
-        found = {(pool, model): site for pool, sites in by_pool.items() for model, site in sites.items()}
+        found = {
+            (pool, model): site for pool, sites in by_pool.items() for model, site in sites.items()
+        }
         return defaultdict(_Site, found)
 
     def _look_at(self, worker: WorkerRecord, sites: dict[str, _Site], working: set[str]) -> None:
-        """Reads one worker's copies. The plan's one loop over all copies in the mesh, so kept fast: a million lines a second."""
+        """Reads one worker's copies. The plan's one loop over all copies in the mesh, so kept fast:
+        a million lines a second.
+        """
         room, worker_id = self._rooms[worker.pool], worker.worker_id
         row, leaving, movable, idle, old = room.rows[worker_id], 0, 0, 0, 0
-        evicted = {model for holder, model in self._evicted if holder == worker_id} if self._evicted else ()
+        evicted = (
+            {model for holder, model in self._evicted if holder == worker_id}
+            if self._evicted
+            else ()
+        )
         for record in worker.held:
             model = record.model
             site = sites[model]
@@ -262,7 +296,9 @@ class _Planner:
             at, worker_id = (sent.order.pool, sent.order.model), sent.order.worker_id
             if at[0] in self._rooms and worker_id in self._rooms[at[0]].rows:
                 self._sites[at].coming.append(worker_id)
-                self._rooms[at[0]].expect(self._rooms[at[0]].rows[worker_id], self._of(at).size, self._of(at).load_seconds)
+                self._rooms[at[0]].expect(
+                    self._rooms[at[0]].rows[worker_id], self._of(at).size, self._of(at).load_seconds
+                )
 
     def _count_work(self) -> None:
         """Adds the time that workers need for waiting and expected work."""
@@ -270,7 +306,9 @@ class _Planner:
             site = self._sites[at]
             if site.resident:
                 tokens = demand.tokens + demand.rate * HORIZON_SECONDS
-                seconds = tokens / (self._of(at).speed or self._usual_speed(at)) / len(site.resident)
+                seconds = (
+                    tokens / (self._of(at).speed or self._usual_speed(at)) / len(site.resident)
+                )
                 self._rooms[at[0]].seconds[site.rows] += seconds
 
     # Estimates of a model
@@ -291,7 +329,11 @@ class _Planner:
         measured = [record.tokens_per_second for record in held if record.tokens_per_second > 0]
         speed = sum(measured) / len(measured) if measured else 0.0
         demand = self._demands.get(at)
-        waiting = (demand.tokens if demand is not None else 0) / (speed or self._usual_speed(at)) / max(1, site.copies)
+        waiting = (
+            (demand.tokens if demand is not None else 0)
+            / (speed or self._usual_speed(at))
+            / max(1, site.copies)
+        )
         return _Estimate(size or 1, load_seconds, speed, waiting)
 
     def _stored_bytes(self, at: Site) -> int:
@@ -308,41 +350,67 @@ class _Planner:
         """The average speed of the pool's models, assumed for one that was not measured."""
         speed = self._usual_speeds.get(at[0])
         if speed is None:
-            records = [record for (pool, _), site in self._sites.items() if pool == at[0] for record in site.resident.values()]
+            records = [
+                record
+                for (pool, _), site in self._sites.items()
+                if pool == at[0]
+                for record in site.resident.values()
+            ]
             found = [record.tokens_per_second for record in records if record.tokens_per_second > 0]
-            speed = self._usual_speeds[at[0]] = sum(found) / len(found) if found else USUAL_TOKENS_PER_SECOND
+            speed = self._usual_speeds[at[0]] = (
+                sum(found) / len(found) if found else USUAL_TOKENS_PER_SECOND
+            )
         return speed
 
     def _value(self, at: Site) -> float:
-        """The model's priority: seconds of waiting and expected work, plus seconds for which work has been waiting."""
+        """The model's priority: seconds of waiting and expected work, plus seconds for which work
+        has been waiting.
+        """
         demand = self._demands[at]
         tokens = demand.queued + demand.rate * HORIZON_SECONDS
         return tokens / (self._of(at).speed or self._usual_speed(at)) + self._waited_seconds(at)
 
     def _waited_seconds(self, at: Site) -> float:
-        return max(0, self._fleet.now_ms - self._state.waiting_since_ms.get(at, self._fleet.now_ms)) / 1000
+        return (
+            max(0, self._fleet.now_ms - self._state.waiting_since_ms.get(at, self._fleet.now_ms))
+            / 1000
+        )
 
     # Decisions
 
     def _place(self, at: Site, why: str) -> None:
-        """Loads the model's first copy: for it, any eviction that the rules allow may be expected."""
+        """Loads the model's first copy: for it, any eviction that the rules allow may be
+        expected.
+        """
         pool, model = at
         room = self._rooms.get(pool)
         if room is None:
             self._notes[model] = f"held back: pool {pool} has no worker that takes models"
             return
-        if model in self._fleet.failures and (verdict := self._fleet.verdict(model, pool)) is not None:
+        if (
+            model in self._fleet.failures
+            and (verdict := self._fleet.verdict(model, pool)) is not None
+        ):
             self._notes[model] = f"given up in pool {pool}: {verdict.message or verdict.reason}"
             return
         waiting = max(self._of(at).waiting_seconds, self._waited_seconds(at), 1e-3)
         challenger = Challenger(model, self._of(at).size, waiting)
-        if not self._load(at, room, challenger, [(room.movable, BUSY_COST), (room.idle, IDLE_COST)], why):
+        if not self._load(
+            at, room, challenger, [(room.movable, BUSY_COST), (room.idle, IDLE_COST)], why
+        ):
             self._hold_back(at, room)
 
     def _multiply(self, at: Site) -> None:
-        """Loads more copies while the present ones would need longer for their work than a load takes."""
+        """Loads more copies while the present ones would need longer for their work than a load
+        takes.
+        """
         pool, model = at
-        room, demand, known, copies = self._rooms.get(pool), self._demands[at], self._of(at), self._sites[at].copies
+        room, demand, known, copies = (
+            self._rooms.get(pool),
+            self._demands[at],
+            self._of(at),
+            self._sites[at].copies,
+        )
         if room is None or not known.speed or not demand.queued:
             return
         for number in range(copies, 2 * copies):
@@ -351,31 +419,48 @@ class _Planner:
                 return
             copy = "copy" if number == 1 else "copies"
             why = f"its {number} {copy} would need {wait:.1f} s for what waits, a load takes {known.load_seconds:.1f} s"
-            # Idle models yield only as to a model without waiting work: its present copies serve it.
+            # Idle models yield only as to a model without waiting work: its present copies serve
+            # it.
             challenger = Challenger(model, known.size)
-            if not self._load(at, room, challenger, [(room.old, IDLE_COST)], why, wait - known.load_seconds):
+            if not self._load(
+                at, room, challenger, [(room.old, IDLE_COST)], why, wait - known.load_seconds
+            ):
                 return
 
     def _move_recent(self) -> None:
-        """Moves recently used models whose only workers will be preempted, as far as others have free memory."""
+        """Moves recently used models whose only workers will be preempted, as far as others have
+        free memory.
+        """
         for at, site in list(self._sites.items()):
             room = self._rooms.get(at[0])
             if room is None or not site.going or site.copies or at in self._demands:
                 continue
-            noticed = [one for id_, one in site.going.items() if self._fleet.workers[id_].preempted_in_seconds is not None]
+            noticed = [
+                one
+                for id_, one in site.going.items()
+                if self._fleet.workers[id_].preempted_in_seconds is not None
+            ]
             if any(record.idle_seconds <= RECENT_SECONDS for record in noticed):
-                self._load(at, room, Challenger(at[1], self._of(at).size), [], "its only workers will be taken away")
+                self._load(
+                    at,
+                    room,
+                    Challenger(at[1], self._of(at).size),
+                    [],
+                    "its only workers will be taken away",
+                )
 
     def _load(
         self,
         at: Site,
-        room: Room,
+        room: PoolWorkers,
         challenger: Challenger,
         evictable: Sequence[tuple[Floats, float]],
         why: str,
         within_seconds: float = math.inf,
     ) -> bool:
-        """Orders one more copy, if a worker has memory for it or can free enough. False: none can now."""
+        """Orders one more copy, if a worker has memory for it or can free enough. False: none can
+        now.
+        """
         pool, model = at
         site = self._sites[at]
         if room.is_closed:
@@ -396,32 +481,46 @@ class _Planner:
             worker = room.workers[row]
             for victim in victims:
                 self._give_up(room, row, victim)
-            self._orders.append(Order("load", model, pool, worker.worker_id, worker.epoch, site.known))
+            self._orders.append(
+                Order("load", model, pool, worker.worker_id, worker.epoch, site.known)
+            )
             self._notes[model] = f"loads on {worker.worker_id}: {why}"
             room.expect(row, challenger.bytes, self._of(at).load_seconds)
             site.coming.append(worker.worker_id)
             return True
         return False
 
-    def _banned(self, at: Site, room: Room) -> set[int]:
-        """Rows of workers that hold the model already, or will, or recently evicted it or failed to load it, or lack its files."""
+    def _banned(self, at: Site, room: PoolWorkers) -> set[int]:
+        """Rows of workers that hold the model already, or will, or recently evicted it or failed to
+        load it, or lack its files.
+        """
         excluded = [*self._sites[at].known, *self._fleet.failures.get(at[1], ())]
         excluded += [worker_id for worker_id, model in self._evicted if model == at[1]]
-        return {room.rows[worker_id] for worker_id in excluded if worker_id in room.rows} | self._without_files(at, room)
+        return {
+            room.rows[worker_id] for worker_id in excluded if worker_id in room.rows
+        } | self._without_files(at, room)
 
-    def _without_files(self, at: Site, room: Room) -> set[int]:
-        """Rows of workers that can load only what they have on disk, and lack the model, while another worker has it.
+    def _without_files(self, at: Site, room: PoolWorkers) -> set[int]:
+        """Rows of workers that can load only what they have on disk, and lack the model, while
+        another worker has it.
 
-        Where nobody who has it can load it, they are asked all the same, so that callers hear the reason instead of waiting."""
+        Where nobody who has it can load it, they are asked all the same, so that callers hear the
+        reason instead of waiting."""
         if not room.local:
             return set()
         model, failed = at[1], self._fleet.failures.get(at[1], {})
-        if not any(model in worker.models and worker.worker_id not in failed for worker in room.workers):
+        if not any(
+            model in worker.models and worker.worker_id not in failed for worker in room.workers
+        ):
             return set()
         return {row for row in room.local if model not in room.workers[row].models}
 
-    def _victims(self, room: Room, row: int, challenger: Challenger) -> list[WorkerModelRecord] | None:
-        """The expected victims: only surplus copies if they suffice. None: the rules do not allow evicting enough now."""
+    def _victims(
+        self, room: PoolWorkers, row: int, challenger: Challenger
+    ) -> list[WorkerModelRecord] | None:
+        """The expected victims: only surplus copies if they suffice. None: the rules do not allow
+        evicting enough now.
+        """
         needed = challenger.bytes - int(room.free[row])
         if needed <= 0:
             return []
@@ -432,9 +531,15 @@ class _Planner:
             if worker.worker_id in self._sites[worker.pool, record.model].resident
             and (challenger.waiting_seconds > 0 or _is_old(record))
         }
-        surplus = {model: record for model, record in held.items() if self._is_surplus((worker.pool, model), record)}
+        surplus = {
+            model: record
+            for model, record in held.items()
+            if self._is_surplus((worker.pool, model), record)
+        }
         for group in (surplus, held):
-            candidates = [self._candidate((worker.pool, model), record) for model, record in group.items()]
+            candidates = [
+                self._candidate((worker.pool, model), record) for model, record in group.items()
+            ]
             chosen = choose_victims(candidates, needed, self._state.policy, challenger)
             if chosen is not None:
                 return [group[one.name] for one in chosen]
@@ -455,20 +560,33 @@ class _Planner:
         )
 
     def _is_surplus(self, at: Site, record: WorkerModelRecord) -> bool:
-        """Whether the model has more copies than its arrivals need, and this one was unused for long."""
-        if record.pinned or record.held_jobs or record.idle_seconds < SURPLUS_IDLE_SECONDS or not _is_old(record):
+        """Whether the model has more copies than its arrivals need, and this one was unused for
+        long.
+        """
+        if (
+            record.pinned
+            or record.held_jobs
+            or record.idle_seconds < SURPLUS_IDLE_SECONDS
+            or not _is_old(record)
+        ):
             return False
         known, demand = self._of(at), self._demands.get(at)
         busy = demand.rate / (known.speed or self._usual_speed(at)) if demand is not None else 0.0
-        return known.waiting_seconds <= 0 and len(self._sites[at].resident) > max(1, math.ceil(busy / UTILIZATION))
+        return known.waiting_seconds <= 0 and len(self._sites[at].resident) > max(
+            1, math.ceil(busy / UTILIZATION)
+        )
 
-    def _give_up(self, room: Room, row: int, record: WorkerModelRecord) -> None:
+    def _give_up(self, room: PoolWorkers, row: int, record: WorkerModelRecord) -> None:
         """Counts a victim's memory as free; orders the eviction of a surplus copy."""
         worker = room.workers[row]
         at = worker.pool, record.model
         if self._is_surplus(at, record):
-            self._orders.append(Order("evict", record.model, worker.pool, worker.worker_id, worker.epoch))
-            self._notes[record.model] = f"leaves {worker.worker_id}: a copy too many, idle for {record.idle_seconds:.0f} s"
+            self._orders.append(
+                Order("evict", record.model, worker.pool, worker.worker_id, worker.epoch)
+            )
+            self._notes[record.model] = (
+                f"leaves {worker.worker_id}: a copy too many, idle for {record.idle_seconds:.0f} s"
+            )
         del self._sites[at].resident[worker.worker_id]
         room.free[row] += record.bytes
         room.movable[row] -= record.bytes
@@ -476,11 +594,13 @@ class _Planner:
             room.idle[row] -= record.bytes
             room.old[row] -= record.bytes if _is_old(record) else 0
 
-    def _hold_back(self, at: Site, room: Room) -> None:
+    def _hold_back(self, at: Site, room: PoolWorkers) -> None:
         pool, model = at
         if room.is_closed:
             self._is_waiting = True
-            self._notes[model] = f"held back: every worker of pool {pool} has {LOADS_AT_ONCE} loads under way"
+            self._notes[model] = (
+                f"held back: every worker of pool {pool} has {LOADS_AT_ONCE} loads under way"
+            )
             return
         size = self._of(at).size
         most = room.free + room.movable
@@ -496,13 +616,13 @@ class _Planner:
         self._notes[model] = f"held back: {note}"
 
 
-def _make_rooms(fleet: FleetSnapshot) -> dict[str, Room]:
+def _make_rooms(fleet: FleetSnapshot) -> dict[str, PoolWorkers]:
     """The rooms of all pools, with the workers that may be given models."""
     pools: dict[str, list[WorkerRecord]] = defaultdict(list)
     for worker in fleet.workers.values():
         if not _is_going(worker, fleet.now_ms):
             pools[worker.pool].append(worker)
-    return {pool: Room(workers) for pool, workers in pools.items()}
+    return {pool: PoolWorkers(workers) for pool, workers in pools.items()}
 
 
 def _is_going(worker: WorkerRecord, now_ms: int) -> bool:

@@ -33,13 +33,23 @@ class RecentOrders:
 
     def ordered(self, orders: Iterable[Order], notes: Mapping[str, str], at: float) -> None:
         """Records a plan's orders and its notes on their models."""
-        self._last |= {order.model: _Sent(order, notes[order.model], at) for order in orders if order.model in notes}
+        self._last |= {
+            order.model: _Sent(order, notes[order.model], at)
+            for order in orders
+            if order.model in notes
+        }
 
     def notes(self, fleet: FleetSnapshot, at: float) -> dict[str, str]:
         """The note on each model now."""
         recent = {model: sent for model, sent in self._last.items() if at - sent.at < NOTE_SECONDS}
-        self._last = {model: sent if sent.end else replace(sent, end=_end(sent.order, fleet)) for model, sent in recent.items()}
-        return {model: f"{sent.note}; {sent.end}" if sent.end else sent.note for model, sent in self._last.items()}
+        self._last = {
+            model: sent if sent.end else replace(sent, end=_end(sent.order, fleet))
+            for model, sent in recent.items()
+        }
+        return {
+            model: f"{sent.note}; {sent.end}" if sent.end else sent.note
+            for model, sent in self._last.items()
+        }
 
 
 def _end(order: Order, fleet: FleetSnapshot) -> str:

@@ -1,7 +1,8 @@
-"""Free capacity of one pool's workers while a plan is made, and the scoring of workers for a model. Pure.
+"""Free capacity of one pool's workers while a plan is made, and the scoring of workers for a model.
+Pure.
 
-The numbers of all workers are in arrays, one row per worker, because a plan for thousands of models scores thousands of workers;
-only the few best rows for a model are examined one by one.
+The numbers of all workers are in arrays, one row per worker, because a plan for thousands of models
+scores thousands of workers; only the few best rows for a model are examined one by one.
 """
 
 from __future__ import annotations
@@ -20,34 +21,43 @@ from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS, affinity
 LOADS_AT_ONCE: Final = 4
 """The most concurrent loads that a plan gives a worker: more would only delay all of them."""
 IDLE_COST: Final = 0.2
-"""Subtracted from a worker's score if it must evict idle models: less than having the model in memory or on disk is worth."""
+"""Subtracted from a worker's score if it must evict idle models: less than having the model in
+memory or on disk is worth.
+"""
 BUSY_COST: Final = 0.4
 """The same if it must evict models in use."""
 ALIKE: Final = 0.1
-"""Workers within this share of the best score count as equal; one is drawn, so that not all plans choose the same."""
+"""Workers within this share of the best score count as equal; one is drawn, so that not all plans
+choose the same.
+"""
 _LOOKED_AT: Final = 8
 
 Floats = NDArray[np.float64]
 _NO_COST: Final[Floats] = np.zeros(1)
 
 
-class Room:
+class PoolWorkers:
     """The workers of one pool that may be given models, by row.
 
-    free: bytes that are neither used nor reserved. idle: bytes of idle models, which may be evicted at once for waiting work. old:
-    those of them that may be evicted for a model without waiting work, too. movable: bytes of all models that are not pinned.
-    seconds: for how long each worker has work. loads: loads in progress. local: rows of workers that cannot fetch models.
+    free: bytes that are neither used nor reserved. idle: bytes of idle models, which may be evicted
+    at once for waiting work. old: those of them that may be evicted for a model without waiting
+    work, too. movable: bytes of all models that are not pinned. seconds: for how long each worker
+    has work. loads: loads in progress. local: rows of workers that cannot fetch models.
     """
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
         self.workers = sorted(workers, key=lambda worker: worker.worker_id)
         self.rows = {worker.worker_id: row for row, worker in enumerate(self.workers)}
         self.local = [row for row, worker in enumerate(self.workers) if worker.local_models_only]
-        self.free: Floats = np.array([worker.free_bytes for worker in self.workers], dtype=np.float64)
-        self.idle, self.old, self.movable, self.seconds = (np.zeros(len(self.workers)) for _ in range(4))
+        self.free: Floats = np.array(
+            [worker.free_bytes for worker in self.workers], dtype=np.float64
+        )
+        self.idle, self.old, self.movable, self.seconds = (
+            np.zeros(len(self.workers)) for _ in range(4)
+        )
         self.loads = np.zeros(len(self.workers), dtype=np.int64)
-        # Cached, because every model needs them: rows that take loads, and, from the first `best` on, scores before affinity and
-        # evictions.
+        # Cached, because every model needs them: rows that take loads, and, from the first `best`
+        # on, scores before affinity and evictions.
         self._open = len(self.workers)
         self._base: Floats | None = None
 
@@ -76,10 +86,11 @@ class Room:
         draw: int,
         within_seconds: float = np.inf,
     ) -> list[int]:
-        """The rows with the best scores for the model, the best first, equal ones rotated by `draw`. Empty: none has room now.
+        """The rows with the best scores for the model, the best first, equal ones rotated by
+        `draw`. Empty: none has room now.
 
-        near: known affinities by row. evictable: bytes that may be evicted and what that costs, the most expensive first.
-        within_seconds: only rows that finish their present work sooner.
+        near: known affinities by row. evictable: bytes that may be evicted and what that costs, the
+        most expensive first. within_seconds: only rows that finish their present work sooner.
         """
         if self._base is None:
             self._base = np.array([self._score(row) for row in range(len(self.workers))])
@@ -99,12 +110,16 @@ class Room:
         return [*alike[turn:], *alike[:turn], *ranked[len(alike) :]]
 
     def _score(self, row: int) -> float:
-        """The row's score before affinity and evictions; -inf if it has LOADS_AT_ONCE loads in progress."""
+        """The row's score before affinity and evictions; -inf if it has LOADS_AT_ONCE loads in
+        progress.
+        """
         is_closed = self.loads[row] >= LOADS_AT_ONCE
         return -np.inf if is_closed else -min(float(self.seconds[row]) / HORIZON_SECONDS, 1.0)
 
     def _cost(self, size: int, evictable: Sequence[tuple[Floats, float]]) -> Floats:
-        """The cost by row of evictions to free so many bytes; infinite where even they do not suffice."""
+        """The cost by row of evictions to free so many bytes; infinite where even they do not
+        suffice.
+        """
         fits = self.free >= size
         if fits.all():
             return _NO_COST
@@ -114,7 +129,9 @@ class Room:
         cost[fits] = 0.0
         return cost
 
-    def _scores(self, model: str, base: Floats, near: Mapping[int, float], chance: int) -> dict[int, float]:
+    def _scores(
+        self, model: str, base: Floats, near: Mapping[int, float], chance: int
+    ) -> dict[int, float]:
         """The scores of some rows, including the best one or one equal to it."""
         if len(base) <= _LOOKED_AT:
             return self._scored(range(len(base)), model, base, near)
@@ -124,20 +141,28 @@ class Room:
         least = top - _tolerance(top)
         alike = np.flatnonzero(base >= least)
         turn = chance % len(alike)
-        some = [*alike[turn : turn + _LOOKED_AT].tolist(), *alike[: max(0, turn + _LOOKED_AT - len(alike))].tolist()]
+        some = [
+            *alike[turn : turn + _LOOKED_AT].tolist(),
+            *alike[: max(0, turn + _LOOKED_AT - len(alike))].tolist(),
+        ]
         scores = self._scored({*some, *near}, model, base, near)
-        # The upper bound of all other rows, which have the model at most on disk: if that may win, score every row that has it.
+        # The upper bound of all other rows, which have the model at most on disk: if that may win,
+        # score every row that has it.
         if max(scores.values()) < least + AFFINITY[models_pb2.MODEL_STATE_COLD]:
             on_disk = [row for row, worker in enumerate(self.workers) if model in worker.models]
             scores |= self._scored(on_disk, model, base, near)
         return scores
 
-    def _scored(self, rows: Iterable[int], model: str, base: Floats, near: Mapping[int, float]) -> dict[int, float]:
+    def _scored(
+        self, rows: Iterable[int], model: str, base: Floats, near: Mapping[int, float]
+    ) -> dict[int, float]:
         scores = {}
         for row in rows:
             score = float(base[row])
             if score > -np.inf:
-                scores[row] = score + (near[row] if row in near else affinity(self.workers[row], model))
+                scores[row] = score + (
+                    near[row] if row in near else affinity(self.workers[row], model)
+                )
         return scores
 
 

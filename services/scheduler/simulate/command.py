@@ -1,5 +1,5 @@
-"""`shoal simulate`: what a trace of requests would cost under each eviction policy on each fleet, and what scaling a pool to zero
-would. Only recording needs a mesh."""
+"""`shoal simulate`: what a trace of requests would cost under each eviction policy on each fleet,
+and what scaling a pool to zero would. Only recording needs a mesh."""
 
 from __future__ import annotations
 
@@ -25,10 +25,26 @@ from services.scheduler.simulate import record, report
 from services.scheduler.simulate import scaling as scaled
 from services.scheduler.simulate.engine import CLAIRVOYANT, Fleet, simulate
 from services.scheduler.simulate.generate import GENERATORS, Shape
-from services.scheduler.simulate.trace import Trace, models_path, read_trace, write_models, write_trace
+from services.scheduler.simulate.trace import (
+    Trace,
+    models_path,
+    read_trace,
+    write_models,
+    write_trace,
+)
 
 DEFAULT_POLICIES: Final = ("lru", "gdsf", "cost", CLAIRVOYANT)
-_UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_UNITS: Final = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]I?)?)B?", re.IGNORECASE)
 _RUN = "replay"
 
@@ -51,43 +67,78 @@ app = typer.Typer(
 
 @app.command(_RUN)
 def replay(
-    trace: Annotated[Path | None, typer.Argument(metavar="[TRACE.csv]", help="Columns time_seconds, model, tokens.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Argument(metavar="[TRACE.csv]", help="Columns time_seconds, model, tokens."),
+    ] = None,
     models_file: Annotated[
         Path | None,
-        typer.Option(help="What models cost: columns model, bytes, load_seconds. Default: TRACE.models.csv, if it is there."),
+        typer.Option(
+            help="What models cost: columns model, bytes, load_seconds. Default: TRACE.models.csv, if it is there."
+        ),
     ] = None,
-    zipf: Annotated[float | None, typer.Option(metavar="SKEW", help="Make a trace: popularity by Zipf's law.")] = None,
-    bursty: Annotated[bool, typer.Option("--bursty", help="Make a trace: sessions that come in bursts.")] = False,
-    uniform: Annotated[bool, typer.Option("--uniform", help="Make a trace: all models alike.")] = False,
+    zipf: Annotated[
+        float | None, typer.Option(metavar="SKEW", help="Make a trace: popularity by Zipf's law.")
+    ] = None,
+    bursty: Annotated[
+        bool, typer.Option("--bursty", help="Make a trace: sessions that come in bursts.")
+    ] = False,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="Make a trace: all models alike.")
+    ] = False,
     models: Annotated[int, typer.Option(min=1, help="Models of a made trace.")] = 80,
     requests: Annotated[int, typer.Option(min=1, help="Requests of a made trace.")] = 20_000,
     rate: Annotated[float, typer.Option(min=1e-6, help="Requests a second of a made trace.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Seed of the first made trace.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="Made traces; results are means over them.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Made traces; results are means over them.")
+    ] = 3,
     memory: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SIZE", help="Bytes for models on a worker, such as 24GiB. May be repeated. Default: a quarter of all."
+            metavar="SIZE",
+            help="Bytes for models on a worker, such as 24GiB. May be repeated. Default: a quarter of all.",
         ),
     ] = None,
-    workers: Annotated[list[int] | None, typer.Option(min=1, help="Workers of the fleet. May be repeated. Default: 1.")] = None,
-    host_memory: Annotated[str, typer.Option(metavar="SIZE", help="Bytes for warm models in a worker's host memory.")] = "0",
+    workers: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Workers of the fleet. May be repeated. Default: 1."),
+    ] = None,
+    host_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes for warm models in a worker's host memory.")
+    ] = "0",
     policy: Annotated[
-        list[str] | None, typer.Option(help=f"May be repeated. Default: {', '.join(DEFAULT_POLICIES)}.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            help=f"May be repeated. Default: {', '.join(DEFAULT_POLICIES)}.", show_default=False
+        ),
     ] = None,
     clients: Annotated[
-        int, typer.Option(min=0, help="At most so many requests under way; 0: each comes at its time, whatever becomes of others.")
+        int,
+        typer.Option(
+            min=0,
+            help="At most so many requests under way; 0: each comes at its time, whatever becomes of others.",
+        ),
     ] = 0,
     max_loads: Annotated[int, typer.Option(min=1, help="Loads at the same time on a worker.")] = 2,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Token budget of a forward pass.")] = 16_384,
-    save: Annotated[Path | None, typer.Option(help="Write the first made trace to this file, and its models beside it.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the stalls to this file: .svg, .png or .pdf (needs matplotlib).")] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, help="Token budget of a forward pass.")
+    ] = 16_384,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the first made trace to this file, and its models beside it."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the stalls to this file: .svg, .png or .pdf (needs matplotlib)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Replay requests through eviction policies and fleets, and compare what they cost.
 
-    Stall: seconds of loading that requests had to wait for, each load counted once. Loading: how many loads were under way at once
-    on average, a worker; as it nears --max-loads, the fleet cannot keep up, stalls say no more, and waits do.
+    Stall: seconds of loading that requests had to wait for, each load counted once. Loading: how
+    many loads were under way at once on average, a worker; as it nears --max-loads, the fleet
+    cannot keep up, stalls say no more, and waits do.
     """
     with exit_on_failure(), _errors_on_stderr():
         made = _made(zipf, bursty, uniform)
@@ -102,9 +153,19 @@ def replay(
             found = [GENERATORS[name](shape, seed + number) for number in range(seeds)]
         if save is not None:
             _write(save, found[0])
-        fleet = Fleet(1, host_bytes=parse_size(host_memory), clients=clients, max_loads=max_loads, batch_tokens=batch_tokens)
+        fleet = Fleet(
+            1,
+            host_bytes=parse_size(host_memory),
+            clients=clients,
+            max_loads=max_loads,
+            batch_tokens=batch_tokens,
+        )
         sizes = [parse_size(text) for text in memory or ()] or [_quarter(found[0])]
-        fleets = [replace(fleet, memory_bytes=size, workers=count) for size in sizes for count in workers or (1,)]
+        fleets = [
+            replace(fleet, memory_bytes=size, workers=count)
+            for size in sizes
+            for count in workers or (1,)
+        ]
         runs = run_all(found, fleets, policy or DEFAULT_POLICIES)
         if plot is not None:
             report.plot(runs, plot)
@@ -118,36 +179,55 @@ def replay(
 @app.command()
 def scaling(
     start: Annotated[
-        list[float] | None, typer.Option(min=0, help="Seconds until a new machine's worker serves. May be repeated.")
+        list[float] | None,
+        typer.Option(min=0, help="Seconds until a new machine's worker serves. May be repeated."),
     ] = None,
     configured: Annotated[
-        float | None, typer.Option(min=0, help="What pools.yaml says that takes, with node_seconds. Default: the truth.")
+        float | None,
+        typer.Option(
+            min=0, help="What pools.yaml says that takes, with node_seconds. Default: the truth."
+        ),
     ] = None,
     keep_warm: Annotated[
-        float | None, typer.Option(min=0, help="keep_warm_seconds of pools.yaml. Default: as long as a start.")
+        float | None,
+        typer.Option(min=0, help="keep_warm_seconds of pools.yaml. Default: as long as a start."),
     ] = None,
     cooldown: Annotated[
-        list[float] | None, typer.Option(min=0, help="KEDA's cooldownPeriod. May be repeated. Default: 600.")
+        list[float] | None,
+        typer.Option(min=0, help="KEDA's cooldownPeriod. May be repeated. Default: 600."),
     ] = None,
     gap: Annotated[float, typer.Option(min=1, help="Seconds between visits on average.")] = 1500.0,
     bursts: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of visits with 200 large requests; others: a short text.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of visits with 200 large requests; others: a short text."
+        ),
     ] = 0.0,
     visits: Annotated[int, typer.Option(min=1, help="How often somebody comes.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Runs; the table has their means.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Let KEDA scale one pool from and to zero, and tell for how much of the time machines are held and how long people wait."""
+    """Let KEDA scale one pool from and to zero, and tell for how much of the time machines are held
+    and how long people wait.
+    """
     with exit_on_failure(), _errors_on_stderr():
         runs = []
         for seconds in start or (180.0,):
-            spec = PoolSpec("pool", max_workers=20, cold_start_seconds=seconds if configured is None else configured)
+            spec = PoolSpec(
+                "pool",
+                max_workers=20,
+                cold_start_seconds=seconds if configured is None else configured,
+            )
             spec = replace(spec, keep_warm_seconds=keep_warm)
             for pause in cooldown or (600.0,):
                 cluster = scaled.Cluster(spec, seconds, cooldown_seconds=pause)
-                made = [scaled.visits(visits, gap, bursts, seed + number) for number in range(seeds)]
-                runs.append(report.ScalingRun(cluster, [scaled.simulate(cluster, one) for one in made]))
+                made = [
+                    scaled.visits(visits, gap, bursts, seed + number) for number in range(seeds)
+                ]
+                runs.append(
+                    report.ScalingRun(cluster, [scaled.simulate(cluster, one) for one in made])
+                )
         if as_json:
             emit(report.scaling_json(runs))
         else:
@@ -156,32 +236,55 @@ def scaling(
 
 @app.command("record")
 def record_command(
-    address: Annotated[str, typer.Argument(envvar="SHOAL_ADDRESS", help="A router, host:port.")] = addresses.DEFAULT_ADDRESS,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The trace; what models cost goes to a file beside it.")] = Path(
-        "trace.csv"
-    ),
-    seconds: Annotated[float | None, typer.Option(min=0, help="How long. Default: until Ctrl-C.")] = None,
-    token: Annotated[str, typer.Option(envvar="SHOAL_TOKEN", help="Bearer token; better in the environment.")] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt, with the system's certificates.")] = False,
-    tls_ca: Annotated[Path | None, typer.Option(envvar="SHOAL_TLS_CA", help="PEM file of the authority to trust.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(envvar="SHOAL_TLS_CERT", help="PEM file of our certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.")] = None,
+    address: Annotated[
+        str, typer.Argument(envvar="SHOAL_ADDRESS", help="A router, host:port.")
+    ] = addresses.DEFAULT_ADDRESS,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", help="The trace; what models cost goes to a file beside it."
+        ),
+    ] = Path("trace.csv"),
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="How long. Default: until Ctrl-C.")
+    ] = None,
+    token: Annotated[
+        str, typer.Option(envvar="SHOAL_TOKEN", help="Bearer token; better in the environment.")
+    ] = "",
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt, with the system's certificates.")
+    ] = False,
+    tls_ca: Annotated[
+        Path | None, typer.Option(envvar="SHOAL_TLS_CA", help="PEM file of the authority to trust.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="SHOAL_TLS_CERT", help="PEM file of our certificate.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.")
+    ] = None,
 ) -> None:
-    """Record what a running mesh is asked for, to be replayed: one line a job, exact to about a second."""
+    """Record what a running mesh is asked for, to be replayed: one line a job, exact to about a
+    second.
+    """
     recorder = record.Recorder()
     with exit_on_failure(), _errors_on_stderr():
         secured = Tls(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert or tls_key else None
         if not output.parent.is_dir():
             raise InvalidInput(f"there is no directory {output.parent} to write to")
         try:
-            with Console(stderr=True).status(Text(f"watching {address}; Ctrl-C ends and writes")) as status:
+            with Console(stderr=True).status(
+                Text(f"watching {address}; Ctrl-C ends and writes")
+            ) as status:
                 record.watch(
                     addresses.parse(address)[0],
                     recorder,
                     seconds=seconds,
                     tls=secured,
                     token=token,
-                    on_look=lambda so_far: status.update(Text(f"{address}: {len(so_far.requests):,} jobs; Ctrl-C ends and writes")),
+                    on_look=lambda so_far: status.update(
+                        Text(f"{address}: {len(so_far.requests):,} jobs; Ctrl-C ends and writes")
+                    ),
                 )
         finally:  # what was seen is worth keeping if the router goes
             if recorder.requests:
@@ -190,8 +293,12 @@ def record_command(
         note("nothing was asked for: nothing is written")
 
 
-def run_all(traces: Sequence[Trace], fleets: Sequence[Fleet], policies: Sequence[str]) -> list[report.Run]:
-    """Every trace on every fleet under every policy, with a bar for those who wait. Raises InvalidInput."""
+def run_all(
+    traces: Sequence[Trace], fleets: Sequence[Fleet], policies: Sequence[str]
+) -> list[report.Run]:
+    """Every trace on every fleet under every policy, with a bar for those who wait. Raises
+    InvalidInput.
+    """
     steps = len(fleets) * len(policies)
     total = steps * sum(len(trace.requests) for trace in traces)
     runs: list[report.Run] = []
@@ -200,7 +307,9 @@ def run_all(traces: Sequence[Trace], fleets: Sequence[Fleet], policies: Sequence
         for fleet in fleets:
             for policy in policies:
                 for trace in traces:
-                    outcome = simulate(trace, fleet, policy, on_progress=_shifted(on_progress, before, total))
+                    outcome = simulate(
+                        trace, fleet, policy, on_progress=_shifted(on_progress, before, total)
+                    )
                     runs.append(report.Run(trace.name, fleet, outcome))
                     before += len(trace.requests)
     return runs
@@ -210,17 +319,25 @@ def parse_size(text: str) -> int:
     """Bytes of `24GiB`, `800 MB`, `1.5g` or a plain number. Raises InvalidInput."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise InvalidInput(f"{text!r} is no size: give bytes, or a number with KB, MB, GB, TB or KiB, MiB, GiB, TiB")
+        raise InvalidInput(
+            f"{text!r} is no size: give bytes, or a number with KB, MB, GB, TB or KiB, MiB, GiB, TiB"
+        )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def _shifted(on_progress: Callable[[int, int], None] | None, before: int, total: int) -> Callable[[int, int], None] | None:
+def _shifted(
+    on_progress: Callable[[int, int], None] | None, before: int, total: int
+) -> Callable[[int, int], None] | None:
     return None if on_progress is None else lambda done, _: on_progress(before + done, total)
 
 
 def _made(zipf: float | None, bursty: bool, uniform: bool) -> tuple[str, float] | None:
     """The generator asked for and its skew."""
-    given = [name for name, wanted in (("zipf", zipf is not None), ("bursty", bursty), ("uniform", uniform)) if wanted]
+    given = [
+        name
+        for name, wanted in (("zipf", zipf is not None), ("bursty", bursty), ("uniform", uniform))
+        if wanted
+    ]
     if given == ["zipf", "bursty"]:
         return "bursty", zipf or 0.0
     if len(given) > 1:
@@ -242,7 +359,9 @@ def _quarter(trace: Trace) -> int:
 def _write(path: Path, trace: Trace) -> None:
     write_trace(path, trace.requests)
     write_models(models_path(path), list(trace.models.values()))
-    note(f"{len(trace.requests):,} requests: {path}; what {len(trace.models)} models cost: {models_path(path)}")
+    note(
+        f"{len(trace.requests):,} requests: {path}; what {len(trace.models)} models cost: {models_path(path)}"
+    )
 
 
 def _write_recorded(recorder: record.Recorder, path: Path) -> None:

@@ -1,8 +1,10 @@
-"""A fleet's loads, evictions and waits for one trace under one policy, event by event. Pure and deterministic.
+"""A fleet's loads, evictions and waits for one trace under one policy, event by event. Pure and
+deterministic.
 
-What it shares with the mesh is what decides: the policies and hard rules of `libs/eviction`. The rest is a model of it. A worker
-serves one batch of one model at a time, the least recently served first, in a fixed time and tokens ÷ rate; loads run beside that,
-at most `max_loads`, and do not slow it down. A model's requests wait in one lane for the whole fleet, those of its adapters with
+What it shares with the mesh is what decides: the policies and hard rules of `libs/eviction`. The
+rest is a model of it. A worker serves one batch of one model at a time, the least recently served
+first, in a fixed time and tokens ÷ rate; loads run beside that, at most `max_loads`, and do not
+slow it down. A model's requests wait in one lane for the whole fleet, those of its adapters with
 them. Every file is on every worker's disk.
 """
 
@@ -20,11 +22,13 @@ from libs.eviction import POLICIES, Candidate, Challenger, Policy, choose_victim
 from services.scheduler.simulate.trace import ModelCost, Trace
 
 CLAIRVOYANT: Final = "clairvoyant"
-"""A policy that knows the trace: load seconds ÷ bytes ÷ requests until the next use. It shows what is left to gain, greedily: it is
-not proven to be the least."""
+"""A policy that knows the trace: load seconds ÷ bytes ÷ requests until the next use. It shows what
+is left to gain, greedily: it is not proven to be the least."""
 
 RETRY_SECONDS: Final = 0.1
-"""After so long a load that no model would make room for is tried again: what waits for it has grown older meanwhile."""
+"""After so long a load that no model would make room for is tried again: what waits for it has
+grown older meanwhile.
+"""
 PROGRESS_REQUESTS: Final = 2000
 
 _WARM_AFFINITY: Final = 0.6
@@ -35,11 +39,13 @@ What = Literal["load", "warm load", "loaded", "evict", "freed", "kept", "dropped
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers, all alike. Bytes for models on each device, and in each host's memory (0: evicted models go back to disk).
+    """Workers, all alike. Bytes for models on each device, and in each host's memory (0: evicted
+    models go back to disk).
 
-    `clients`: how many requests are under way at most; a request of the trace whose time has come waits for a free client. 0: each
-    comes at its own time, whatever became of the earlier ones. `batch_seconds`: of a forward pass, beside its tokens.
-    `count_seconds`: workers hear of the work that waits as it was when routers counted it last, so long apart; 0: as it is.
+    `clients`: how many requests are under way at most; a request of the trace whose time has come
+    waits for a free client. 0: each comes at its own time, whatever became of the earlier ones.
+    `batch_seconds`: of a forward pass, beside its tokens. `count_seconds`: workers hear of the work
+    that waits as it was when routers counted it last, so long apart; 0: as it is.
     """
 
     memory_bytes: int
@@ -53,18 +59,32 @@ class Fleet:
     count_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("memory_bytes", 1), ("workers", 1), ("host_bytes", 0), ("max_loads", 1), ("batch_tokens", 1)):
+        for name, least in (
+            ("memory_bytes", 1),
+            ("workers", 1),
+            ("host_bytes", 0),
+            ("max_loads", 1),
+            ("batch_tokens", 1),
+        ):
             if getattr(self, name) < least:
                 raise InvalidInput(f"{name} must be at least {least}", field=name)
-        if self.clients < 0 or self.batch_seconds < 0 or self.count_seconds < 0 or self.host_bytes_per_second <= 0:
-            raise InvalidInput("clients, batch_seconds and count_seconds must be at least 0, host_bytes_per_second above 0")
+        if (
+            self.clients < 0
+            or self.batch_seconds < 0
+            or self.count_seconds < 0
+            or self.host_bytes_per_second <= 0
+        ):
+            raise InvalidInput(
+                "clients, batch_seconds and count_seconds must be at least 0, host_bytes_per_second above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """What happened to a model's bytes on a worker.
 
-    From "load" to "freed" they are taken from the device's budget, from "kept" to "dropped" or "warm load" from the host's.
+    From "load" to "freed" they are taken from the device's budget, from "kept" to "dropped" or
+    "warm load" from the host's.
     """
 
     at: float
@@ -78,9 +98,10 @@ class Event:
 class Outcome:
     """What became of a trace.
 
-    `misses`: requests whose model was resident nowhere when they came. `stall_seconds`: the time that loads took for which requests
-    had to wait, each load once, however many waited; loads of a further copy are none, nor is time spent waiting for room. Waits
-    are from a request's coming to the start of its forward pass, in seconds. `peak_bytes`: the most that one device held.
+    `misses`: requests whose model was resident nowhere when they came. `stall_seconds`: the time
+    that loads took for which requests had to wait, each load once, however many waited; loads of a
+    further copy are none, nor is time spent waiting for room. Waits are from a request's coming to
+    the start of its forward pass, in seconds. `peak_bytes`: the most that one device held.
     """
 
     policy: str
@@ -109,9 +130,14 @@ def simulate(
     watch: Callable[[Event], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Replays `trace` on `fleet` under the policy of that name. Raises InvalidInput for a name that is none."""
+    """Replays `trace` on `fleet` under the policy of that name. Raises InvalidInput for a name that
+    is none.
+    """
     if policy != CLAIRVOYANT and policy not in POLICIES:
-        raise InvalidInput(f"policy must be one of {', '.join((*POLICIES, CLAIRVOYANT))}, not {policy!r}", field="policy")
+        raise InvalidInput(
+            f"policy must be one of {', '.join((*POLICIES, CLAIRVOYANT))}, not {policy!r}",
+            field="policy",
+        )
     return _Simulation(trace, fleet, policy, watch).run(on_progress or _ignore_progress)
 
 
@@ -184,7 +210,9 @@ class _Worker:
 
 
 class _Simulation:
-    def __init__(self, trace: Trace, fleet: Fleet, policy: str, watch: Callable[[Event], None] | None) -> None:
+    def __init__(
+        self, trace: Trace, fleet: Fleet, policy: str, watch: Callable[[Event], None] | None
+    ) -> None:
         self._trace = trace
         self._fleet = fleet
         self._name = policy
@@ -330,7 +358,9 @@ class _Simulation:
     # Placement
 
     def _best(self, lane: _Lane, workers: list[_Worker]) -> _Worker:
-        """Where the model is nearest to the device, less the share of a worker's hands that is busy; then where most is free."""
+        """Where the model is nearest to the device, less the share of a worker's hands that is
+        busy; then where most is free.
+        """
         hands = self._fleet.max_loads + 1
 
         def score(worker: _Worker) -> tuple[float, int, int]:
@@ -341,7 +371,9 @@ class _Simulation:
         return max(workers, key=score)
 
     def _consider_copy(self, lane: _Lane) -> None:
-        """One more copy, where its load and the work before it take less than the wait for the present ones."""
+        """One more copy, where its load and the work before it take less than the wait for the
+        present ones.
+        """
         if len(self._workers) == 1 or lane.coming or not lane.queue:
             return
         wait = lane.waiting_seconds / len(lane.holders)
@@ -372,7 +404,11 @@ class _Simulation:
             missing = lane.cost.bytes - (self._fleet.memory_bytes - worker.used)
             if missing > worker.leaving_bytes:
                 waiting = max(lane.waiting_seconds, self._now - asked)
-                if not self._make_room(worker, missing - worker.leaving_bytes, Challenger(model, lane.cost.bytes, waiting)):
+                if not self._make_room(
+                    worker,
+                    missing - worker.leaving_bytes,
+                    Challenger(model, lane.cost.bytes, waiting),
+                ):
                     has_no_room = True
                     continue
                 missing = lane.cost.bytes - (self._fleet.memory_bytes - worker.used)
@@ -423,7 +459,9 @@ class _Simulation:
             self._try_loads(worker)
 
     def _make_room(self, worker: _Worker, needed: int, challenger: Challenger) -> bool:
-        """Tells models to leave that together take `needed` bytes; False if the rules let too few go, for now."""
+        """Tells models to leave that together take `needed` bytes; False if the rules let too few
+        go, for now.
+        """
         candidates = [self._candidate(worker, held) for held in worker.residents.values()]
         victims = choose_victims(candidates, needed, self._policy, challenger)
         if victims is None:
@@ -452,7 +490,9 @@ class _Simulation:
         )
 
     def _leave(self, worker: _Worker, held: _Held) -> None:
-        """First phase: no new work. What waits for it, waits for another copy or for its coming back."""
+        """First phase: no new work. What waits for it, waits for another copy or for its coming
+        back.
+        """
         lane = held.lane
         self._evictions += 1
         self._tell(worker, "evict", lane)
@@ -470,14 +510,22 @@ class _Simulation:
             self._at(self._now, self._try_loads, best)
 
     def _free(self, worker: _Worker, held: _Held) -> None:
-        """Second phase: off the device, into the host's memory if that can make room without those that are wanted back."""
+        """Second phase: off the device, into the host's memory if that can make room without those
+        that are wanted back.
+        """
         cost = held.lane.cost
         del worker.residents[cost.model]
         worker.used -= cost.bytes
         self._tell(worker, "freed", held.lane)
         missing = cost.bytes - (self._fleet.host_bytes - worker.warm_used)
-        candidates = [self._warm_candidate(one) for name, one in worker.warm.items() if name not in worker.wanted]
-        victims = choose_victims(candidates, missing, self._policy, Challenger(cost.model, cost.bytes))
+        candidates = [
+            self._warm_candidate(one)
+            for name, one in worker.warm.items()
+            if name not in worker.wanted
+        ]
+        victims = choose_victims(
+            candidates, missing, self._policy, Challenger(cost.model, cost.bytes)
+        )
         if victims is None:
             return
         for victim in victims:
@@ -490,7 +538,14 @@ class _Simulation:
     def _warm_candidate(self, held: _Held) -> Candidate:
         lane = held.lane
         saved = lane.cost.load_seconds - lane.warm_seconds
-        return Candidate(lane.cost.model, lane.cost.bytes, saved, self._now - held.last_used, held.uses, held.floor)
+        return Candidate(
+            lane.cost.model,
+            lane.cost.bytes,
+            saved,
+            self._now - held.last_used,
+            held.uses,
+            held.floor,
+        )
 
     def _tell(self, worker: _Worker, what: What, lane: _Lane) -> None:
         if self._watch is not None:
@@ -500,7 +555,11 @@ class _Simulation:
 def _lanes(models: Mapping[str, ModelCost], fleet: Fleet) -> dict[str, _Lane]:
     lanes = {}
     for model, cost in models.items():
-        warm = cost.bytes / fleet.host_bytes_per_second if cost.warm_seconds is None else cost.warm_seconds
+        warm = (
+            cost.bytes / fleet.host_bytes_per_second
+            if cost.warm_seconds is None
+            else cost.warm_seconds
+        )
         warm = min(warm, cost.load_seconds)
         back = warm if cost.bytes <= fleet.host_bytes else cost.load_seconds
         lanes[model] = _Lane(cost, warm, back, deque(), 0, 0, [], 0)

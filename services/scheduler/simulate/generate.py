@@ -1,4 +1,5 @@
-"""Traces that nobody recorded: popularity by Zipf's law, sessions that come in bursts, and all models alike.
+"""Traces that nobody recorded: popularity by Zipf's law, sessions that come in bursts, and all
+models alike.
 
 Pure: the same seed gives the same trace on every machine.
 """
@@ -17,7 +18,9 @@ from services.scheduler.simulate.trace import ModelCost, Request, Trace
 
 GIB: Final = 2**30
 _WARM_UP_SECONDS: Final = (2.0, 4.0, 15.0)
-"""What a load takes beside its bytes: a runtime that starts, kernels that compile. One of them for each model."""
+"""What a load takes beside its bytes: a runtime that starts, kernels that compile. One of them for
+each model.
+"""
 _DISK_GIB_PER_SECOND: Final = 1.5
 _DRIFT: Final = 4000
 """Requests after which a quarter of the models trade places in popularity."""
@@ -27,8 +30,8 @@ _SESSION_REQUESTS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What to make: how many models and requests, requests a second on average, and how uneven their popularity is (the exponent of
-    Zipf's law; 0: all alike)."""
+    """What to make: how many models and requests, requests a second on average, and how uneven
+    their popularity is (the exponent of Zipf's law; 0: all alike)."""
 
     models: int = 80
     requests: int = 20_000
@@ -37,7 +40,9 @@ class Shape:
 
 
 def random_models(count: int, chance: random.Random) -> list[ModelCost]:
-    """Sizes from 0.1 to 16 GiB, half of them below 1.2; a load takes a start of its own and the reading of its bytes."""
+    """Sizes from 0.1 to 16 GiB, half of them below 1.2; a load takes a start of its own and the
+    reading of its bytes.
+    """
     costs = []
     for number in range(count):
         gib = min(16.0, max(0.1, chance.lognormvariate(0.2, 1.1)))
@@ -66,7 +71,9 @@ def zipf(shape: Shape, seed: int) -> Trace:
 
 
 def bursty(shape: Shape, seed: int) -> Trace:
-    """Sessions: somebody works with one model for a while, then is gone. Which model, is drawn by Zipf's law."""
+    """Sessions: somebody works with one model for a while, then is gone. Which model, is drawn by
+    Zipf's law.
+    """
     chance = random.Random(seed)  # noqa: S311 — nothing secret
     models = random_models(shape.models, chance)
     ranked = [one.model for one in models]
@@ -105,4 +112,6 @@ def _tokens(chance: random.Random) -> int:
 
 def _trace(name: str, seed: int, requests: Sequence[Request], models: Sequence[ModelCost]) -> Trace:
     used = {request.model for request in requests}
-    return Trace(f"{name}, seed {seed}", requests, {one.model: one for one in models if one.model in used})
+    return Trace(
+        f"{name}, seed {seed}", requests, {one.model: one for one in models if one.model in used}
+    )

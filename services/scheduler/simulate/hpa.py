@@ -1,8 +1,10 @@
-"""`Hpa`: what Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) does with one external metric. Pure.
+"""`Hpa`: what Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) does with one external metric.
+Pure.
 
-Stands for kube-controller-manager in simulations and tests. Follows `pkg/controller/podautoscaler` of Kubernetes 1.33:
-`GetExternalPerPodMetricReplicas` (target type AverageValue, which is what KEDA makes), `stabilizeRecommendationWithBehaviors`,
-`convertDesiredReplicasWithBehaviorRate` (selectPolicy Max).
+Stands for kube-controller-manager in simulations and tests. Follows `pkg/controller/podautoscaler`
+of Kubernetes 1.33: `GetExternalPerPodMetricReplicas` (target type AverageValue, which is what KEDA
+makes), `stabilizeRecommendationWithBehaviors`, `convertDesiredReplicasWithBehaviorRate`
+(selectPolicy Max).
 """
 
 from __future__ import annotations
@@ -38,13 +40,17 @@ DOWN: Final = Rules(60, (Policy("Percent", 34, 60), Policy("Pods", 1, 60)))
 
 
 class Hpa:
-    """Of one workload. `now` is any clock's seconds that rise; metric and target are in thousandths, as Kubernetes' quantities."""
+    """Of one workload. `now` is any clock's seconds that rise; metric and target are in
+    thousandths, as Kubernetes' quantities.
+    """
 
     def __init__(self, least: int, most: int, up: Rules = UP, down: Rules = DOWN) -> None:
         self._least, self._most = least, most
         self._up, self._down = up, down
         self._kept_seconds = max(rules.stabilization_seconds for rules in (up, down))
-        self._event_seconds = max(policy.period_seconds for rules in (up, down) for policy in rules.policies)
+        self._event_seconds = max(
+            policy.period_seconds for rules in (up, down) for policy in rules.policies
+        )
         # The state: (time, replicas wanted) and (time, change of replicas), oldest first.
         self._recommendations: deque[tuple[float, int]] = deque()
         self._events: deque[tuple[float, int]] = deque()
@@ -71,9 +77,29 @@ class Hpa:
         self._events.append((now, after - before))
 
     def _stabilized(self, now: float, replicas: int, wanted: int) -> int:
-        """Up to the least that was wanted within the window of scaling up, down to the most within that of scaling down."""
-        up = min([wanted, *(one for at, one in self._recommendations if at > now - self._up.stabilization_seconds)])
-        down = max([wanted, *(one for at, one in self._recommendations if at > now - self._down.stabilization_seconds)])
+        """Up to the least that was wanted within the window of scaling up, down to the most within
+        that of scaling down.
+        """
+        up = min(
+            [
+                wanted,
+                *(
+                    one
+                    for at, one in self._recommendations
+                    if at > now - self._up.stabilization_seconds
+                ),
+            ]
+        )
+        down = max(
+            [
+                wanted,
+                *(
+                    one
+                    for at, one in self._recommendations
+                    if at > now - self._down.stabilization_seconds
+                ),
+            ]
+        )
         while self._recommendations and self._recommendations[0][0] <= now - self._kept_seconds:
             self._recommendations.popleft()
         self._recommendations.append((now, wanted))
@@ -81,21 +107,35 @@ class Hpa:
 
     def _limited(self, now: float, replicas: int, wanted: int) -> int:
         if wanted > replicas:
-            allowed = max(self._raised(policy, self._start(now, replicas, policy)) for policy in self._up.policies)
+            allowed = max(
+                self._raised(policy, self._start(now, replicas, policy))
+                for policy in self._up.policies
+            )
             return min(wanted, self._most, max(allowed, replicas))
         if wanted < replicas:
-            allowed = min(self._lowered(policy, self._start(now, replicas, policy)) for policy in self._down.policies)
+            allowed = min(
+                self._lowered(policy, self._start(now, replicas, policy))
+                for policy in self._down.policies
+            )
             return max(wanted, self._least, min(allowed, replicas))
         return replicas
 
     def _start(self, now: float, replicas: int, policy: Policy) -> int:
         """The replicas that there were at the beginning of the policy's period."""
-        return replicas - sum(change for at, change in self._events if at > now - policy.period_seconds)
+        return replicas - sum(
+            change for at, change in self._events if at > now - policy.period_seconds
+        )
 
     @staticmethod
     def _raised(policy: Policy, start: int) -> int:
-        return start + policy.value if policy.type == "Pods" else math.ceil(start * (1 + policy.value / 100))
+        return (
+            start + policy.value
+            if policy.type == "Pods"
+            else math.ceil(start * (1 + policy.value / 100))
+        )
 
     @staticmethod
     def _lowered(policy: Policy, start: int) -> int:
-        return start - policy.value if policy.type == "Pods" else int(start * (1 - policy.value / 100))
+        return (
+            start - policy.value if policy.type == "Pods" else int(start * (1 - policy.value / 100))
+        )

@@ -1,7 +1,8 @@
-"""`Executor`: how KEDA's operator takes one workload from zero and to zero; between one and many its HPA scales (`hpa.py`). Pure.
+"""`Executor`: how KEDA's operator takes one workload from zero and to zero; between one and many
+its HPA scales (`hpa.py`). Pure.
 
-Stands for KEDA 2.20 in simulations and tests. Follows `pkg/scaling/executor/scale_scaledobjects.go`, without fallback, pauses and
-`idleReplicaCount`.
+Stands for KEDA 2.20 in simulations and tests. Follows
+`pkg/scaling/executor/scale_scaledobjects.go`, without fallback, pauses and `idleReplicaCount`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ class Executor:
     """Of one ScaledObject that was made at `created`. Times in seconds of any clock that rises."""
 
     def __init__(
-        self, created: float, least: int = 0, cooldown_seconds: float = 600.0, initial_cooldown_seconds: float = 120.0
+        self,
+        created: float,
+        least: int = 0,
+        cooldown_seconds: float = 600.0,
+        initial_cooldown_seconds: float = 120.0,
     ) -> None:
         self._created = created
         self._least = least

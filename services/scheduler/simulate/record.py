@@ -1,4 +1,6 @@
-"""A trace from a running mesh: what its lanes were given while somebody watched, and what its workers say that models cost."""
+"""A trace from a running mesh: what its lanes were given while somebody watched, and what its
+workers say that models cost.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,18 @@ from services.scheduler.simulate.trace import TOKENS_PER_SECOND, ModelCost, Requ
 
 WATCH_SECONDS: Final = 0.2
 RENEWED_SECONDS: Final = 60.0
-"""A watch that ends after so long is begun again: its connection was old. Routers tell connections to end after minutes."""
+"""A watch that ends after so long is begun again: its connection was old. Routers tell connections
+to end after minutes.
+"""
 _Lane = tuple[str, str, str]
 
 
 class Recorder:
     """Requests and costs out of one look at the mesh after another.
 
-    A lane's counters tell how many jobs and tokens came since the last look, not when each came: they are spread evenly over that
-    time. Routers count anew every second or so, which is how exact the times are. A request that was split is recorded as its jobs.
+    A lane's counters tell how many jobs and tokens came since the last look, not when each came:
+    they are spread evenly over that time. Routers count anew every second or so, which is how exact
+    the times are. A request that was split is recorded as its jobs.
     """
 
     def __init__(self) -> None:
@@ -51,12 +56,16 @@ class Recorder:
         self._last = now
 
     def trace(self) -> tuple[list[Request], list[ModelCost], dict[str, int]]:
-        """Requests by time, what their models cost, and how many requests of which models are left out because nobody told that."""
+        """Requests by time, what their models cost, and how many requests of which models are left
+        out because nobody told that.
+        """
         left_out: dict[str, int] = {}
         for request in self.requests:
             if request.model not in self._costs:
                 left_out[request.model] = left_out.get(request.model, 0) + 1
-        requests = sorted((one for one in self.requests if one.model in self._costs), key=lambda one: one.at)
+        requests = sorted(
+            (one for one in self.requests if one.model in self._costs), key=lambda one: one.at
+        )
         used = {request.model for request in requests}
         return requests, [self._costs[model] for model in sorted(used)], left_out
 
@@ -100,7 +109,9 @@ def watch(
     token: str = "",
     on_look: Callable[[Recorder], None] = lambda recorder: None,
 ) -> None:
-    """Fills `recorder` from the router at `address`, for `seconds` or until Ctrl-C. Raises shoal.errors.ShoalError if it cannot."""
+    """Fills `recorder` from the router at `address`, for `seconds` or until Ctrl-C. Raises
+    shoal.errors.ShoalError if it cannot.
+    """
     options = channel_options(address, tls)
     if tls is None:
         channel = grpc.insecure_channel(address, options)
@@ -124,5 +135,9 @@ def watch(
                         return
             except grpc.RpcError as error:
                 # Routers end connections that are old; one that has gone does not answer again.
-                if error.code() != grpc.StatusCode.UNAVAILABLE or now == begun or now < begun + RENEWED_SECONDS:
+                if (
+                    error.code() != grpc.StatusCode.UNAVAILABLE
+                    or now == begun
+                    or now < begun + RENEWED_SECONDS
+                ):
                     raise translate(error, address) from None

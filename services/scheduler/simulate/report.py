@@ -34,7 +34,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The runs of one policy on one fleet, over all traces: means, and the stall relative to that of LRU (None: it was not run)."""
+    """The runs of one policy on one fleet, over all traces: means, and the stall relative to that
+    of LRU (None: it was not run).
+    """
 
     fleet: Fleet
     policy: str
@@ -60,7 +62,12 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     return [_row(fleet, policy, outcomes, groups) for (fleet, policy), outcomes in groups.items()]
 
 
-def _row(fleet: Fleet, policy: str, outcomes: Sequence[Outcome], groups: Mapping[tuple[Fleet, str], Sequence[Outcome]]) -> Row:
+def _row(
+    fleet: Fleet,
+    policy: str,
+    outcomes: Sequence[Outcome],
+    groups: Mapping[tuple[Fleet, str], Sequence[Outcome]],
+) -> Row:
     count = len(outcomes)
     stall = sum(one.stall_seconds for one in outcomes)
     base = sum(one.stall_seconds for one in groups.get((fleet, BASE), ()))
@@ -69,7 +76,8 @@ def _row(fleet: Fleet, policy: str, outcomes: Sequence[Outcome], groups: Mapping
         policy=policy,
         stall_seconds=stall / count,
         relative_stall=stall / base if base else None,
-        miss_rate=sum(one.misses for one in outcomes) / max(1, sum(one.requests for one in outcomes)),
+        miss_rate=sum(one.misses for one in outcomes)
+        / max(1, sum(one.requests for one in outcomes)),
         cold_loads=sum(one.cold_loads for one in outcomes) / count,
         warm_loads=sum(one.warm_loads for one in outcomes) / count,
         evictions=sum(one.evictions for one in outcomes) / count,
@@ -90,15 +98,32 @@ def as_table(runs: Sequence[Run]) -> Table:
     """For people; the least stall of each fleet is green."""
     traces = list(dict.fromkeys(run.trace for run in runs))
     found = rows(runs)
-    least = {fleet: min(row.stall_seconds for row in found if row.fleet == fleet) for fleet in {row.fleet for row in found}}
-    columns = ("stall", "of LRU's", "misses", "cold", "warm", "evicted", "read", "loading", "p50", "p99")
+    least = {
+        fleet: min(row.stall_seconds for row in found if row.fleet == fleet)
+        for fleet in {row.fleet for row in found}
+    }
+    columns = (
+        "stall",
+        "of LRU's",
+        "misses",
+        "cold",
+        "warm",
+        "evicted",
+        "read",
+        "loading",
+        "p50",
+        "p99",
+    )
     refused = ("refused",) if any(row.refused for row in found) else ()
     title = traces[0] if len(traces) == 1 else f"{traces[0]} and {len(traces) - 1} more, mean"
     made = table(title, "fleet", "policy", *columns, *refused, right=(*columns, *refused))
     last = None
     for row in found:
         values: list[Text | str] = [
-            Text(f"{row.stall_seconds:,.1f} s", style="green" if row.stall_seconds == least[row.fleet] else ""),
+            Text(
+                f"{row.stall_seconds:,.1f} s",
+                style="green" if row.stall_seconds == least[row.fleet] else "",
+            ),
             "" if row.relative_stall is None else f"{row.relative_stall:.0%}",
             f"{row.miss_rate:.1%}",
             f"{row.cold_loads:,.0f}",
@@ -109,7 +134,12 @@ def as_table(runs: Sequence[Run]) -> Table:
             _seconds(row.wait_p50),
             _seconds(row.wait_p99),
         ]
-        made.add_row("" if row.fleet == last else describe(row.fleet), row.policy, *values, *[f"{row.refused:,.0f}"] * len(refused))
+        made.add_row(
+            "" if row.fleet == last else describe(row.fleet),
+            row.policy,
+            *values,
+            *[f"{row.refused:,.0f}"] * len(refused),
+        )
         last = row.fleet
     return made
 
@@ -137,12 +167,26 @@ class ScalingRun:
 
 def scaling_json(runs: Sequence[ScalingRun]) -> list[dict[str, object]]:
     """Every run, for programs; seconds."""
-    return [{"cluster": asdict(run.cluster), **asdict(outcome)} for run in runs for outcome in run.outcomes]
+    return [
+        {"cluster": asdict(run.cluster), **asdict(outcome)}
+        for run in runs
+        for outcome in run.outcomes
+    ]
 
 
 def scaling_table(runs: Sequence[ScalingRun]) -> Table:
     """For people: one row for each pool."""
-    columns = ("start", "cooldown", "believed start", "longest", "held", "machines", "cold starts", "p50", "p99")
+    columns = (
+        "start",
+        "cooldown",
+        "believed start",
+        "longest",
+        "held",
+        "machines",
+        "cold starts",
+        "p50",
+        "p99",
+    )
     made = table("scaling to zero", *columns, right=columns)
     for run in runs:
         made.add_row(
@@ -160,13 +204,19 @@ def scaling_table(runs: Sequence[ScalingRun]) -> Table:
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
-    """Stall by policy: lines over memory where fleets differ in it, else bars. Raises InvalidInput without matplotlib."""
+    """Stall by policy: lines over memory where fleets differ in it, else bars. Raises InvalidInput
+    without matplotlib.
+    """
     if path.suffix.lower() not in PLOT_FORMATS:
-        raise InvalidInput(f"a plot's file must end in {', '.join(PLOT_FORMATS)}, not {path.name!r}", field="plot")
+        raise InvalidInput(
+            f"a plot's file must end in {', '.join(PLOT_FORMATS)}, not {path.name!r}", field="plot"
+        )
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidInput("plots need matplotlib: pip install 'shoal-mesh[plot]'", field="plot") from None
+        raise InvalidInput(
+            "plots need matplotlib: pip install 'shoal-mesh[plot]'", field="plot"
+        ) from None
     found = rows(runs)
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -193,7 +243,9 @@ def _lines(axes: Axes, found: Sequence[Row]) -> None:
                 if row.policy == policy and row.fleet.workers == workers
             )
             label = policy if len(counts) == 1 else f"{policy}, {workers} workers"
-            axes.plot([gib for gib, _ in points], [stall for _, stall in points], marker="o", label=label)
+            axes.plot(
+                [gib for gib, _ in points], [stall for _, stall in points], marker="o", label=label
+            )
     axes.set_xlabel("memory for models on each worker, GiB")
     axes.legend(frameon=False)
 
@@ -203,4 +255,6 @@ def _bars(axes: Axes, found: Sequence[Row]) -> None:
     labels = [f"{row.policy}\n{describe(row.fleet)}" if several else row.policy for row in found]
     bars = axes.bar(range(len(found)), [row.stall_seconds for row in found], width=0.6)
     axes.set_xticks(range(len(found)), labels)
-    axes.bar_label(bars, ["" if row.relative_stall is None else f"{row.relative_stall:.0%}" for row in found])
+    axes.bar_label(
+        bars, ["" if row.relative_stall is None else f"{row.relative_stall:.0%}" for row in found]
+    )

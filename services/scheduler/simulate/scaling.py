@@ -1,8 +1,10 @@
-"""One pool under KEDA for days of rare requests: from zero, to many and back to zero, event by event. Pure and deterministic.
+"""One pool under KEDA for days of rare requests: from zero, to many and back to zero, event by
+event. Pure and deterministic.
 
-What decides is the scheduler's own: `Demand` is fed with looks as Redis would give them. KEDA's operator (`keda.py`) and the HPA
-(`hpa.py`) poll and sync as in a cluster, and a push takes the pool from zero. The rest is a model: a machine takes a fixed time to
-come, a worker loads the one model when work waits for it, and does one request at a time.
+What decides is the scheduler's own: `Demand` is fed with looks as Redis would give them. KEDA's
+operator (`keda.py`) and the HPA (`hpa.py`) poll and sync as in a cluster, and a push takes the pool
+from zero. The rest is a model: a machine takes a fixed time to come, a worker loads the one model
+when work waits for it, and does one request at a time.
 """
 
 from __future__ import annotations
@@ -40,19 +42,26 @@ QUARTERS: Final = 4
 class Cluster:
     """A pool's machines and how KEDA scales them. Times in seconds.
 
-    `start_seconds`: from a pod's creation to its worker's first heartbeat; what the pool is configured to take (`spec`) is another
-    thing. `tokens_per_second`: of one worker.
+    `start_seconds`: from a pod's creation to its worker's first heartbeat; what the pool is
+    configured to take (`spec`) is another thing. `tokens_per_second`: of one worker.
     """
 
-    spec: PoolSpec = field(default_factory=lambda: PoolSpec("pool", max_workers=20, node_seconds=120.0))
+    spec: PoolSpec = field(
+        default_factory=lambda: PoolSpec("pool", max_workers=20, node_seconds=120.0)
+    )
     start_seconds: float = 180.0
     load_seconds: float = 5.0
     cooldown_seconds: float = 600.0
     tokens_per_second: float = 5_000.0
 
     def __post_init__(self) -> None:
-        if min(self.start_seconds, self.load_seconds, self.cooldown_seconds) < 0 or self.tokens_per_second <= 0:
-            raise InvalidInput("start, load and cooldown must be at least 0 s, tokens_per_second above 0")
+        if (
+            min(self.start_seconds, self.load_seconds, self.cooldown_seconds) < 0
+            or self.tokens_per_second <= 0
+        ):
+            raise InvalidInput(
+                "start, load and cooldown must be at least 0 s, tokens_per_second above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,9 @@ class Outcome:
 
 
 def visits(count: int, gap_seconds: float, burst_share: float, seed: int) -> list[Visit]:
-    """Independent visits, `gap_seconds` apart on average: one short text each, or a burst of 200 requests of 5,000 tokens."""
+    """Independent visits, `gap_seconds` apart on average: one short text each, or a burst of 200
+    requests of 5,000 tokens.
+    """
     chance = random.Random(seed)  # noqa: S311 — nothing secret
     made, at = [], 0.0
     for _ in range(count):
@@ -209,7 +220,10 @@ class _Simulation:
         came, tokens = self._queue.popleft()
         pod.busy = True
         self._leased_tokens += tokens
-        self._at(self._now + tokens / self._cluster.tokens_per_second, lambda: self._answered(pod, came, tokens))
+        self._at(
+            self._now + tokens / self._cluster.tokens_per_second,
+            lambda: self._answered(pod, came, tokens),
+        )
 
     def _loaded(self, pod: _Pod) -> None:
         pod.resident = True
@@ -266,7 +280,9 @@ class _Simulation:
 
     def _look(self) -> PoolDemand:
         now_ms = _EPOCH_MS + round(self._now * 1000)
-        workers = {pod.name: self._record(pod, now_ms) for pod in self._pods if pod.joins <= self._now}
+        workers = {
+            pod.name: self._record(pod, now_ms) for pod in self._pods if pod.joins <= self._now
+        }
         look = Look(FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), self._gauges(), self._now)
         answer = self._demand.update(look)[self._pool]
         self._longest_cold_start = max(self._longest_cold_start, answer.input.cold_start_seconds)
@@ -276,7 +292,18 @@ class _Simulation:
         if not self._enqueued_tokens:
             return {}
         queued = sum(tokens for _, tokens in self._queue)
-        gauges = LaneGauges(self._lane, len(self._queue), queued, self._leased_tokens, 0, 0, 0, 0, 0, self._enqueued_tokens)
+        gauges = LaneGauges(
+            self._lane,
+            len(self._queue),
+            queued,
+            self._leased_tokens,
+            0,
+            0,
+            0,
+            0,
+            0,
+            self._enqueued_tokens,
+        )
         return {self._lane: gauges}
 
     def _record(self, pod: _Pod, now_ms: int) -> WorkerRecord:
@@ -284,9 +311,13 @@ class _Simulation:
         if pod.resident:
             state = models_pb2.MODEL_STATE_RESIDENT
         speed = self._cluster.tokens_per_second if pod.resident else 0.0
-        held = WorkerModelRecord(MODEL, state, _BYTES, self._cluster.load_seconds, speed, idle_seconds=0.0, pinned=False)
+        held = WorkerModelRecord(
+            MODEL, state, _BYTES, self._cluster.load_seconds, speed, idle_seconds=0.0, pinned=False
+        )
         models = {MODEL: held}
-        return WorkerRecord(pod.name, pod.name, self._pool, "cuda", 1 << 34, 0, 16_384, pod.stopped, now_ms, models)
+        return WorkerRecord(
+            pod.name, pod.name, self._pool, "cuda", 1 << 34, 0, 16_384, pod.stopped, now_ms, models
+        )
 
     def _note(self) -> None:
         self._cold_starts.append(self._look().input.cold_start_seconds)

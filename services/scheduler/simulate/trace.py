@@ -1,7 +1,9 @@
-"""What is asked for and when, and what its models cost: the input of a simulation, and its CSV files.
+"""What is asked for and when, and what its models cost: the input of a simulation, and its CSV
+files.
 
-A trace has the columns time_seconds, model, tokens and, if it likes, adapter. What a model costs stands in a file of its own with
-the columns model, bytes, load_seconds and, if known, warm_seconds and tokens_per_second, or in such columns of the trace itself.
+A trace has the columns time_seconds, model, tokens and, if it likes, adapter. What a model costs
+stands in a file of its own with the columns model, bytes, load_seconds and, if known, warm_seconds
+and tokens_per_second, or in such columns of the trace itself.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: `at` in seconds since the trace began, `tokens` at least 1. Requests of a model's adapters share its batches."""
+    """One request: `at` in seconds since the trace began, `tokens` at least 1. Requests of a
+    model's adapters share its batches.
+    """
 
     at: float
     model: str
@@ -34,8 +38,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What one model takes: `bytes` on the device, `load_seconds` from disk, `warm_seconds` from host memory (None: by the fleet's
-    bandwidth), and what it gives: tokens a second of forward pass."""
+    """What one model takes: `bytes` on the device, `load_seconds` from disk, `warm_seconds` from
+    host memory (None: by the fleet's bandwidth), and what it gives: tokens a second of forward
+    pass."""
 
     model: str
     bytes: int
@@ -54,7 +59,8 @@ class Trace:
 
 
 def read_trace(path: Path, models: Path | None = None) -> Trace:
-    """Reads a trace and what its models cost: from `models`, from the trace's own columns, or from both (`models` counts first).
+    """Reads a trace and what its models cost: from `models`, from the trace's own columns, or from
+    both (`models` counts first).
 
     Raises InvalidInput with file, line and what is wrong; OSError if a file cannot be read.
     """
@@ -64,22 +70,31 @@ def read_trace(path: Path, models: Path | None = None) -> Trace:
         for row in _rows(path, file, _REQUEST_COLUMNS[:3], (*_REQUEST_COLUMNS, *_COST_COLUMNS)):
             at = row.number("time_seconds", float, least=0.0)
             model = row.text("model")
-            requests.append(Request(at, model, row.number("tokens", int, least=1), row.values.get("adapter", "")))
+            requests.append(
+                Request(
+                    at, model, row.number("tokens", int, least=1), row.values.get("adapter", "")
+                )
+            )
             if model not in costs:
                 if not row.values.get("bytes"):
                     raise row.wrong(
-                        "bytes", f"nothing says what {model} costs: give bytes and load_seconds here or in a models file"
+                        "bytes",
+                        f"nothing says what {model} costs: give bytes and load_seconds here or in a models file",
                     )
                 costs[model] = _cost(row)
     if not requests:
         raise InvalidInput(f"{path}: there are no requests in it")
     requests.sort(key=lambda request: request.at)
     used = {request.model for request in requests}
-    return Trace(path.stem, requests, {model: cost for model, cost in costs.items() if model in used})
+    return Trace(
+        path.stem, requests, {model: cost for model, cost in costs.items() if model in used}
+    )
 
 
 def read_models(path: Path) -> dict[str, ModelCost]:
-    """Reads what models cost. Raises InvalidInput with file and line; OSError if the file cannot be read."""
+    """Reads what models cost. Raises InvalidInput with file and line; OSError if the file cannot be
+    read.
+    """
     costs: dict[str, ModelCost] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in _rows(path, file, ("model", "bytes", "load_seconds"), ("model", *_COST_COLUMNS)):
@@ -105,7 +120,15 @@ def write_models(path: Path, costs: Sequence[ModelCost]) -> None:
         writer.writerow(("model", *_COST_COLUMNS))
         for one in costs:
             warm = "" if one.warm_seconds is None else f"{one.warm_seconds:.6f}"
-            writer.writerow((one.model, one.bytes, f"{one.load_seconds:.6f}", warm, f"{one.tokens_per_second:.1f}"))
+            writer.writerow(
+                (
+                    one.model,
+                    one.bytes,
+                    f"{one.load_seconds:.6f}",
+                    warm,
+                    f"{one.tokens_per_second:.1f}",
+                )
+            )
 
 
 def models_path(trace: Path) -> Path:
@@ -141,7 +164,9 @@ class _Row:
         return value
 
 
-def _rows(path: Path, lines: Iterator[str], required: Sequence[str], known: Sequence[str]) -> Iterator[_Row]:
+def _rows(
+    path: Path, lines: Iterator[str], required: Sequence[str], known: Sequence[str]
+) -> Iterator[_Row]:
     reader = csv.DictReader(lines, skipinitialspace=True)
     try:
         columns = list(reader.fieldnames or ())
@@ -151,7 +176,11 @@ def _rows(path: Path, lines: Iterator[str], required: Sequence[str], known: Sequ
             problem = f"has no column {missing[0]!r}" if missing else f"has a column {unknown[0]!r}"
             raise InvalidInput(f"{path}:1: {problem}; the columns may be {', '.join(known)}")
         for values in reader:
-            row = _Row(path, reader.line_num, {name: (value or "").strip() for name, value in values.items() if name is not None})
+            row = _Row(
+                path,
+                reader.line_num,
+                {name: (value or "").strip() for name, value in values.items() if name is not None},
+            )
             if None in values:
                 raise row.wrong(columns[-1], f"the line has more than {len(columns)} values")
             yield row
@@ -166,5 +195,7 @@ def _cost(row: _Row) -> ModelCost:
         row.number("bytes", int, least=1),
         row.number("load_seconds", float, least=0.0),
         row.number("warm_seconds", float, least=0.0) if given.get("warm_seconds") else None,
-        row.number("tokens_per_second", float, least=1.0) if given.get("tokens_per_second") else TOKENS_PER_SECOND,
+        row.number("tokens_per_second", float, least=1.0)
+        if given.get("tokens_per_second")
+        else TOKENS_PER_SECOND,
     )

@@ -1,4 +1,6 @@
-"""`shoal models check`: explains how Shoal reads a model's files and why, and tests whether it runs. No mesh is needed."""
+"""`shoal models check`: explains how Shoal reads a model's files and why, and tests whether it
+runs. No mesh is needed.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,32 @@ _MEMORY = Path("/proc/meminfo")
 
 def check(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Directories of checkpoints, or ids (SHOAL_MODELS, SHOAL_STORES).")
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Directories of checkpoints, or ids (SHOAL_MODELS, SHOAL_STORES).",
+        ),
     ],
-    no_test: Annotated[bool, typer.Option("--no-test", help="Only read the files; do not load and run the model.")] = False,
-    name: Annotated[str, typer.Option("--as", metavar="ID", help="The id whose card of the catalog counts for a directory.")] = "",
+    no_test: Annotated[
+        bool, typer.Option("--no-test", help="Only read the files; do not load and run the model.")
+    ] = False,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--as", metavar="ID", help="The id whose card of the catalog counts for a directory."
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Explain what is read from a model's files and why, what is refused and why, and test the model on this machine's CPU.
+    """Explain what is read from a model's files and why, what is refused and why, and test the
+    model on this machine's CPU.
 
     Exit code 0: all are fine; 1: one is refused, not found, or fails a test.
     """
     if name and (len(models) > 1 or not is_model_id(name)):
-        raise typer.BadParameter("give one directory and an id of the form org/name", param_hint="--as")
+        raise typer.BadParameter(
+            "give one directory and an id of the form org/name", param_hint="--as"
+        )
     try:
         settings = Settings.from_env(os.environ)
     except ShoalError as error:
@@ -91,10 +107,14 @@ def _skipped(report: Report, copy: Copy, wanted: bool) -> str:
 def _free_bytes() -> int | None:
     """Memory that is available without swapping; None where the system does not report it."""
     lines = _MEMORY.read_text().splitlines() if _MEMORY.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None
+    )
 
 
-def _tested(report: Report, copy: Copy, overrides: Overrides | None, tell: Tell, *, in_int8: bool) -> Report:
+def _tested(
+    report: Report, copy: Copy, overrides: Overrides | None, tell: Tell, *, in_int8: bool
+) -> Report:
     tell(f"{report.model}: importing torch")
     from services.worker.check import generation, selftest
 
@@ -103,7 +123,9 @@ def _tested(report: Report, copy: Copy, overrides: Overrides | None, tell: Tell,
         if report.card is not None and report.card.kind == "writer":
             tests = generation.run(copy.directory, report.model, overrides)
         else:
-            tests = selftest.run(copy.directory, report.model, overrides, in_int8=in_int8, base=copy.base)
+            tests = selftest.run(
+                copy.directory, report.model, overrides, in_int8=in_int8, base=copy.base
+            )
         for test in tests:
             done.append(test)
             tell(f"{report.model}: {test.name}")
@@ -166,16 +188,32 @@ def _facts(report: Report) -> Table:
 
 def _files(report: Report) -> Table:
     made = table(
-        f"{report.parameters:,} parameters", "file", "tensors", "type", "numbers", "size", right=("tensors", "numbers", "size")
+        f"{report.parameters:,} parameters",
+        "file",
+        "tensors",
+        "type",
+        "numbers",
+        "size",
+        right=("tensors", "numbers", "size"),
     )
     for file in report.files:
         for kind in file.bytes:
-            made.add_row(file.file, str(file.tensors), kind, f"{file.numbers[kind]:,}", size(file.bytes[kind]))
+            made.add_row(
+                file.file,
+                str(file.tensors),
+                kind,
+                f"{file.numbers[kind]:,}",
+                size(file.bytes[kind]),
+            )
     return made
 
 
 def _tests(report: Report) -> Table:
     made = table("self-test on this CPU", "test", "", "measured")
     for test in report.tests:
-        made.add_row(test.name, Text("ok", style="green") if test.passed else Text("FAILS", style="bold red"), test.detail)
+        made.add_row(
+            test.name,
+            Text("ok", style="green") if test.passed else Text("FAILS", style="bold red"),
+            test.detail,
+        )
     return made

@@ -1,4 +1,6 @@
-"""`shoal models convert`: writes a model's directory with safetensors instead of torch, GGUF or ONNX files. No mesh is needed."""
+"""`shoal models convert`: writes a model's directory with safetensors instead of torch, GGUF or
+ONNX files. No mesh is needed.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,28 @@ def convert(
     directory: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", exists=True, file_okay=False, help="A model's directory with torch checkpoints, a GGUF or an ONNX file."
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="A model's directory with torch checkpoints, a GGUF or an ONNX file.",
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="The directory to write; default: DIR-safetensors.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="The directory to write; default: DIR-safetensors.",
+        ),
     ] = None,
 ) -> None:
-    """Write a copy of a model's directory whose weights are safetensors. No code of torch checkpoints is run; DIR stays as it is.
+    """Write a copy of a model's directory whose weights are safetensors. No code of torch
+    checkpoints is run; DIR stays as it is.
 
-    GGUF (llama, qwen2, gemma3; the extra `gguf`) is dequantised, and its tokenizer and chat template are written as files. Of ONNX
-    the initializers with names of parameters are written; DIR then needs config.json and a tokenizer.
+    GGUF (llama, qwen2, gemma3; the extra `gguf`) is dequantised, and its tokenizer and chat
+    template are written as files. Of ONNX the initializers with names of parameters are written;
+    DIR then needs config.json and a tokenizer.
 
     Exit code 0: it is written, or there was nothing to convert; 1: a file is refused.
     """
@@ -38,7 +51,11 @@ def convert(
     try:
         with Console(stderr=True).status(Text(str(source))) as status:
             done = write_converted(
-                source, target, lambda file, written, total: status.update(Text(f"{file}: {size(written)} of {size(total)}"))
+                source,
+                target,
+                lambda file, written, total: status.update(
+                    Text(f"{file}: {size(written)} of {size(total)}")
+                ),
             )
     except ShoalError as error:
         print_error(error.message, [], "")
@@ -56,7 +73,9 @@ def _lines(one: Converted) -> list[str]:
     """A conversion as text: the files, then what the new one does not have."""
     if one.output == GGUF_SETTINGS:
         return [f"{one.source}: its settings, tokenizer and chat template, by {one.converter}"]
-    tied = [f"  {name}: the same tensor as {equal}, written once" for name, equal in one.tied.items()]
+    tied = [
+        f"  {name}: the same tensor as {equal}, written once" for name, equal in one.tied.items()
+    ]
     left_out = [f"  {name}: left out: not a tensor, or one without a name" for name in one.left_out]
     return [
         f"{one.source} to {one.output}: {one.tensors:,} tensors, {size(one.output_bytes)}, by {one.converter}",

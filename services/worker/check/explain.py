@@ -1,7 +1,8 @@
-"""Explains how Shoal reads a checkpoint directory: the first half of `shoal models check`, without torch.
+"""Explains how Shoal reads a checkpoint directory: the first half of `shoal models check`, without
+torch.
 
-Not on the request path. `inspect` reads what a worker would read and reports which key of which file each fact came from.
-`selftest.py` is the other half; `command.py` shows both.
+Not on the request path. `inspect` reads what a worker would read and reports which key of which
+file each fact came from. `selftest.py` is the other half; `command.py` shows both.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from libs.errors import ModelBroken, ShoalError
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something on the card, and where it comes from: `file key = value`, or the catalog's `file:line`."""
+    """Something on the card, and where it comes from: `file key = value`, or the catalog's
+    `file:line`.
+    """
 
     what: str
     value: str
@@ -33,7 +36,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class TensorsOf:
-    """A safetensors file: its bytes and count of numbers by data type as the format names it (F32, BF16, I64 ...)."""
+    """A safetensors file: its bytes and count of numbers by data type as the format names it (F32,
+    BF16, I64 ...).
+    """
 
     file: str
     tensors: int
@@ -52,7 +57,9 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report on one model. `directory` None: not found. `refused`: why it cannot be served. `skipped`: why it is untested."""
+    """The report on one model. `directory` None: not found. `refused`: why it cannot be served.
+    `skipped`: why it is untested.
+    """
 
     model: str
     directory: Path | None
@@ -73,15 +80,18 @@ class Report:
     @property
     def parameters(self) -> int:
         """Floating-point numbers in all files."""
-        return sum(count for file in self.files for name, count in file.numbers.items() if "F" in name)
+        return sum(
+            count for file in self.files for name, count in file.numbers.items() if "F" in name
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
     """How a fact is reported.
 
-    `value`: read from the card; `keys`: patterns of `file:key`, or `file:key=value`, that determine it; `overrides`: names of the
-    catalog's overrides of it; `reason`: where it comes from if neither applies.
+    `value`: read from the card; `keys`: patterns of `file:key`, or `file:key=value`, that determine
+    it; `overrides`: names of the catalog's overrides of it; `reason`: where it comes from if
+    neither applies.
     """
 
     what: str
@@ -110,7 +120,11 @@ _EVIDENCE = (
         ("kind",),
     ),
     _Evidence("tasks", lambda card: ", ".join(card.tasks), reason="follow from the kind"),
-    _Evidence("representations", lambda card: ", ".join(card.representations), reason="follow from the kind"),
+    _Evidence(
+        "representations",
+        lambda card: ", ".join(card.representations),
+        reason="follow from the kind",
+    ),
     _Evidence(
         "max tokens",
         lambda card: card.max_tokens,
@@ -124,25 +138,46 @@ _EVIDENCE = (
         ("max_tokens",),
     ),
     _Evidence(
-        "dimensions", lambda card: card.dimensions, ("*config.json*:hidden_size", "*config.json*:dim", "*Dense/*:out_features")
+        "dimensions",
+        lambda card: card.dimensions,
+        ("*config.json*:hidden_size", "*config.json*:dim", "*Dense/*:out_features"),
     ),
     _Evidence(
         "multi-vector dimensions",
         lambda card: card.multi_vector_dimensions,
         ("*config.json*:hidden_size", "*config.json*:dim", "*Dense/*:out_features"),
     ),
-    _Evidence("pooling", lambda card: " + ".join(card.pooling), ("*Pooling/config.json:*",), ("pooling",)),
+    _Evidence(
+        "pooling", lambda card: " + ".join(card.pooling), ("*Pooling/config.json:*",), ("pooling",)
+    ),
     _Evidence(
         "dense layers",
-        lambda card: "; ".join(f"{one.in_features} to {one.out_features}, {one.activation}" for one in card.modules),
+        lambda card: "; ".join(
+            f"{one.in_features} to {one.out_features}, {one.activation}" for one in card.modules
+        ),
         ("*Dense*/config.json:*",),
     ),
-    _Evidence("normalised", lambda card: "yes" if card.normalize else "", ("modules.json:type=*Normalize*",), ("normalize",)),
-    _Evidence("lowercase", lambda card: "yes" if card.lowercase else "", ("*:do_lower_case",), ("lowercase",)),
+    _Evidence(
+        "normalised",
+        lambda card: "yes" if card.normalize else "",
+        ("modules.json:type=*Normalize*",),
+        ("normalize",),
+    ),
+    _Evidence(
+        "lowercase",
+        lambda card: "yes" if card.lowercase else "",
+        ("*:do_lower_case",),
+        ("lowercase",),
+    ),
     _Evidence(
         "prompts",
         lambda card: "\n".join(f"{name}: {text!r}" for name, text in card.prompts.items()),
-        ("config_sentence_transformers.json:prompts", "*:query_prefix", "*:document_prefix", "*:*_token_id"),
+        (
+            "config_sentence_transformers.json:prompts",
+            "*:query_prefix",
+            "*:document_prefix",
+            "*:*_token_id",
+        ),
         ("prompts",),
     ),
     _Evidence(
@@ -150,17 +185,35 @@ _EVIDENCE = (
         lambda card: ", ".join(card.own_adapters),
         ("config.json:lora_adaptations", "config.json:task_names"),
     ),
-    _Evidence("default prompt", lambda card: card.default_prompt, ("*:default_prompt_name",), ("default_prompt",)),
+    _Evidence(
+        "default prompt",
+        lambda card: card.default_prompt,
+        ("*:default_prompt_name",),
+        ("default_prompt",),
+    ),
     _Evidence(
         "inputs",
         lambda card: "" if card.inputs == ("text",) else ", ".join(card.inputs),
         ("*config.json*:model_type",),
     ),
-    _Evidence("labels", lambda card: ", ".join(card.labels), ("*config.json:id2label", "*config.json:num_labels")),
+    _Evidence(
+        "labels",
+        lambda card: ", ".join(card.labels),
+        ("*config.json:id2label", "*config.json:num_labels"),
+    ),
     _Evidence(
         "score",
-        lambda card: f"{card.scoring} (logit {card.positive}, {card.score_activation})" if card.classes else card.scoring,
-        ("*:activation_fn", "*:sbert_ce_default_activation_function", "*:similarity_fn_name", "*config.json:problem_type"),
+        lambda card: (
+            f"{card.scoring} (logit {card.positive}, {card.score_activation})"
+            if card.classes
+            else card.scoring
+        ),
+        (
+            "*:activation_fn",
+            "*:sbert_ce_default_activation_function",
+            "*:similarity_fn_name",
+            "*config.json:problem_type",
+        ),
         ("score_activation",),
     ),
     _Evidence(
@@ -176,14 +229,40 @@ _EVIDENCE = (
             "*:skiplist*",
         ),
     ),
-    _Evidence("answers", lambda card: ", ".join(map(str, card.answers)), ("*:true_token_id", "*:false_token_id"), ("answers",)),
-    _Evidence("chat template", lambda card: _short(card.template) if card.template else "", ("*:chat_template",), ("template",)),
-    _Evidence("left out", lambda card: "\n".join(card.notes), reason="what the files hold and is not served as it is"),
-    _Evidence("number format", lambda card: "" if card.dtype == "auto" else card.dtype, overrides=("dtype",)),
+    _Evidence(
+        "answers",
+        lambda card: ", ".join(map(str, card.answers)),
+        ("*:true_token_id", "*:false_token_id"),
+        ("answers",),
+    ),
+    _Evidence(
+        "chat template",
+        lambda card: _short(card.template) if card.template else "",
+        ("*:chat_template",),
+        ("template",),
+    ),
+    _Evidence(
+        "left out",
+        lambda card: "\n".join(card.notes),
+        reason="what the files hold and is not served as it is",
+    ),
+    _Evidence(
+        "number format",
+        lambda card: "" if card.dtype == "auto" else card.dtype,
+        overrides=("dtype",),
+    ),
     _Evidence("pools", lambda card: ", ".join(card.pools), overrides=("pools",)),
     _Evidence("pinned", lambda card: "yes" if card.pinned else "", overrides=("pinned",)),
-    _Evidence("set aside", lambda card: f"{card.memory_bytes:,} bytes" if card.memory_bytes else "", overrides=("memory_bytes",)),
-    _Evidence("revision", lambda card: card.revision, reason="of the id or the folder, else a digest of the files"),
+    _Evidence(
+        "set aside",
+        lambda card: f"{card.memory_bytes:,} bytes" if card.memory_bytes else "",
+        overrides=("memory_bytes",),
+    ),
+    _Evidence(
+        "revision",
+        lambda card: card.revision,
+        reason="of the id or the folder, else a digest of the files",
+    ),
 )
 
 
@@ -192,8 +271,12 @@ def _lengths(late: LateInteraction) -> str:
     return f"query {query or 'any'} tokens{', expanded' if late.expansion else ''}; document {late.document_tokens or 'any'} tokens"
 
 
-def inspect(directory: Path, model: str, overrides: Overrides | None, base: Path | None = None) -> Report:
-    """What a worker would read of a directory, and of that of its `base`; a refusal is part of the report."""
+def inspect(
+    directory: Path, model: str, overrides: Overrides | None, base: Path | None = None
+) -> Report:
+    """What a worker would read of a directory, and of that of its `base`; a refusal is part of the
+    report.
+    """
     card, refused = None, ""
     files: tuple[TensorsOf, ...] = ()
     with recorded() as reads:
@@ -202,11 +285,22 @@ def inspect(directory: Path, model: str, overrides: Overrides | None, base: Path
         except ShoalError as error:
             refused = error.message
     try:
-        files = tuple(_tensors(directory, path) for path in sorted(directory.glob("**/*.safetensors")))
+        files = tuple(
+            _tensors(directory, path) for path in sorted(directory.glob("**/*.safetensors"))
+        )
     except ModelBroken as error:
         refused = refused or error.message
     facts = tuple(_facts(card, reads, overrides)) if card is not None else tuple(_seen(reads))
-    return Report(model, directory, card, facts, files, tuple(_ignored(directory)), tuple(_converted(directory)), refused)
+    return Report(
+        model,
+        directory,
+        card,
+        facts,
+        files,
+        tuple(_ignored(directory)),
+        tuple(_converted(directory)),
+        refused,
+    )
 
 
 def _facts(card: Card, reads: Sequence[Read], overrides: Overrides | None) -> Iterator[Fact]:
@@ -229,19 +323,28 @@ def _overriding(evidence: _Evidence, overrides: Overrides | None) -> list[str]:
     if overrides is None:
         return []
     detect = overrides.detect
-    is_set = any(getattr(overrides, name, None) or getattr(detect, name, None) is not None for name in evidence.overrides)
+    is_set = any(
+        getattr(overrides, name, None) or getattr(detect, name, None) is not None
+        for name in evidence.overrides
+    )
     return [f"card {overrides.source}"] if is_set else []
 
 
 def _determining(reads: Sequence[Read], patterns: Sequence[str]) -> list[str]:
-    """The keys that match the patterns and are set, each once, in the order in which they were read."""
+    """The keys that match the patterns and are set, each once, in the order in which they were
+    read.
+    """
     found = [read for read in reads if read.value is not None and read.value is not False]
     matching = [read for read in found if any(_matches(read, pattern) for pattern in patterns)]
-    return list(dict.fromkeys(f"{read.file} {read.key} = {_short(read.value)}" for read in matching))
+    return list(
+        dict.fromkeys(f"{read.file} {read.key} = {_short(read.value)}" for read in matching)
+    )
 
 
 def _matches(read: Read, pattern: str) -> bool:
-    return fnmatch(f"{read.file}:{read.key}={read.value}", pattern if "=" in pattern else f"{pattern}=*")
+    return fnmatch(
+        f"{read.file}:{read.key}={read.value}", pattern if "=" in pattern else f"{pattern}=*"
+    )
 
 
 def _short(value: object, most: int = 80) -> str:
@@ -252,7 +355,12 @@ def _short(value: object, most: int = 80) -> str:
 
 def _ignored(directory: Path) -> Iterator[str]:
     """Files beside the safetensors that could hold code, which is never run."""
-    for pattern, words in (("*.py", "code"), ("*.bin", "pickle"), ("*.pt", "pickle"), ("*.pth", "pickle")):
+    for pattern, words in (
+        ("*.py", "code"),
+        ("*.bin", "pickle"),
+        ("*.pt", "pickle"),
+        ("*.pth", "pickle"),
+    ):
         names = sorted(str(path.relative_to(directory)) for path in directory.glob(f"**/{pattern}"))
         if names:
             yield f"{', '.join(names)}: {words}, never opened"
@@ -262,7 +370,9 @@ def _converted(directory: Path) -> Iterator[str]:
     """The conversions that made files of the directory."""
     for one in read_record(directory):
         words = f"{one.source} to {one.output}: {one.tensors:,} tensors, by {one.converter}"
-        left_out = f"; left out, as they are no tensors: {', '.join(one.left_out)}" if one.left_out else ""
+        left_out = (
+            f"; left out, as they are no tensors: {', '.join(one.left_out)}" if one.left_out else ""
+        )
         tied = f"; {len(one.tied)} tied names are written once" if one.tied else ""
         yield f"{words}{tied}{left_out}"
 

@@ -1,7 +1,9 @@
-"""Runs a generative model on this machine's CPU: the second half of `shoal models check` for models that write.
+"""Runs a generative model on this machine's CPU: the second half of `shoal models check` for models
+that write.
 
-Tests that its weights fit its configuration, the probabilities of its tokens are numbers, and a text has the same answer alone,
-among others and twice in a batch. Whether an answer is a good one is not known here.
+Tests that its weights fit its configuration, the probabilities of its tokens are numbers, and a
+text has the same answer alone, among others and twice in a batch. Whether an answer is a good one
+is not known here.
 """
 
 from __future__ import annotations
@@ -26,11 +28,17 @@ _SHOWN: Final = 60
 
 
 def run(directory: Path, model: str, overrides: Overrides | None) -> Iterator[Test]:
-    """Run the checks and yield each when it is done. Raises ModelBroken if the model cannot be loaded."""
+    """Run the checks and yield each when it is done. Raises ModelBroken if the model cannot be
+    loaded.
+    """
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         loaded = load_served_model(directory, model, torch.device("cpu"), dtype, overrides)
-        yield Test(f"loads in {name}", True, f"{loaded.bytes:,} bytes, at most {loaded.card.max_tokens:,} tokens")
+        yield Test(
+            f"loads in {name}",
+            True,
+            f"{loaded.bytes:,} bytes, at most {loaded.card.max_tokens:,} tokens",
+        )
         prepared = _prepared(loaded)
         outputs = _generate(loaded, prepared, range(len(prepared.sequences)))
         yield from _probabilities(name, outputs)
@@ -42,9 +50,13 @@ def run(directory: Path, model: str, overrides: Overrides | None) -> Iterator[Te
 def _prepared(model: Model) -> Prepared:
     """The greedy job of the self-test; with probabilities, where the model gives them."""
     try:
-        return model.prepare(generation_work(model.card, MAX_TOKENS, has_probabilities=True), go_on_anyway)
+        return model.prepare(
+            generation_work(model.card, MAX_TOKENS, has_probabilities=True), go_on_anyway
+        )
     except TaskNotSupported:  # Readers of images answer in a form of theirs, always the likeliest.
-        return model.prepare(generation_work(model.card, MAX_TOKENS, has_probabilities=False), go_on_anyway)
+        return model.prepare(
+            generation_work(model.card, MAX_TOKENS, has_probabilities=False), go_on_anyway
+        )
 
 
 def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[WrittenIds]:
@@ -52,7 +64,11 @@ def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[
     made: dict[int, WrittenIds] = {}
     while left := [index for index in indices if index not in made]:
         outputs = model.forward(prepared.head, [prepared.sequences[index] for index in left])
-        made |= {index: output for index, output in zip(left, outputs, strict=True) if isinstance(output, WrittenIds)}
+        made |= {
+            index: output
+            for index, output in zip(left, outputs, strict=True)
+            if isinstance(output, WrittenIds)
+        }
     return [made[index] for index in indices]
 
 
@@ -66,12 +82,30 @@ def _probabilities(dtype: str, outputs: Sequence[WrittenIds]) -> Iterator[Test]:
 def _answers(model: Model, prepared: Prepared, outputs: Sequence[WrittenIds]) -> Iterator[Test]:
     """The last item of the job is the first again."""
     tokens = sum(len(output.ids) for output in outputs)
-    yield Test("generate: tokens", all(len(output.ids) for output in outputs), f"{tokens} tokens for {len(outputs)} prompts")
+    yield Test(
+        "generate: tokens",
+        all(len(output.ids) for output in outputs),
+        f"{tokens} tokens for {len(outputs)} prompts",
+    )
     alone = [_generate(model, prepared, [index])[0] for index in range(len(outputs))]
-    differing = sum(not np.array_equal(one.ids, other.ids) for one, other in zip(outputs, alone, strict=True))
-    yield Test("generate: together as alone", not differing, f"{differing} of {len(outputs)} answers differ")
+    differing = sum(
+        not np.array_equal(one.ids, other.ids) for one, other in zip(outputs, alone, strict=True)
+    )
+    yield Test(
+        "generate: together as alone",
+        not differing,
+        f"{differing} of {len(outputs)} answers differ",
+    )
     is_same = np.array_equal(outputs[0].ids, outputs[-1].ids)
-    yield Test("generate: same input, same answer", is_same, "the same tokens" if is_same else "other tokens")
+    yield Test(
+        "generate: same input, same answer",
+        is_same,
+        "the same tokens" if is_same else "other tokens",
+    )
     result = model.finish(prepared, list(outputs), go_on_anyway)
     texts = [item.text for item in result.items] if isinstance(result, ExtractResult) else []
-    yield Test("generate: answer", len(texts) == len(outputs), f"{texts[0][:_SHOWN]!r}" if texts else "no answers")
+    yield Test(
+        "generate: answer",
+        len(texts) == len(outputs),
+        f"{texts[0][:_SHOWN]!r}" if texts else "no answers",
+    )

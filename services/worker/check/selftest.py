@@ -1,7 +1,8 @@
 """Runs a model on this machine's CPU with built-in texts: the second half of `shoal models check`.
 
-Tests that its weights fit its configuration, its answers are numbers of the right shape, and a text has the same answer alone,
-packed among others and twice in a batch. The correct answers are not known here: for those see tests/parity.
+Tests that its weights fit its configuration, its answers are numbers of the right shape, and a text
+has the same answer alone, packed among others and twice in a batch. The correct answers are not
+known here: for those see tests/parity.
 """
 
 from __future__ import annotations
@@ -42,22 +43,37 @@ RELATIVE_ERROR = 1e-5
 """Tolerance in float32 between a sequence packed and alone."""
 
 BFLOAT16_COSINE = 0.99
-"""The least cosine to float32. Below it a model loses too much quality in bfloat16: its card should say `dtype: float32`."""
+"""The least cosine to float32. Below it a model loses too much quality in bfloat16: its card should
+say `dtype: float32`.
+"""
 
 
 def run(
-    directory: Path, model: str, overrides: Overrides | None, *, in_int8: bool = False, base: Path | None = None
+    directory: Path,
+    model: str,
+    overrides: Overrides | None,
+    *,
+    in_int8: bool = False,
+    base: Path | None = None,
 ) -> Iterator[Test]:
-    """Runs the checks and yields each when it is done. Raises ModelBroken if the model cannot be loaded.
+    """Runs the checks and yields each when it is done. Raises ModelBroken if the model cannot be
+    loaded.
 
-    `in_int8`: whether a worker would load it in int8 where the card says nothing of it. What a model loses in int8 is measured
-    anyhow, and fails where a worker would load it so. `base`: as of `load_model`.
+    `in_int8`: whether a worker would load it in int8 where the card says nothing of it. What a
+    model loses in int8 is measured anyhow, and fails where a worker would load it so. `base`: as of
+    `load_model`.
     """
-    in_int8 = overrides.dtype == "int8" if overrides is not None and overrides.dtype not in (None, "auto") else in_int8
+    in_int8 = (
+        overrides.dtype == "int8"
+        if overrides is not None and overrides.dtype not in (None, "auto")
+        else in_int8
+    )
     overrides = None if overrides is None else replace(overrides, dtype=None)
     runs: list[Answered] = []
     loaded = _load(directory, model, overrides, torch.float32, base)
-    yield Test("loads in float32", True, f"{loaded.bytes:,} bytes, at most {loaded.max_tokens:,} tokens")
+    yield Test(
+        "loads in float32", True, f"{loaded.bytes:,} bytes, at most {loaded.max_tokens:,} tokens"
+    )
     for work in works(loaded.card, list(TEXTS)):
         done = answered(loaded, loaded.prepare(work))
         runs.append(done)
@@ -66,18 +82,28 @@ def run(
     low = _load(directory, model, overrides, torch.bfloat16, base)
     for done in runs:
         nearest = min(map(cosine, low.forward_all(done.prepared), done.outputs))
-        yield Test(f"{done.task}: bfloat16 near float32", nearest >= BFLOAT16_COSINE, f"lowest cosine {nearest:.5f}")
+        yield Test(
+            f"{done.task}: bfloat16 near float32",
+            nearest >= BFLOAT16_COSINE,
+            f"lowest cosine {nearest:.5f}",
+        )
 
     is_of_images = low.card.kind == "images"
     del low
     if is_of_images:
         if in_int8:
-            yield Test("loads in int8", False, "models of images are not served in int8: a worker loads it in its default type")
+            yield Test(
+                "loads in int8",
+                False,
+                "models of images are not served in int8: a worker loads it in its default type",
+            )
         return
     yield from _int8(directory, model, overrides, runs, wanted=in_int8)
 
 
-def _int8(directory: Path, model: str, overrides: Overrides | None, runs: list[Answered], *, wanted: bool) -> Iterator[Test]:
+def _int8(
+    directory: Path, model: str, overrides: Overrides | None, runs: list[Answered], *, wanted: bool
+) -> Iterator[Test]:
     """What the model loses in int8. `runs`: jobs and their outputs in float32."""
     try:
         small = _load(directory, model, overrides, torch.int8)
@@ -92,7 +118,13 @@ def _int8(directory: Path, model: str, overrides: Overrides | None, runs: list[A
         yield Test(f"{task}: int8 near float32", found.is_good or not wanted, found.figure + advice)
 
 
-def _load(directory: Path, model: str, overrides: Overrides | None, dtype: torch.dtype, base: Path | None = None) -> PackedModel:
+def _load(
+    directory: Path,
+    model: str,
+    overrides: Overrides | None,
+    dtype: torch.dtype,
+    base: Path | None = None,
+) -> PackedModel:
     return load_model(directory, model, torch.device("cpu"), dtype, overrides, base)
 
 
@@ -100,14 +132,29 @@ def _checks(model: PackedModel, done: Answered) -> Iterator[Test]:
     prepared, outputs = done.prepared, done.outputs
     tokens = [sequence.tokens for sequence in prepared.sequences]
     finite = all(map(is_finite, outputs))
-    yield Test(f"{done.task}: finite", finite, f"{len(outputs)} sequences of {min(tokens)} to {max(tokens)} tokens")
+    yield Test(
+        f"{done.task}: finite",
+        finite,
+        f"{len(outputs)} sequences of {min(tokens)} to {max(tokens)} tokens",
+    )
     heads = {index: head for head, indices in prepared.groups().items() for index in indices}
-    alone = [model.forward(heads[index], [sequence])[0] for index, sequence in enumerate(prepared.sequences)]
+    alone = [
+        model.forward(heads[index], [sequence])[0]
+        for index, sequence in enumerate(prepared.sequences)
+    ]
     error = max(map(_relative_error, outputs, alone))
-    yield Test(f"{done.task}: packed as alone", error <= RELATIVE_ERROR, f"relative error {error:.1e}")
-    twins = max((_relative_error(outputs[i], outputs[j]) for i, j in _twins(prepared)), default=None)
+    yield Test(
+        f"{done.task}: packed as alone", error <= RELATIVE_ERROR, f"relative error {error:.1e}"
+    )
+    twins = max(
+        (_relative_error(outputs[i], outputs[j]) for i, j in _twins(prepared)), default=None
+    )
     if twins is not None:
-        yield Test(f"{done.task}: same text, same answer", twins <= RELATIVE_ERROR, f"relative error {twins:.1e}")
+        yield Test(
+            f"{done.task}: same text, same answer",
+            twins <= RELATIVE_ERROR,
+            f"relative error {twins:.1e}",
+        )
     if finite:
         wrong = _wrong(model.card, prepared.work, model.finish(prepared, outputs))
         yield Test(f"{done.task}: answer", not wrong, wrong or "shapes and offsets are right")
@@ -117,8 +164,15 @@ def _twins(prepared: Prepared) -> Iterator[tuple[int, int]]:
     """Pairs of sequences with the same tokens, segments, tokens before them and image."""
     seen: dict[tuple[bytes, ...], int] = {}
     for number, sequence in enumerate(prepared.sequences):
-        arrays = (sequence.ids, sequence.type_ids, sequence.before, None if sequence.rows is None else sequence.rows.values)
-        first = seen.setdefault(tuple(b"" if array is None else array.tobytes() for array in arrays), number)
+        arrays = (
+            sequence.ids,
+            sequence.type_ids,
+            sequence.before,
+            None if sequence.rows is None else sequence.rows.values,
+        )
+        first = seen.setdefault(
+            tuple(b"" if array is None else array.tobytes() for array in arrays), number
+        )
         if first != number:
             yield first, number
 
@@ -132,11 +186,22 @@ def _wrong(card: Card, work: Work, result: Result) -> str:
         case EncodeResult():
             return _wrong_vectors(card, len(texts), result)
         case ScoreResult(scores):
-            return "" if scores.shape == (len(texts),) else f"scores have shape {scores.shape}, not ({len(texts)},)"
+            return (
+                ""
+                if scores.shape == (len(texts),)
+                else f"scores have shape {scores.shape}, not ({len(texts)},)"
+            )
         case ExtractResult(items):
             if len(items) != len(texts):
                 return f"{len(items)} answers for {len(texts)} texts"
-            return next((wrong for text, item in zip(texts, items, strict=True) if (wrong := _wrong_extraction(text, item))), "")
+            return next(
+                (
+                    wrong
+                    for text, item in zip(texts, items, strict=True)
+                    if (wrong := _wrong_extraction(text, item))
+                ),
+                "",
+            )
         case _:
             return f"the answer is a {type(result).__name__}"
 
@@ -146,11 +211,16 @@ def _wrong_vectors(card: Card, count: int, result: EncodeResult) -> str:
         return f"dense vectors have shape {result.dense.shape}, not {(count, card.dimensions)}"
     if result.multi_vector is not None:
         rows = result.multi_vector
-        if len(rows.offsets) != count + 1 or rows.values.shape != (rows.offsets[-1], card.multi_vector_dimensions):
+        if len(rows.offsets) != count + 1 or rows.values.shape != (
+            rows.offsets[-1],
+            card.multi_vector_dimensions,
+        ):
             return f"multi-vectors have shape {rows.values.shape} and {len(rows.offsets)} offsets for {count} texts"
     if result.sparse is not None:
         sparse = result.sparse
-        if len(sparse.offsets) != count + 1 or (len(sparse.indices) and int(sparse.indices.max()) >= sparse.columns):
+        if len(sparse.offsets) != count + 1 or (
+            len(sparse.indices) and int(sparse.indices.max()) >= sparse.columns
+        ):
             return f"sparse vectors have {len(sparse.offsets)} offsets for {count} texts and {sparse.columns} columns"
     return ""
 

@@ -1,7 +1,9 @@
-"""What a worker holds between Pull and Complete: leases, their jobs, and the resident models that serve them.
+"""What a worker holds between Pull and Complete: leases, their jobs, and the resident models that
+serve them.
 
-Three kinds of thread own a HeldJob in sequence: the event loop (pull, answer), a preparing or finishing thread, and the device
-thread. Only `unwanted` is written by one while another may read it: a stale read costs some wasted work and nothing else.
+Three kinds of thread own a HeldJob in sequence: the event loop (pull, answer), a preparing or
+finishing thread, and the device thread. Only `unwanted` is written by one while another may read
+it: a stale read costs some wasted work and nothing else.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class Unwanted(Exception):
 
 
 PreparationKind = Literal["quick", "images", "documents"]
-"""How a job is prepared. Jobs with large images or documents may take seconds without a yield; jobs of a kind have threads that no
-job of another kind waits for."""
+"""How a job is prepared. Jobs with large images or documents may take seconds without a yield; jobs
+of a kind have threads that no job of another kind waits for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +55,16 @@ class Lease:
     sending: bool = False
     closed: bool = False
     unreadable: int = 0
-    """Payloads that could not be parsed as a Job: they must run out of attempts in the lane, so the lease is left to expire."""
+    """Payloads that could not be parsed as a Job: they must run out of attempts in the lane, so the
+    lease is left to expire.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class DocumentSeconds:
-    """Time that a job's documents took in document processes. Written by the thread that prepares the job."""
+    """Time that a job's documents took in document processes. Written by the thread that prepares
+    the job.
+    """
 
     processor: float = 0.0
     """Processor time of these processes."""
@@ -108,17 +114,23 @@ class HeldJob:
 
     def __post_init__(self) -> None:
         kind = self.job.WhichOneof("operation")
-        is_bulk = kind is not None and getattr(self.job, kind).priority == inference_pb2.PRIORITY_BULK
+        is_bulk = (
+            kind is not None and getattr(self.job, kind).priority == inference_pb2.PRIORITY_BULK
+        )
         self.flow = Flow(self.lease.lane.adapter, self.job.tenant, is_bulk)
 
     def drop_operation(self) -> None:
-        """Frees the operation's message once it was read, so that the texts are not in memory twice."""
+        """Frees the operation's message once it was read, so that the texts are not in memory
+        twice.
+        """
         kind = self.job.WhichOneof("operation")
         if kind is not None:
             self.job.ClearField(kind)
 
     def check_wanted(self, unix_time: float, done: str) -> None:
-        """Raises Unwanted if the job was cancelled, and DeadlinePassed if its deadline passed before it was `done`."""
+        """Raises Unwanted if the job was cancelled, and DeadlinePassed if its deadline passed
+        before it was `done`.
+        """
         if self.unwanted:
             raise Unwanted
         if self.deadline_unix <= unix_time:

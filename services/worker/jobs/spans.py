@@ -1,8 +1,9 @@
-"""Trace spans of jobs (`libs/telemetry/traces.py` shows the tree of spans); jobs that are not traced have none.
+"""Trace spans of jobs (`libs/telemetry/traces.py` shows the tree of spans); jobs that are not
+traced have none.
 
-Not on the request path: a job's span is begun by `intake.py`, given its stages by preparing threads, the device thread and
-finishing threads in turn, and ended by `delivery.py`. Times are seconds of the worker's monotonic clock; the spans of stages are
-made once their times are known.
+Not on the request path: a job's span is begun by `intake.py`, given its stages by preparing
+threads, the device thread and finishing threads in turn, and ended by `delivery.py`. Times are
+seconds of the worker's monotonic clock; the spans of stages are made once their times are known.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from libs.telemetry import traces
 
 
 class JobSpan:
-    """The span `process <lane>`, from the pull until the answer is handed over for sending. Without a span (untraced) a no-op."""
+    """The span `process <lane>`, from the pull until the answer is handed over for sending. Without
+    a span (untraced) a no-op.
+    """
 
     def __init__(self, span: Span | None = None) -> None:
         self.span = span
@@ -59,11 +62,25 @@ def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited:
         "shoal.worker_id": worker_id,
         "shoal.model": lane.model,
     }
-    return JobSpan(traces.begin(f"process {name}", context, kind=SpanKind.CONSUMER, attributes=attributes, start_ns=now))
+    return JobSpan(
+        traces.begin(
+            f"process {name}", context, kind=SpanKind.CONSUMER, attributes=attributes, start_ns=now
+        )
+    )
 
 
-def batch(model: str, jobs: Iterable[JobSpan], started: float, ended: float, *, tokens: int, sequences: int) -> None:
-    """Makes the span of one forward pass: in the trace of its first traced job, and linked with the spans of all traced ones."""
+def batch(
+    model: str,
+    jobs: Iterable[JobSpan],
+    started: float,
+    ended: float,
+    *,
+    tokens: int,
+    sequences: int,
+) -> None:
+    """Makes the span of one forward pass: in the trace of its first traced job, and linked with the
+    spans of all traced ones.
+    """
     spans = [job.span for job in jobs if job.span is not None]
     if not spans:
         return
@@ -72,7 +89,9 @@ def batch(model: str, jobs: Iterable[JobSpan], started: float, ended: float, *, 
         "shoal.batch.tokens": tokens,
         "shoal.batch.sequences": sequences,
     }
-    forward = traces.begin("forward", spans[0], attributes=attributes, links=spans, start_ns=_unix_ns(started))
+    forward = traces.begin(
+        "forward", spans[0], attributes=attributes, links=spans, start_ns=_unix_ns(started)
+    )
     forward.end(_unix_ns(ended))
     for one in spans[1:]:
         one.add_link(forward.get_span_context())

@@ -1,6 +1,7 @@
 """Counts the device seconds, and those wasted on answers that nobody waited for.
 
-Not on the request path: `runner.py` reports each forward pass, `delivery.py` jobs that were cancelled or refused.
+Not on the request path: `runner.py` reports each forward pass, `delivery.py` jobs that were
+cancelled or refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from services.worker.jobs.held import HeldJob
 
 
 class Waste:
-    """Sums since the process began. The time of a forward pass is divided between its jobs by tokens. Thread-safe."""
+    """Sums since the process began. The time of a forward pass is divided between its jobs by
+    tokens. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +32,9 @@ class Waste:
         return self._wasted_seconds
 
     def computed(self, jobs: Sequence[HeldJob], tokens: Sequence[int], seconds: float) -> None:
-        """Adds a forward pass, in which `tokens[i]` tokens belonged to `jobs[i]`; a job may occur more than once."""
+        """Adds a forward pass, in which `tokens[i]` tokens belonged to `jobs[i]`; a job may occur
+        more than once.
+        """
         a_token = seconds / max(1, sum(tokens))
         with self._lock:
             self._device_seconds += seconds
@@ -40,12 +45,16 @@ class Waste:
                     held.device_seconds += count * a_token
 
     def dropped(self, held: HeldJob) -> None:
-        """Counts a job's device seconds as wasted, since nobody waits for it. Idempotent; call after setting `held.unwanted`."""
+        """Counts a job's device seconds as wasted, since nobody waits for it. Idempotent; call
+        after setting `held.unwanted`.
+        """
         with self._lock:
             self._wasted_seconds += held.device_seconds
             held.device_seconds = 0.0
 
     def refused(self, seconds: float) -> None:
-        """Counts device seconds of answers that a router refused: cancelled meanwhile, or answered by another worker."""
+        """Counts device seconds of answers that a router refused: cancelled meanwhile, or answered
+        by another worker.
+        """
         with self._lock:
             self._wasted_seconds += seconds

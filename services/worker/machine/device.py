@@ -33,12 +33,14 @@ _CPU_SHARE = 0.6
 
 _ACCELERATOR_RESERVE = 1 << 30
 _ACCELERATOR_SHARE = 0.93
-"""Of the memory beyond the reserve. The rest is for the driver's context, kernels' own memory, and allocator fragmentation."""
+"""Of the memory beyond the reserve. The rest is for the driver's context, kernels' own memory, and
+allocator fragmentation.
+"""
 
 _HOST_SHARE = 0.5
 """Of the host's memory, for warm models beside an accelerator."""
 
-_MOST_KERNELS = 256
+_MAX_KERNELS = 256
 """Characters of a heartbeat's `kernels` that a router takes."""
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -46,7 +48,9 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 class Load(Protocol):
     def __call__(self, directory: Path, model: str, base: Path | None = None, /) -> Model:
-        """Reads a model from its directory; `base`: of an adapter, that of the model it is merged into. Raises ShoalError."""
+        """Reads a model from its directory; `base`: of an adapter, that of the model it is merged
+        into. Raises ShoalError.
+        """
 
 
 def _nothing() -> None:
@@ -57,13 +61,15 @@ def _nothing() -> None:
 class Device:
     """The interface of the device to the rest of the worker.
 
-    `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for warm models. `shares_memory`: both
-    are the same. `item_bytes`: size of a weight. `has_int8`: whether models may be in int8; else those have the device's own type.
-    `load`: must run on a thread of its own. `recover`: called after a failed forward pass; raises if the device is lost.
+    `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for
+    warm models. `shares_memory`: both are the same. `item_bytes`: size of a weight. `has_int8`:
+    whether models may be in int8; else those have the device's own type. `load`: must run on a
+    thread of its own. `recover`: called after a failed forward pass; raises if the device is lost.
     `trim`: returns freed memory to the system. `enter`: called first on the device thread.
-    `kernels`: the native kernels that a CPU uses, or "none: " and why. `graphs`: makes the graphs of one model; None: forwards are
-    not captured. `batches_in_flight`: how many batches may be launched and not collected; 1: each is launched once the answers of
-    the last one are on the host.
+    `kernels`: the native kernels that a CPU uses, or "none: " and why. `graphs`: makes the graphs
+    of one model; None: forwards are not captured. `batches_in_flight`: how many batches may be
+    launched and not collected; 1: each is launched once the answers of the last one are on the
+    host.
     """
 
     name: str
@@ -83,27 +89,37 @@ class Device:
 
 
 def open_device(settings: Settings) -> Device:
-    """Raises InvalidInput if the device asked for is not there, or does not compute in the number format asked for."""
+    """Raises InvalidInput if the device asked for is not there, or does not compute in the number
+    format asked for.
+    """
     has_cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not has_cuda:
-        raise InvalidInput("SHOAL_DEVICE is cuda, but torch finds no such device", field="SHOAL_DEVICE")
+        raise InvalidInput(
+            "SHOAL_DEVICE is cuda, but torch finds no such device", field="SHOAL_DEVICE"
+        )
     device = torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
     dtype = default_dtype(device) if settings.dtype == "auto" else _DTYPES[settings.dtype]
     if dtype is torch.int8:
         missing = int8.missing() if device.type == "cpu" else "int8 is for CPUs"
         if missing:
             raise InvalidInput(f"SHOAL_DTYPE is int8, but {missing}", field="SHOAL_DTYPE")
-    return _accelerator(settings, device, dtype) if device.type == "cuda" else _cpu(settings, device, dtype)
+    return (
+        _accelerator(settings, device, dtype)
+        if device.type == "cuda"
+        else _cpu(settings, device, dtype)
+    )
 
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
 
 
 def use_threads(count: int) -> None:
-    """Sets the number of torch's threads for the calling thread, whatever other threads set for themselves later.
+    """Sets the number of torch's threads for the calling thread, whatever other threads set for
+    themselves later.
 
-    Besides the calling thread's own number torch sets one for all threads that have not computed yet. A thread that has set its
-    own still takes that one with its first operation, so this must be followed by one: reading the number is enough.
+    Besides the calling thread's own number torch sets one for all threads that have not computed
+    yet. A thread that has set its own still takes that one with its first operation, so this must
+    be followed by one: reading the number is enough.
     """
     torch.set_num_threads(count)
     torch.get_num_threads()
@@ -111,9 +127,13 @@ def use_threads(count: int) -> None:
 
 def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog, memory_bytes: int) -> Load:
     def load(directory: Path, model: str, base: Path | None = None, /) -> Model:
-        """Runs on a thread of its own, for which it limits torch to one thread, so that loads do not slow down serving."""
+        """Runs on a thread of its own, for which it limits torch to one thread, so that loads do
+        not slow down serving.
+        """
         use_threads(1)
-        return load_served_model(directory, model, device, dtype, catalog.of(model), base, memory_bytes)
+        return load_served_model(
+            directory, model, device, dtype, catalog.of(model), base, memory_bytes
+        )
 
     return load
 
@@ -122,7 +142,7 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
     memory_bytes = settings.memory_bytes or int(_host_bytes() * _CPU_SHARE)
     return Device(
         name="cpu",
-        kernels=native.name()[:_MOST_KERNELS],
+        kernels=native.name()[:_MAX_KERNELS],
         memory_bytes=memory_bytes,
         host_bytes=settings.host_bytes or 0,
         batch_tokens=settings.batch_tokens or _CPU_BATCH_TOKENS,
@@ -135,17 +155,23 @@ def _cpu(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device
 
 
 def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -> Device:
-    # By default cuDNN computes convolutions and LSTMs of float32 models with the 10 bits of TensorFloat-32.
+    # By default cuDNN computes convolutions and LSTMs of float32 models with the 10 bits of
+    # TensorFloat-32.
     torch.backends.cudnn.allow_tf32 = False
     total = torch.cuda.get_device_properties(device).total_memory
     if settings.memory_bytes:
-        # Beside other processes on the device the budget is a promise: torch must free its caches rather than grow beyond it.
-        torch.cuda.set_per_process_memory_fraction(min(1.0, settings.memory_bytes / _ACCELERATOR_SHARE / total), device)
+        # Beside other processes on the device the budget is a promise: torch must free its caches
+        # rather than grow beyond it.
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, settings.memory_bytes / _ACCELERATOR_SHARE / total), device
+        )
     memory_bytes = settings.memory_bytes or int((total - _ACCELERATOR_RESERVE) * _ACCELERATOR_SHARE)
     return Device(
         name=torch.cuda.get_device_name(device),
         memory_bytes=memory_bytes,
-        host_bytes=int(_host_bytes() * _HOST_SHARE) if settings.host_bytes is None else settings.host_bytes,
+        host_bytes=int(_host_bytes() * _HOST_SHARE)
+        if settings.host_bytes is None
+        else settings.host_bytes,
         shares_memory=False,
         batch_tokens=settings.batch_tokens or _ACCELERATOR_BATCH_TOKENS,
         item_bytes=dtype.itemsize,
@@ -163,7 +189,9 @@ def _graphs(device: torch.device, most: int, owner: Owner) -> Graphs:
 
 
 def _recover_accelerator() -> None:
-    """After running out of memory, frees the caches. After an error that corrupts the CUDA context, synchronize raises it again."""
+    """After running out of memory, frees the caches. After an error that corrupts the CUDA context,
+    synchronize raises it again.
+    """
     with sharing():  # a synchronisation beside a capture would raise, and end the capture
         torch.cuda.synchronize()
         _free_caches()
@@ -176,12 +204,14 @@ def _trim_accelerator() -> None:
 
 
 def _free_caches() -> None:
-    """Returns torch's unused memory to the device. A failure is logged: the allocator has lost count, but the device is not lost,
-    which only `synchronize` can say."""
+    """Returns torch's unused memory to the device. A failure is logged: the allocator has lost
+    count, but the device is not lost, which only `synchronize` can say."""
     try:
         torch.cuda.empty_cache()
     except RuntimeError:
-        log.exception("torch could not return unused memory to the device: forward passes go on with the memory that is free")
+        log.exception(
+            "torch could not return unused memory to the device: forward passes go on with the memory that is free"
+        )
 
 
 def _host_bytes() -> int:

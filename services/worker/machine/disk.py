@@ -1,4 +1,6 @@
-"""Models on this machine's disk: maps model ids to directories, and computes the size of their weights."""
+"""Models on this machine's disk: maps model ids to directories, and computes the size of their
+weights.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """One entry of SHOAL_MODELS: the directory of one model, or (no model) a root laid out `<root>/<org>/<name>[@revision]/`."""
+    """One entry of SHOAL_MODELS: the directory of one model, or (no model) a root laid out
+    `<root>/<org>/<name>[@revision]/`.
+    """
 
     path: Path
     model: str = ""
@@ -29,21 +33,27 @@ class Shelf:
 
 
 def parse_shelves(text: str) -> tuple[Shelf, ...]:
-    """SHOAL_MODELS: colon-separated `org/name=/path` and `/root`. Raises InvalidInput for what is neither."""
+    """SHOAL_MODELS: colon-separated `org/name=/path` and `/root`. Raises InvalidInput for what is
+    neither.
+    """
     return tuple(_shelf(entry) for entry in text.split(":") if entry)
 
 
 def _shelf(entry: str) -> Shelf:
     model, equals, path = entry.rpartition("=")
     if equals and not is_model_id(model):
-        raise InvalidInput(f"SHOAL_MODELS: {model!r} is not a model id of the form org/name", field="SHOAL_MODELS")
+        raise InvalidInput(
+            f"SHOAL_MODELS: {model!r} is not a model id of the form org/name", field="SHOAL_MODELS"
+        )
     if not path:
         raise InvalidInput(f"SHOAL_MODELS: {entry!r} names no directory", field="SHOAL_MODELS")
     return Shelf(Path(path), model)
 
 
 def find(shelves: tuple[Shelf, ...], model: str) -> Path:
-    """The directory of a model on the first shelf that has it; a revision is part of the id. Raises ModelNotFound."""
+    """The directory of a model on the first shelf that has it; a revision is part of the id. Raises
+    ModelNotFound.
+    """
     for directory in _directories(shelves, model):
         if _is_checkpoint(directory):
             return directory
@@ -55,14 +65,20 @@ def find_adapter(shelves: tuple[Shelf, ...], adapter: str) -> Path:
     for directory in _directories(shelves, adapter):
         if (directory / lora.FILE).is_file():
             return directory
-    raise ModelNotFound(f"no directory of this worker holds the adapter {adapter!r}", field="adapter")
+    raise ModelNotFound(
+        f"no directory of this worker holds the adapter {adapter!r}", field="adapter"
+    )
 
 
 def _directories(shelves: tuple[Shelf, ...], name: str) -> list[Path]:
     """The directories in which a model or adapter of that id may be."""
     if not is_model_id(name):
         return []
-    return [shelf.path / name if not shelf.model else shelf.path for shelf in shelves if shelf.model in ("", name)]
+    return [
+        shelf.path / name if not shelf.model else shelf.path
+        for shelf in shelves
+        if shelf.model in ("", name)
+    ]
 
 
 def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
@@ -72,7 +88,10 @@ def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
 
 def adapters(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
     """Every LoRA adapter on disk, by id."""
-    return _first(shelves, lambda directory: (directory / lora.FILE).is_file() and not _is_checkpoint(directory))
+    return _first(
+        shelves,
+        lambda directory: (directory / lora.FILE).is_file() and not _is_checkpoint(directory),
+    )
 
 
 def _first(shelves: tuple[Shelf, ...], is_wanted: Callable[[Path], bool]) -> dict[str, Path]:
@@ -86,24 +105,36 @@ def _first(shelves: tuple[Shelf, ...], is_wanted: Callable[[Path], bool]) -> dic
 
 
 def _is_checkpoint(directory: Path) -> bool:
-    """Whether the directory holds a model. An adapter's does not, though some hold the base model's config.json too."""
-    if (directory / lora.FILE).is_file() and not any((directory / name).is_file() for name in lora.MODEL_WEIGHTS):
+    """Whether the directory holds a model. An adapter's does not, though some hold the base model's
+    config.json too.
+    """
+    if (directory / lora.FILE).is_file() and not any(
+        (directory / name).is_file() for name in lora.MODEL_WEIGHTS
+    ):
         return False
     return any((directory / name).is_file() for name in CONFIGS)
 
 
 def _below(root: Path) -> list[tuple[str, Path]]:
-    return sorted((f"{directory.parent.name}/{directory.name}", directory) for directory in root.glob("*/*") if directory.is_dir())
+    return sorted(
+        (f"{directory.parent.name}/{directory.name}", directory)
+        for directory in root.glob("*/*")
+        if directory.is_dir()
+    )
 
 
 def weight_bytes(directory: Path, item_bytes: int) -> int:
-    """The memory that a checkpoint's tensors, module folders included, will take with `item_bytes` a floating-point number.
+    """The memory that a checkpoint's tensors, module folders included, will take with `item_bytes`
+    a floating-point number.
 
-    1: int8, in which matrices have 12 bytes more for each row (scale, sum, bias), and all else is float32. Reads the headers alone.
-    Of two copies of the weights in the layouts of open_clip and transformers the one that is read counts. Raises ModelBroken for a
-    file that is no safetensors file.
+    1: int8, in which matrices have 12 bytes more for each row (scale, sum, bias), and all else is
+    float32. Reads the headers alone. Of two copies of the weights in the layouts of open_clip and
+    transformers the one that is read counts. Raises ModelBroken for a file that is no safetensors
+    file.
     """
-    files = [str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors"))]
+    files = [
+        str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors"))
+    ]
     if images.OPEN_CLIP_WEIGHTS in files:
         is_read = images.is_open_clip(directory)
         files = [name for name in files if (name == images.OPEN_CLIP_WEIGHTS) == is_read]
@@ -119,5 +150,9 @@ def _file_bytes(directory: Path, name: str, item_bytes: int) -> int:
         elif item_bytes > 1:
             total += size // own * item_bytes
         else:
-            total += size // own + entry.shape[0] * _ROW_BYTES if len(entry.shape) == 2 else size // own * 4
+            total += (
+                size // own + entry.shape[0] * _ROW_BYTES
+                if len(entry.shape) == 2
+                else size // own * 4
+            )
     return total

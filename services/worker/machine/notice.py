@@ -1,11 +1,12 @@
 """Preemption notices of spot machines, in time for a graceful shutdown.
 
-Not on the request path. A source is polled every few seconds, in a thread; the first notice counts. `app.py` then tells routers,
-loads no new models, keeps serving, and shuts down as on SIGTERM early enough for held jobs to be finished.
+Not on the request path. A source is polled every few seconds, in a thread; the first notice counts.
+`app.py` then tells routers, loads no new models, keeps serving, and shuts down as on SIGTERM early
+enough for held jobs to be finished.
 
-Sources: AWS, EC2 User Guide, "Spot Instance interruption notices" (IMDSv2, `spot/instance-action`, two minutes ahead);
-Google Cloud, "Preemption process" (`instance/preempted`, 30 seconds ahead, and ACPI G2 at once). Any other machine, or a node's
-termination handler, can write a file.
+Sources: AWS, EC2 User Guide, "Spot Instance interruption notices" (IMDSv2, `spot/instance-action`,
+two minutes ahead); Google Cloud, "Preemption process" (`instance/preempted`, 30 seconds ahead, and
+ACPI G2 at once). Any other machine, or a node's termination handler, can write a file.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 12.0
-"""A worker that has a notice starts to shut down this long before its machine goes, or its grace period if that is less."""
+"""A worker that has a notice starts to shut down this long before its machine goes, or its grace
+period if that is less.
+"""
 LAST_SECONDS: Final = 5.0
-"""The part of these that is reserved for handing back unfinished jobs and for the last heartbeat."""
+"""The part of these that is reserved for handing back unfinished jobs and for the last
+heartbeat.
+"""
 
 GOOGLE_SECONDS: Final = 30.0
 """The time from Google's notice until the machine is off."""
@@ -56,7 +61,9 @@ class Source(Protocol):
     """A source of preemption notices."""
 
     def gone_at(self) -> float | None:
-        """When the machine goes (Unix time), None without a notice. Blocking. Raises OSError or ValueError if unreadable."""
+        """When the machine goes (Unix time), None without a notice. Blocking. Raises OSError or
+        ValueError if unreadable.
+        """
 
 
 def source_of(spec: str) -> Source | None:
@@ -73,7 +80,9 @@ def source_of(spec: str) -> Source | None:
 
 
 class AwsSource:
-    """The instance metadata service, version 2: it wants a token first, and answers 404 until there is a notice."""
+    """The instance metadata service, version 2: it wants a token first, and answers 404 until there
+    is a notice.
+    """
 
     def __init__(self, base: str = "http://169.254.169.254") -> None:
         self._base = base
@@ -95,7 +104,10 @@ class AwsSource:
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
             self._token = _fetch(f"{self._base}/latest/api/token", ttl, "PUT")
-        return _fetch(f"{self._base}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
+        return _fetch(
+            f"{self._base}/latest/meta-data/spot/instance-action",
+            {"X-aws-ec2-metadata-token": self._token},
+        )
 
 
 def _time_of(answer: str) -> str:
@@ -108,17 +120,26 @@ def _time_of(answer: str) -> str:
 class GoogleSource:
     """The metadata server: it answers TRUE once the machine is preempted."""
 
-    def __init__(self, base: str = "http://metadata.google.internal", *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        base: str = "http://metadata.google.internal",
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._base = base
         self._clock = clock
 
     def gone_at(self) -> float | None:
-        answer = _fetch(f"{self._base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
+        answer = _fetch(
+            f"{self._base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}
+        )
         return self._clock() + GOOGLE_SECONDS if answer.strip() == "TRUE" else None
 
 
 class FileSource:
-    """A file with the notice: seconds counted from when it was written, or an ISO 8601 time, in UTC unless it says otherwise."""
+    """A file with the notice: seconds counted from when it was written, or an ISO 8601 time, in UTC
+    unless it says otherwise.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -152,7 +173,9 @@ def _fetch(url: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 async def noticed(source: Source, interval_seconds: float = POLL_SECONDS) -> float:
-    """Waits for the first notice; returns when the machine goes (Unix time). A source that does not answer is asked again."""
+    """Waits for the first notice; returns when the machine goes (Unix time). A source that does not
+    answer is asked again.
+    """
     was_silent = False
     while True:
         try:
@@ -160,7 +183,10 @@ async def noticed(source: Source, interval_seconds: float = POLL_SECONDS) -> flo
         except (OSError, ValueError, HTTPException) as error:
             if not was_silent:
                 reason = f"{type(error).__name__}: {error}"
-                log.warning("preemption notices cannot be read: the source is polled again", extra=fields({"error": reason}))
+                log.warning(
+                    "preemption notices cannot be read: the source is polled again",
+                    extra=fields({"error": reason}),
+                )
             was_silent, gone_at = True, None
         else:
             was_silent = False

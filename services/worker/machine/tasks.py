@@ -7,7 +7,9 @@ from collections.abc import Coroutine
 
 
 class Tasks:
-    """Tasks of one owner in a task group: `cancel` cancels those that still run. Event loop only."""
+    """Tasks of one owner in a task group: `cancel` cancels those that still run. Event loop
+    only.
+    """
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group

@@ -12,9 +12,12 @@ _Answer = TypeVar("_Answer")
 
 
 def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
-    """Runs the function on a thread of its own: a daemon, because a load cannot be interrupted and must not delay process exit."""
+    """Runs the function on a thread of its own: a daemon, because a load cannot be interrupted and
+    must not delay process exit.
+    """
     future: Future[_Answer] = Future()
-    future.set_running_or_notify_cancel()  # so that a waiter that is cancelled does not cancel the future itself
+    # so that a waiter that is cancelled does not cancel the future itself
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:

@@ -1,8 +1,10 @@
-"""The LoRA adapters of resident models: loaded when a router asks, bounded in number, idle ones evicted first.
+"""The LoRA adapters of resident models: loaded when a router asks, bounded in number, idle ones
+evicted first.
 
-Not on the request path: `residency.py` passes on the adapters that routers offer and reports the loaded ones; `puller.py` pulls for
-these. Event loop only; files are read in threads. An adapter is evicted in two steps, as models are: first it takes no new work,
-then it is removed once its last job has been answered, so that nothing in flight is lost.
+Not on the request path: `residency.py` passes on the adapters that routers offer and reports the
+loaded ones; `puller.py` pulls for these. Event loop only; files are read in threads. An adapter is
+evicted in two steps, as models are: first it takes no new work, then it is removed once its last
+job has been answered, so that nothing in flight is lost.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ WANTED_SECONDS: Final = 60.0
 
 @runtime_checkable
 class TakesAdapters(Protocol):
-    """A model that adapters can be added to while it serves. Both block and may be called on any thread."""
+    """A model that adapters can be added to while it serves. Both block and may be called on any
+    thread.
+    """
 
     def add_adapter(self, name: str, directory: Path) -> int:
         """Returns its bytes on the device. Raises ShoalError."""
@@ -42,14 +46,16 @@ class TakesAdapters(Protocol):
 
 
 Claim = Callable[[str, int], Callable[[], None] | None]
-"""Reserves bytes of device memory under a name. Returns the function that releases them, or None if there is no room."""
+"""Reserves bytes of device memory under a name. Returns the function that releases them, or None if
+there is no room.
+"""
 
 
 class AdapterLoader:
     """Loads adapters into resident models. At most `limit` a model.
 
-    `find`: adapter id -> its directory, fetched if need be; blocking. `claim` reserves device memory. `changed` is called when an
-    adapter was loaded, removed or failed to load.
+    `find`: adapter id -> its directory, fetched if need be; blocking. `claim` reserves device
+    memory. `changed` is called when an adapter was loaded, removed or failed to load.
     """
 
     def __init__(
@@ -68,7 +74,8 @@ class AdapterLoader:
         self._clock = clock
         self._changed = changed
         self._limit = limit
-        # Mutable state: adapters of models that are not resident yet, with the time they were asked for.
+        # Mutable state: adapters of models that are not resident yet, with the time they were asked
+        # for.
         self._wanted: dict[tuple[str, str], float] = {}
 
     def load_later(self, model: str, adapter: str) -> None:
@@ -94,7 +101,9 @@ class AdapterLoader:
         self._tasks.start(self._supervise(resident, adapter))
 
     async def _supervise(self, resident: Resident, adapter: str) -> None:
-        """Supervises one load: it ends with the adapter loaded or with a failure that the heartbeat reports."""
+        """Supervises one load: it ends with the adapter loaded or with a failure that the heartbeat
+        reports.
+        """
         cache, names = resident.adapters, {"model": resident.name, "adapter": adapter}
         started = self._clock()
         try:
@@ -102,10 +111,20 @@ class AdapterLoader:
         except ShoalError as error:
             self._fail(resident, adapter, error)
         except Exception as error:
-            log.exception("an adapter could not be loaded: its load failed with an unexpected error", extra=fields(names))
-            self._fail(resident, adapter, ModelBroken(f"{adapter} could not be loaded: {type(error).__name__}: {error}"))
+            log.exception(
+                "an adapter could not be loaded: its load failed with an unexpected error",
+                extra=fields(names),
+            )
+            self._fail(
+                resident,
+                adapter,
+                ModelBroken(f"{adapter} could not be loaded: {type(error).__name__}: {error}"),
+            )
         else:
-            log.info("adapter loaded", extra=fields({**names, "bytes": size, "seconds": self._clock() - started}))
+            log.info(
+                "adapter loaded",
+                extra=fields({**names, "bytes": size, "seconds": self._clock() - started}),
+            )
         finally:
             cache.loading.discard(adapter)
         self._changed()
@@ -113,7 +132,12 @@ class AdapterLoader:
     def _fail(self, resident: Resident, adapter: str, error: ShoalError) -> None:
         error.__traceback__ = error.__cause__ = error.__context__ = None
         resident.adapters.failed[adapter] = Failed(self._clock(), error)
-        failure = {"model": resident.name, "adapter": adapter, "reason": error.reason, "error": error.message}
+        failure = {
+            "model": resident.name,
+            "adapter": adapter,
+            "reason": error.reason,
+            "error": error.message,
+        }
         log.warning("an adapter could not be loaded", extra=fields(failure))
 
     async def _read(self, resident: Resident, adapter: str) -> int:
@@ -141,7 +165,9 @@ class AdapterLoader:
         return size
 
     def _admit_own(self, resident: Resident, adapter: str) -> None:
-        """Admit an adapter that is part of the model. Raise InvalidInput for one that the model does not have."""
+        """Admit an adapter that is part of the model. Raise InvalidInput for one that the model
+        does not have.
+        """
         own = resident.model.card.own_adapters
         if adapter not in own:
             raise InvalidInput(
@@ -154,16 +180,20 @@ class AdapterLoader:
 
     def _admit(self, resident: Resident, adapter: str, size: int) -> None:
         if resident.leaving:
-            raise NoCapacity(f"{resident.name} left the device while its adapter {adapter} was loaded")
+            raise NoCapacity(
+                f"{resident.name} left the device while its adapter {adapter} was loaded"
+            )
         release = self._claim(f"{resident.name} + {adapter}", size)
         if release is None:
-            raise NoCapacity(f"{adapter} needs {size:,} bytes beside {resident.name}, which are not free on this worker now")
+            raise NoCapacity(
+                f"{adapter} needs {size:,} bytes beside {resident.name}, which are not free on this worker now"
+            )
         now = self._clock()
         resident.adapters.entries[adapter] = Entry(size, now, now, release)
 
     async def _make_room(self, resident: Resident) -> None:
-        """Evicts adapters until the model has fewer than the limit. Each check and the action that follows from it are one step of
-        the event loop, so concurrent loads need no lock."""
+        """Evicts adapters until the model has fewer than the limit. Each check and the action that
+        follows from it are one step of the event loop, so concurrent loads need no lock."""
         cache = resident.adapters
         while cache.loaded + cache.arriving >= self._limit and not resident.leaving:
             victim = cache.victim(self._clock())
@@ -182,7 +212,10 @@ class AdapterLoader:
         resident.adapters.forget(adapter)
         if isinstance(resident.model, TakesAdapters):
             resident.model.remove_adapter(adapter)
-        log.info("adapter unloaded", extra=fields({"model": resident.name, "adapter": adapter, "bytes": victim.bytes}))
+        log.info(
+            "adapter unloaded",
+            extra=fields({"model": resident.name, "adapter": adapter, "bytes": victim.bytes}),
+        )
         self._changed()
 
 

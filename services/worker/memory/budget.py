@@ -1,7 +1,8 @@
-"""Memory accounting: what models take of a memory of fixed size, and which to evict when another needs room. Decisions only.
+"""Memory accounting: what models take of a memory of fixed size, and which to evict when another
+needs room. Decisions only.
 
-Not on the request path: `space.py` keeps a Ledger for the device and `host.py` one for host memory; both carry out what is decided
-here.
+Not on the request path: `space.py` keeps a Ledger for the device and `host.py` one for host memory;
+both carry out what is decided here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ UNMEASURED_TOKENS_PER_SECOND: Final = 2000.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Memory that a model needs: `bytes` always, and `activation_bytes` more while it runs a batch. One batch runs at a time."""
+    """Memory that a model needs: `bytes` always, and `activation_bytes` more while it runs a batch.
+    One batch runs at a time.
+    """
 
     bytes: int
     activation_bytes: int = 0
@@ -40,7 +43,8 @@ class Claim:
 
 
 class Ledger:
-    """Memory reservations (claims). The sum of their bytes plus the largest of their activations never exceeds `limit_bytes`.
+    """Memory reservations (claims). The sum of their bytes plus the largest of their activations
+    never exceeds `limit_bytes`.
 
     Thread-safe: preparing threads claim what they decode.
     """
@@ -70,7 +74,9 @@ class Ledger:
             return [claim for claim in self._claims if claim.is_stuck]
 
     def missing(self, size: Size, without: Collection[Claim] = ()) -> int:
-        """How many bytes are lacking for a further claim if those in `without` were released; 0 or less: it fits."""
+        """How many bytes are lacking for a further claim if those in `without` were released; 0 or
+        less: it fits.
+        """
         with self._lock:
             sizes = [size, *(claim.size for claim in self._claims if claim not in without)]
         return _total(sizes) - self.limit_bytes
@@ -99,21 +105,30 @@ class Ledger:
             self._claims.remove(claim)
 
     def _check(self) -> None:
-        """Asserts the limit at each allocation: an accounting bug must raise here rather than exhaust the machine's memory."""
+        """Asserts the limit at each allocation: an accounting bug must raise here rather than
+        exhaust the machine's memory.
+        """
         taken = _total([claim.size for claim in self._claims])
         self.peak_bytes = max(self.peak_bytes, taken)
         if taken > self.limit_bytes:
-            log.critical("models take more memory than they may", extra=fields({"taken": taken, "limit": self.limit_bytes}))
+            log.critical(
+                "models take more memory than they may",
+                extra=fields({"taken": taken, "limit": self.limit_bytes}),
+            )
             raise InternalError(f"models take {taken:,} bytes, and may take {self.limit_bytes:,}")
 
 
 def _total(sizes: Sequence[Size]) -> int:
-    return sum(size.bytes for size in sizes) + max((size.activation_bytes for size in sizes), default=0)
+    return sum(size.bytes for size in sizes) + max(
+        (size.activation_bytes for size in sizes), default=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A model in a Ledger: what eviction policies see of it, its claim, and the bytes of its adapters' claims, freed with it."""
+    """A model in a Ledger: what eviction policies see of it, its claim, and the bytes of its
+    adapters' claims, freed with it.
+    """
 
     candidate: Candidate
     claim: Claim
@@ -128,36 +143,55 @@ def victims(
     challenger: Challenger,
     own: Claim | None = None,
 ) -> list[Candidate] | None:
-    """Which further models to evict so that `size` fits in place of the claim `own`; [] if the evictions under way free enough.
-    None: the rules forbid enough evictions for now."""
+    """Which further models to evict so that `size` fits in place of the claim `own`; [] if the
+    evictions under way free enough. None: the rules forbid enough evictions for now."""
     leaving = [one for one in holdings if one.candidate.leaving]
     staying = [one for one in holdings if not one.candidate.leaving]
 
     def missing(further: Collection[Holding] = ()) -> int:
-        """How many bytes are lacking once the evictions under way and those of `further` are over."""
+        """How many bytes are lacking once the evictions under way and those of `further` are
+        over.
+        """
         gone = [*leaving, *further]
         claims = [one.claim for one in gone] + ([] if own is None else [own])
         return ledger.missing(size, claims) - sum(one.more_bytes for one in gone)
 
     if missing() <= 0:
         return []
-    # Evicting the model with the largest activations also frees their excess over the second largest.
+    # Evicting the model with the largest activations also frees their excess over the second
+    # largest.
     freed = [replace(one.candidate, bytes=missing() - missing([one])) for one in staying]
     chosen = choose_victims(freed, missing(), policy, challenger)
-    names = {one.name for one in freed if may_yield(one, challenger)} if chosen is None else {one.name for one in chosen}
-    # Models with equally large activations free these only if all are evicted, which a sum over single models does not show.
+    names = (
+        {one.name for one in freed if may_yield(one, challenger)}
+        if chosen is None
+        else {one.name for one in chosen}
+    )
+    # Models with equally large activations free these only if all are evicted, which a sum over
+    # single models does not show.
     going = [one for one in staying if one.candidate.name in names]
     if missing(going) > 0:
         return None
-    for spared in sorted(going, key=lambda one: (one.candidate.is_busy, policy(one.candidate)), reverse=True):
+    for spared in sorted(
+        going, key=lambda one: (one.candidate.is_busy, policy(one.candidate)), reverse=True
+    ):
         rest = [one for one in going if one is not spared]
         if missing(rest) <= 0:
             going = rest
     return [one.candidate for one in going]
 
 
-def never_fits(ledger: Ledger, staying: Collection[Claim], size: Size, own: Claim | None = None, *, more_bytes: int = 0) -> bool:
-    """Whether `size` does not fit beside what cannot be evicted: pinned models (`staying`), `more_bytes` of theirs, hung loads."""
+def never_fits(
+    ledger: Ledger,
+    staying: Collection[Claim],
+    size: Size,
+    own: Claim | None = None,
+    *,
+    more_bytes: int = 0,
+) -> bool:
+    """Whether `size` does not fit beside what cannot be evicted: pinned models (`staying`),
+    `more_bytes` of theirs, hung loads.
+    """
     kept = [claim.size for claim in {*staying, *ledger.stuck} if claim is not own]
     return _total([size, *kept]) + more_bytes > ledger.limit_bytes
 

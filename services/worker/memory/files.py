@@ -1,7 +1,8 @@
-"""The files of models and adapters: found in the worker's directories, else fetched from the store; read as cards and sizes.
+"""The files of models and adapters: found in the worker's directories, else fetched from the store;
+read as cards and sizes.
 
-Not on the request path: `residency.py` lists what is on disk, `loading.py` and `adapters.py` read it. Everything here blocks and is
-called on threads.
+Not on the request path: `residency.py` lists what is on disk, `loading.py` and `adapters.py` read
+it. Everything here blocks and is called on threads.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """A model on disk: its card, and the bytes that its weights would take on the device. None and 0 if its files are broken."""
+    """A model on disk: its card, and the bytes that its weights would take on the device. None and
+    0 if its files are broken.
+    """
 
     card: Card | None = None
     bytes: int = 0
 
 
 class ModelFiles:
-    """`shelves` are searched first, then `store`, if there is one. `catalog` overrides what files say. `item_bytes`: size of a
-    weight on the device where `catalog` sets none, or sets int8 and the device is without it (`has_int8`). `copies`: converts
-    directories of the shelves that have their weights as torch checkpoints; without it they are refused."""
+    """`shelves` are searched first, then `store`, if there is one. `catalog` overrides what files
+    say. `item_bytes`: size of a weight on the device where `catalog` sets none, or sets int8 and
+    the device is without it (`has_int8`). `copies`: converts directories of the shelves that have
+    their weights as torch checkpoints; without it they are refused."""
 
     def __init__(
         self,
@@ -59,7 +63,9 @@ class ModelFiles:
         self.item_bytes = item_bytes
         # Mutable state: the bases of adapters on disk, by directory.
         self._base_names: dict[Path, str] = {}
-        self._own_bytes = {name: size for name, size in ITEM_BYTES.items() if name != "int8" or has_int8}
+        self._own_bytes = {
+            name: size for name, size in ITEM_BYTES.items() if name != "int8" or has_int8
+        }
 
     @property
     def can_fetch(self) -> bool:
@@ -67,7 +73,8 @@ class ModelFiles:
         return self._store is not None
 
     def find(self, model: str) -> Copy:
-        """The directory of a model on a shelf; of an adapter that is a model under its own name, with that of its base.
+        """The directory of a model on a shelf; of an adapter that is a model under its own name,
+        with that of its base.
 
         Raises ModelNotFound, or ModelBroken for such an adapter whose base nothing can find.
         """
@@ -82,22 +89,32 @@ class ModelFiles:
         except ModelBroken:
             if self._store is None:
                 raise
-            raise ModelNotFound(f"no directory of this worker holds the base of the model {model!r}", field="model") from None
+            raise ModelNotFound(
+                f"no directory of this worker holds the base of the model {model!r}", field="model"
+            ) from None
 
     def fetch(self, model: str, on_progress: Callable[[Progress], None]) -> Copy:
-        """The directory of a model in the store, which downloads it if need be, and its base's as `find`. Raises ShoalError."""
+        """The directory of a model in the store, which downloads it if need be, and its base's as
+        `find`. Raises ShoalError.
+        """
         if self._store is None:
-            raise ModelNotFound(f"this worker has no store to fetch the model {model!r} from", field="model")
+            raise ModelNotFound(
+                f"this worker has no store to fetch the model {model!r} from", field="model"
+            )
         try:
             copy = self.readable(self._merged(model), on_progress)
         except ModelNotFound:
             copy = self._from_store(self._store, model, on_progress)
         return self.with_base(copy, model, on_progress)
 
-    def with_base(self, copy: Copy, model: str, on_progress: Callable[[Progress], None] | None = None) -> Copy:
-        """A model's copy; of an adapter, with the directory of its base: on a shelf, else, with `on_progress`, in the store.
+    def with_base(
+        self, copy: Copy, model: str, on_progress: Callable[[Progress], None] | None = None
+    ) -> Copy:
+        """A model's copy; of an adapter, with the directory of its base: on a shelf, else, with
+        `on_progress`, in the store.
 
-        Raises ModelBroken naming a base that cannot be found, or for an adapter of a model of texts; NoCapacity as the store does.
+        Raises ModelBroken naming a base that cannot be found, or for an adapter of a model of
+        texts; NoCapacity as the store does.
         """
         try:
             name = base_of(copy.directory)
@@ -115,7 +132,9 @@ class ModelFiles:
             copy.close()
             raise
 
-    def _base(self, directory: Path, name: str, on_progress: Callable[[Progress], None] | None) -> Copy:
+    def _base(
+        self, directory: Path, name: str, on_progress: Callable[[Progress], None] | None
+    ) -> Copy:
         found = self._on_shelf(name)
         if found is not None:
             return self.readable(found)
@@ -136,7 +155,9 @@ class ModelFiles:
             return None
 
     def _merged(self, model: str) -> Path:
-        """The directory of an adapter on a shelf that is a model under its own name. Raises ModelNotFound."""
+        """The directory of an adapter on a shelf that is a model under its own name. Raises
+        ModelNotFound.
+        """
         try:
             directory = disk.find_adapter(self._shelves, model)
             if is_merged(directory, self._on_shelf(base_of(directory))):
@@ -145,15 +166,19 @@ class ModelFiles:
             pass
         raise ModelNotFound(f"no directory of this worker holds the model {model!r}", field="model")
 
-    def readable(self, directory: Path, on_progress: Callable[[Progress], None] | None = None) -> Copy:
-        """A directory outside the store, or its converted copy if its weights are torch checkpoints. Raises ModelBroken, naming a
-        file that cannot be converted, or NoCapacity."""
+    def readable(
+        self, directory: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> Copy:
+        """A directory outside the store, or its converted copy if its weights are torch
+        checkpoints. Raises ModelBroken, naming a file that cannot be converted, or NoCapacity."""
         if self._copies is None:
             return Copy(directory)
         return self._copies.find(directory, on_progress or (lambda progress: None))
 
     def find_adapter(self, adapter: str) -> Copy:
-        """The directory of an adapter: on a shelf, else in the store, which downloads it if need be. Raises ShoalError."""
+        """The directory of an adapter: on a shelf, else in the store, which downloads it if need
+        be. Raises ShoalError.
+        """
         try:
             directory = disk.find_adapter(self._shelves, adapter)
         except ModelNotFound:
@@ -163,8 +188,17 @@ class ModelFiles:
             return self.readable(directory)
         return self._from_store(self._store, adapter, lambda progress: None, is_adapter=True)
 
-    def _from_store(self, store: Store, name: str, on_progress: Callable[[Progress], None], *, is_adapter: bool = False) -> Copy:
-        """The directory of a model or adapter in the store. Raises ShoalError; a ModelUnreachable says what was searched."""
+    def _from_store(
+        self,
+        store: Store,
+        name: str,
+        on_progress: Callable[[Progress], None],
+        *,
+        is_adapter: bool = False,
+    ) -> Copy:
+        """The directory of a model or adapter in the store. Raises ShoalError; a ModelUnreachable
+        says what was searched.
+        """
         try:
             return store.get(self._catalog.pinned_id(name), on_progress, is_adapter=is_adapter)
         except ModelUnreachable as error:
@@ -178,21 +212,34 @@ class ModelFiles:
             ) from error
 
     def device_bytes(self, model: str, directory: Path, base: Path | None = None) -> int:
-        """Bytes that the model will take on the device, by the headers of its files. Raises ModelBroken."""
+        """Bytes that the model will take on the device, by the headers of its files. Raises
+        ModelBroken.
+        """
         overrides = self._catalog.of(model)
         item_bytes = self._own_bytes.get((overrides and overrides.dtype) or "", self.item_bytes)
-        return max(_weight_bytes(directory, base, item_bytes), (overrides and overrides.memory_bytes) or 0)
+        return max(
+            _weight_bytes(directory, base, item_bytes), (overrides and overrides.memory_bytes) or 0
+        )
 
     def listing(self, known: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
-        """Every model on disk, by id; those in `known` are not read again. A broken one is listed without a card: the reason is
-        reported when it is loaded."""
-        shelves = self._shelves if self._store is None else (*self._shelves, disk.Shelf(self._store.models))
+        """Every model on disk, by id; those in `known` are not read again. A broken one is listed
+        without a card: the reason is reported when it is loaded."""
+        shelves = (
+            self._shelves
+            if self._store is None
+            else (*self._shelves, disk.Shelf(self._store.models))
+        )
         found = disk.listing(shelves)
-        listed = {model: known[model] if model in known else self._read(model, directory) for model, directory in found.items()}
+        listed = {
+            model: known[model] if model in known else self._read(model, directory)
+            for model, directory in found.items()
+        }
         for model, directory in disk.adapters(shelves).items():
             if model in known:
                 listed[model] = known[model]
-            elif model not in found and self._is_model(directory, base := found.get(self._base_name(directory))):
+            elif model not in found and self._is_model(
+                directory, base := found.get(self._base_name(directory))
+            ):
                 listed[model] = self._read(model, directory, base)
         return listed
 
@@ -204,7 +251,9 @@ class ModelFiles:
             return False
 
     def _base_name(self, directory: Path) -> str:
-        """Of an adapter's base; empty if its file is broken. Kept, as the list of models is read again and again."""
+        """Of an adapter's base; empty if its file is broken. Kept, as the list of models is read
+        again and again.
+        """
         if directory not in self._base_names:
             try:
                 self._base_names[directory] = base_of(directory)
@@ -216,9 +265,15 @@ class ModelFiles:
         try:
             directory = directory if self._copies is None else self._copies.existing(directory)
             card = read_card(directory, model, self._catalog.of(model), base)
-            return OnDisk(card, _weight_bytes(directory, base, self._own_bytes.get(card.dtype, self.item_bytes)))
+            return OnDisk(
+                card,
+                _weight_bytes(directory, base, self._own_bytes.get(card.dtype, self.item_bytes)),
+            )
         except (ShoalError, OSError) as error:  # OSError: the store has just evicted it
-            log.warning("a model on disk cannot be read", extra=fields({"model": model, "error": str(error)}))
+            log.warning(
+                "a model on disk cannot be read",
+                extra=fields({"model": model, "error": str(error)}),
+            )
         except Exception:  # whatever one directory holds, the others are served
             log.exception("a model on disk cannot be read", extra=fields({"model": model}))
         return OnDisk()
@@ -226,8 +281,12 @@ class ModelFiles:
 
 def _weight_bytes(directory: Path, base: Path | None, item_bytes: int) -> int:
     """With those of the base: the adapter's own are in memory until they are merged."""
-    return disk.weight_bytes(directory, item_bytes) + (0 if base is None else disk.weight_bytes(base, item_bytes))
+    return disk.weight_bytes(directory, item_bytes) + (
+        0 if base is None else disk.weight_bytes(base, item_bytes)
+    )
 
 
 def _is_adapter(base: str) -> ModelBroken:
-    return ModelBroken(f"is an adapter of {base!r}, which is no model of images: ask for that model, with this as its `adapter`")
+    return ModelBroken(
+        f"is an adapter of {base!r}, which is no model of images: ask for that model, with this as its `adapter`"
+    )

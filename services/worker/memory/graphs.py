@@ -1,7 +1,8 @@
-"""Device memory of CUDA graphs: a part of the claim of their model, which grows only into free memory and is given back first.
+"""Device memory of CUDA graphs: a part of the claim of their model, which grows only into free
+memory and is given back first.
 
-Used by `space.py`; the runner captures through it between batches (`runner.IdleWork`). A model asks for memory on the device thread
-before each capture; everything else is of the event loop.
+Used by `space.py`; the runner captures through it between batches (`runner.IdleWork`). A model asks
+for memory on the device thread before each capture; everything else is of the event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _ANSWER_SECONDS: Final = 1.0
 
 @runtime_checkable
 class KeepsGraphs(Protocol):
-    """A model whose forwards can be captured. All methods but `awaits_capture` block while a forward is in progress."""
+    """A model whose forwards can be captured. All methods but `awaits_capture` block while a
+    forward is in progress.
+    """
 
     def keep_graphs(self, graphs: Graphs) -> None: ...
 
@@ -50,7 +53,9 @@ class _Kept:
 
 
 class GraphMemory:
-    """`may_grow`: whether graphs may take free memory now. Where the device has no graphs, nothing here does anything."""
+    """`may_grow`: whether graphs may take free memory now. Where the device has no graphs, nothing
+    here does anything.
+    """
 
     def __init__(self, device: Device, ledger: Ledger, *, may_grow: Callable[[], bool]) -> None:
         self._graphs, self._trim = device.graphs, device.trim
@@ -77,15 +82,20 @@ class GraphMemory:
         return any(_is_waiting(one) for one in list(self._kept.values()))
 
     def run(self) -> None:
-        """Capture one graph. On the device thread, while no batch waits or is in progress; a failure is logged."""
+        """Capture one graph. On the device thread, while no batch waits or is in progress; a
+        failure is logged.
+        """
         waiting = next((one for one in list(self._kept.values()) if _is_waiting(one)), None)
         if waiting is None:
             return
         try:
             waiting.model.capture_graph()
         except Exception:
-            # The queue is one shorter, so that this ends. Whether the device is lost shows with the next batch.
-            log.exception("a CUDA graph could not be captured", extra=fields({"model": waiting.resident.name}))
+            # The queue is one shorter, so that this ends. Whether the device is lost shows with the
+            # next batch.
+            log.exception(
+                "a CUDA graph could not be captured", extra=fields({"model": waiting.resident.name})
+            )
 
     def forget(self, model: str) -> None:
         """The model leaves the device, and its graphs with it."""
@@ -113,10 +123,14 @@ class GraphMemory:
 
     async def _resize(self, model: str, size: int) -> bool:
         kept = self._kept.get(model)
-        if kept is None or (size > kept.resident.graph_bytes and (kept.resident.leaving or not self._may_grow())):
+        if kept is None or (
+            size > kept.resident.graph_bytes and (kept.resident.leaving or not self._may_grow())
+        ):
             return False
         before = kept.claim.size
-        if not self._ledger.resize(kept.claim, replace(before, bytes=before.bytes - kept.resident.graph_bytes + size)):
+        if not self._ledger.resize(
+            kept.claim, replace(before, bytes=before.bytes - kept.resident.graph_bytes + size)
+        ):
             return False
         kept.resident.graph_bytes = size
         return True
@@ -129,7 +143,13 @@ def _is_waiting(one: _Kept) -> bool:
 def _tell(model: str, event: Event, detail: str) -> None:
     metrics.GRAPH_EVENTS.labels(event).inc()
     if event in ("failed", "differed"):
-        why = {"failed": "a CUDA graph could not be made or run", "differed": "a CUDA graph's answer differs from the forward's"}
-        log.error(f"{why[event]}: this model has no graphs from now on", extra=fields({"model": model, "detail": detail}))
+        why = {
+            "failed": "a CUDA graph could not be made or run",
+            "differed": "a CUDA graph's answer differs from the forward's",
+        }
+        log.error(
+            f"{why[event]}: this model has no graphs from now on",
+            extra=fields({"model": model, "detail": detail}),
+        )
     elif event == "captured":
         log.info("a CUDA graph was captured", extra=fields({"model": model}))

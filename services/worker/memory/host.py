@@ -1,4 +1,5 @@
-"""Warm models: evicted from the device to host memory, from where they return without being read from disk.
+"""Warm models: evicted from the device to host memory, from where they return without being read
+from disk.
 
 Not on the request path: `space.py` evicts models to it, `loading.py` resumes them. Event loop only.
 """
@@ -28,7 +29,9 @@ def _nothing(needed: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Warm:
-    """A model in host memory. `load_seconds`: of its load from disk; `uses` and `floor` as of a Resident."""
+    """A model in host memory. `load_seconds`: of its load from disk; `uses` and `floor` as of a
+    Resident.
+    """
 
     name: str
     parked: Parked
@@ -43,10 +46,18 @@ class Warm:
 
 
 class HostMemory:
-    """Host memory for warm models and for the host copies of resident ones. `changed` is called when a warm model is dropped."""
+    """Host memory for warm models and for the host copies of resident ones. `changed` is called
+    when a warm model is dropped.
+    """
 
     def __init__(
-        self, device: Device, tasks: Tasks, *, policy: Policy, clock: Callable[[], float], changed: Callable[[], None]
+        self,
+        device: Device,
+        tasks: Tasks,
+        *,
+        policy: Policy,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
     ) -> None:
         self._ledger = Ledger(device.host_bytes)
         self._trim = device.trim
@@ -74,7 +85,9 @@ class HostMemory:
         return self._ledger.used_bytes
 
     def reserve(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
-        """Reserves memory, dropping warm models that are worth less than this one (`like`). None if that is not enough."""
+        """Reserves memory, dropping warm models that are worth less than this one (`like`). None if
+        that is not enough.
+        """
         self.give_back(self._ledger.missing(Size(needed)))
         missing = self._ledger.missing(Size(needed))
         if missing > 0:
@@ -96,11 +109,15 @@ class HostMemory:
             warm.host = None
 
     def take(self, warm: Warm) -> Warm:
-        """Removes the model from the warm ones; the caller makes it resident, puts it back or forgets it."""
+        """Removes the model from the warm ones; the caller makes it resident, puts it back or
+        forgets it.
+        """
         return self.models.pop(warm.name)
 
     def put_back(self, warm: Warm) -> None:
-        """Makes a model warm again that could not become resident; forgets it if its memory has been released."""
+        """Makes a model warm again that could not become resident; forgets it if its memory has
+        been released.
+        """
         if warm.host is None:
             self.forget(warm)
         else:
@@ -132,15 +149,19 @@ class HostMemory:
         self._resumed_seconds += seconds
 
     def resume_seconds(self, size: int) -> float | None:
-        """How long a model of so many bytes takes to return, at the rate measured over all models. None if it does not fit here, or
-        nothing was measured yet."""
+        """How long a model of so many bytes takes to return, at the rate measured over all models.
+        None if it does not fit here, or nothing was measured yet."""
         if size > self.limit_bytes or not self._resumed_bytes:
             return None
         return self._resumed_seconds * size / self._resumed_bytes
 
     def _candidates(self) -> list[Candidate]:
-        return [self._candidate(one.name, one.parked.host_bytes, one) for one in self.models.values()]
+        return [
+            self._candidate(one.name, one.parked.host_bytes, one) for one in self.models.values()
+        ]
 
     def _candidate(self, name: str, size: int, like: Resident | Warm) -> Candidate:
         idle = self._clock() - like.last_used
-        return Candidate(name, size, like.load_seconds, idle, uses=max(1, like.uses), floor=like.floor)
+        return Candidate(
+            name, size, like.load_seconds, idle, uses=max(1, like.uses), floor=like.floor
+        )

@@ -1,7 +1,9 @@
-"""Outputs of images that were computed before: within a claim of the worker's memory that grows only into what is free.
+"""Outputs of images that were computed before: within a claim of the worker's memory that grows
+only into what is free.
 
-Used by `space.py`, which gives the memory back before it evicts a model. Preparing threads look outputs up, the device thread looks
-and adds, the event loop alone changes the claim. Least recently used outputs are evicted first.
+Used by `space.py`, which gives the memory back before it evicts a model. Preparing threads look
+outputs up, the device thread looks and adds, the event loop alone changes the claim. Least recently
+used outputs are evicted first.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 
 from libs.models import Model, Output, SparseRow, WrittenIds
-from libs.models.recall import Find, Kept
+from libs.models.recall import CachedOutput, Find
 from libs.telemetry import metrics
 from services.worker.memory.budget import Claim, Ledger, Size
 
@@ -42,7 +44,7 @@ class ImageOutputs:
     def __init__(self, cache: ImageCache, model: str) -> None:
         self._cache, self._model = cache, model
 
-    def find(self, key: bytes) -> Kept | None:
+    def find(self, key: bytes) -> CachedOutput | None:
         """What was kept by that key."""
         return self._cache.find(self._model, key)
 
@@ -52,12 +54,20 @@ class ImageOutputs:
 
 
 class ImageCache:
-    """Of all models of a worker. `limit_bytes` 0: nothing is kept. `may_grow`: whether free memory may be taken now.
+    """Of all models of a worker. `limit_bytes` 0: nothing is kept. `may_grow`: whether free memory
+    may be taken now.
 
     `clock` is monotonic (seconds).
     """
 
-    def __init__(self, ledger: Ledger, limit_bytes: int, *, may_grow: Callable[[], bool], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        limit_bytes: int,
+        *,
+        may_grow: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
         self._ledger = ledger
         self._limit = limit_bytes
         self._may_grow = may_grow
@@ -68,7 +78,7 @@ class ImageCache:
         self._models: set[str] = set()
         # Mutable state that the lock guards. `_granted`: bytes of the claim.
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[str, bytes], Kept] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, bytes], CachedOutput] = OrderedDict()
         self._used = 0
         self._granted = 0
         self._asked_at = -_ASK_AGAIN_SECONDS
@@ -87,8 +97,14 @@ class ImageCache:
     # Of the event loop
 
     def serve(self, name: str, model: Model) -> ImageOutputs | None:
-        """A model has become resident: from now on it looks here. None: it has no such outputs, or none are kept."""
-        if not self._limit or not isinstance(model, RecallsImages) or not model.recall_from(partial(self.find, name)):
+        """A model has become resident: from now on it looks here. None: it has no such outputs, or
+        none are kept.
+        """
+        if (
+            not self._limit
+            or not isinstance(model, RecallsImages)
+            or not model.recall_from(partial(self.find, name))
+        ):
             return None
         self._models.add(name)
         self._ask()
@@ -106,7 +122,9 @@ class ImageCache:
             self.give_back(self._granted)
 
     def give_back(self, needed: int) -> bool:
-        """Gives back so much of the claim, or all of it; outputs that do not fit any more are dropped. Whether it had any."""
+        """Gives back so much of the claim, or all of it; outputs that do not fit any more are
+        dropped. Whether it had any.
+        """
         if needed <= 0 or self._claim is None:
             return False
         with self._lock:
@@ -136,7 +154,7 @@ class ImageCache:
 
     # Of any thread
 
-    def find(self, model: str, key: bytes) -> Kept | None:
+    def find(self, model: str, key: bytes) -> CachedOutput | None:
         with self._lock:
             kept = self._entries.get((model, key))
             if kept is not None:
@@ -153,11 +171,15 @@ class ImageCache:
             if size > self._granted or (model, key) in self._entries:
                 return
             self._shrink(self._granted - size)
-            self._entries[model, key] = Kept(_copied(output), tokens)
+            self._entries[model, key] = CachedOutput(_copied(output), tokens)
             self._used += size
 
     def _ask_soon(self) -> None:
-        if self._granted < self._limit and self._clock() - self._asked_at >= _ASK_AGAIN_SECONDS and not self._loop.is_closed():
+        if (
+            self._granted < self._limit
+            and self._clock() - self._asked_at >= _ASK_AGAIN_SECONDS
+            and not self._loop.is_closed()
+        ):
             self._asked_at = self._clock()
             self._loop.call_soon_threadsafe(self._ask)
 

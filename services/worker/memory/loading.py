@@ -1,8 +1,10 @@
-"""Supervises one model load: fetch, make room, read from disk or resume from host memory, measure, register with `space.py`.
+"""Supervises one model load: fetch, make room, read from disk or resume from host memory, measure,
+register with `space.py`.
 
-Not on the request path; called by `residency.py`. Files are read and models built in threads of their own, so that other models
-are served meanwhile. A thread that exceeds the time limit is abandoned, and its memory stays reserved until it ends. A load that
-runs out of memory is repeated once there is more of it.
+Not on the request path; called by `residency.py`. Files are read and models built in threads of
+their own, so that other models are served meanwhile. A thread that exceeds the time limit is
+abandoned, and its memory stays reserved until it ends. A load that runs out of memory is repeated
+once there is more of it.
 """
 
 from __future__ import annotations
@@ -35,15 +37,21 @@ log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 RELIEFS_FOR_A_LOAD: Final = 2
-"""How often `Space.relieve` frees memory for a load that ran out of it: all CUDA graphs go before the first idle model."""
+"""How often `Space.relieve` frees memory for a load that ran out of it: all CUDA graphs go before
+the first idle model.
+"""
 
 UNMEASURED_ACTIVATION_BYTES_PER_TOKEN: Final = 32 << 10
-"""Reserved for the activations of a model whose probe failed: about what a BERT-large in bfloat16 needs."""
+"""Reserved for the activations of a model whose probe failed: about what a BERT-large in bfloat16
+needs.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """A model that is being loaded onto the device. `requested_at`: seconds of the worker's monotonic clock."""
+    """A model that is being loaded onto the device. `requested_at`: seconds of the worker's
+    monotonic clock.
+    """
 
     model: str
     requested_at: float
@@ -62,12 +70,16 @@ class TakesImages(Protocol):
     """A model that may have images to compute."""
 
     def image_bytes(self, tokens: int) -> int:
-        """Bytes of activations of a batch of so many tokens that are all of images, or of the largest image alone. Blocking."""
+        """Bytes of activations of a batch of so many tokens that are all of images, or of the
+        largest image alone. Blocking.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sizes measured when a model was loaded, by which later loads are planned. `stored_bytes`: as its files' headers said."""
+    """Sizes measured when a model was loaded, by which later loads are planned. `stored_bytes`: as
+    its files' headers said.
+    """
 
     stored_bytes: int
     bytes: int
@@ -75,7 +87,8 @@ class Measured:
 
 
 class Loader:
-    """Loads models into `space`. `load_seconds`: how long a load may take, without the download and without waiting for room.
+    """Loads models into `space`. `load_seconds`: how long a load may take, without the download and
+    without waiting for room.
 
     `clock` is monotonic (seconds); `changed` is called when a download begins or ends.
     """
@@ -102,8 +115,8 @@ class Loader:
         self.measured: dict[str, Measured] = {}
 
     async def load(self, loading: Loading) -> Resident:
-        """Makes a model resident. Raises ShoalError; on any exception the reserved memory is released, after a hung load when its
-        thread ends."""
+        """Makes a model resident. Raises ShoalError; on any exception the reserved memory is
+        released, after a hung load when its thread ends."""
         if loading.model in self._space.unloading:
             await asyncio.wait([self._space.unloading[loading.model]])
         warm = self._space.host.models.get(loading.model)
@@ -116,19 +129,28 @@ class Loader:
         with ExitStack() as held:
             copy = await self._on_disk(loading)
             held.callback(copy.close)
-            stored = await in_thread(partial(self._files.device_bytes, loading.model, copy.directory, copy.base))
+            stored = await in_thread(
+                partial(self._files.device_bytes, loading.model, copy.directory, copy.base)
+            )
             while True:
                 size = self._size(loading.model, stored)
-                claim = await self._space.reserve(RoomRequest(loading.model, size, loading.requested_at))
+                claim = await self._space.reserve(
+                    RoomRequest(loading.model, size, loading.requested_at)
+                )
                 held.callback(self._space.release, claim)
                 loading.bytes = size.bytes
                 started = self._clock()
-                model = await self._with_memory(loading.model, partial(self._read, copy, loading.model, stored), claim, held)
+                model = await self._with_memory(
+                    loading.model, partial(self._read, copy, loading.model, stored), claim, held
+                )
                 seconds = self._clock() - started
-                grown = RoomRequest(loading.model, self._size(loading.model, stored), loading.requested_at)
+                grown = RoomRequest(
+                    loading.model, self._size(loading.model, stored), loading.requested_at
+                )
                 if await self._space.grow(claim, grown):
                     break
-                # The model is larger than estimated and does not fit: it must not hold memory while it waits for room.
+                # The model is larger than estimated and does not fit: it must not hold memory while
+                # it waits for room.
                 del model
                 await in_thread(self._device.trim)
                 loading.bytes = 0
@@ -136,12 +158,16 @@ class Loader:
                 self._space.release(claim)
                 held.callback(copy.close)
             rate = self.measured[loading.model].activation_bytes_per_token
-            resident = await self._space.admit(model, claim, copy, load_seconds=seconds, activation=rate)
+            resident = await self._space.admit(
+                model, claim, copy, load_seconds=seconds, activation=rate
+            )
             held.pop_all()
             return resident
 
     def _size(self, model: str, stored_bytes: int) -> Size:
-        """The measured size, or the stored one if the model was never measured or its files have changed."""
+        """The measured size, or the stored one if the model was never measured or its files have
+        changed.
+        """
         known = self.measured.get(model)
         if known is None or known.stored_bytes != stored_bytes:
             return Size(stored_bytes)
@@ -152,12 +178,18 @@ class Loader:
         model = self._device.load(copy.directory, name, copy.base)
         known = self.measured.get(name)
         is_new = known is None or known.stored_bytes != stored_bytes
-        rate = self._probe(model, name, self._device.batch_tokens) if known is None or is_new else known.activation_bytes_per_token
+        rate = (
+            self._probe(model, name, self._device.batch_tokens)
+            if known is None or is_new
+            else known.activation_bytes_per_token
+        )
         self.measured[name] = Measured(stored_bytes, model.bytes, rate)
         return model
 
     def _probe(self, model: Model, name: str, batch_tokens: int) -> float:
-        """Bytes a token of a full batch, of texts or of images, whichever need more. Raises what tells a lack of memory."""
+        """Bytes a token of a full batch, of texts or of images, whichever need more. Raises what
+        tells a lack of memory.
+        """
         try:
             rate = model.probe()
             if batch_tokens and isinstance(model, TakesImages):
@@ -169,7 +201,9 @@ class Loader:
             known = (one.activation_bytes_per_token for one in self.measured.values())
             rate = max(known, default=float(UNMEASURED_ACTIVATION_BYTES_PER_TOKEN))
             message = "the activations of a model could not be measured: as much is reserved as for the largest of the others"
-            log.warning(message, exc_info=True, extra=fields({"model": name, "bytes_per_token": rate}))
+            log.warning(
+                message, exc_info=True, extra=fields({"model": name, "bytes_per_token": rate})
+            )
             return rate
 
     async def _on_disk(self, loading: Loading) -> Copy:
@@ -181,7 +215,9 @@ class Loader:
                 raise
         loading.is_fetched = False
         try:
-            return await in_thread(partial(self._files.fetch, loading.model, partial(self._downloading, loading)))
+            return await in_thread(
+                partial(self._files.fetch, loading.model, partial(self._downloading, loading))
+            )
         finally:
             loading.is_fetched, loading.progress = True, None
             self._changed()
@@ -199,7 +235,9 @@ class Loader:
         with ExitStack() as held:
             self._space.host.take(warm)
             held.push(partial(self._leave, warm))
-            claim = await self._space.reserve(RoomRequest(loading.model, warm.size, loading.requested_at), warm)
+            claim = await self._space.reserve(
+                RoomRequest(loading.model, warm.size, loading.requested_at), warm
+            )
             held.callback(self._space.release, claim)
             loading.bytes = warm.size.bytes
             started = self._clock()
@@ -210,8 +248,12 @@ class Loader:
             held.pop_all()
             return self._space.readmit(warm, model, claim, seconds=seconds, activation=rate)
 
-    def _leave(self, warm: Warm, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Ends a resume that failed. The copy in host memory is kept if only room on the device was missing."""
+    def _leave(
+        self, warm: Warm, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends a resume that failed. The copy in host memory is kept if only room on the device was
+        missing.
+        """
         if isinstance(error, NoCapacity):
             self._space.host.put_back(warm)
         else:
@@ -219,12 +261,14 @@ class Loader:
 
     # Memory that is missing
 
-    async def _with_memory(self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack) -> _Answer:
-        """Runs `work` as `_in_time` does, and again while memory for it is missing: after caches are given back, CUDA graphs are
-        dropped, and an idle model has left the device.
+    async def _with_memory(
+        self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack
+    ) -> _Answer:
+        """Runs `work` as `_in_time` does, and again while memory for it is missing: after caches
+        are given back, CUDA graphs are dropped, and an idle model has left the device.
 
-        The ledger has room for the model, but allocators cannot always use it, and other processes may take it. Raises NoCapacity
-        if it still does not suffice.
+        The ledger has room for the model, but allocators cannot always use it, and other processes
+        may take it. Raises NoCapacity if it still does not suffice.
         """
         relieve: Callable[[], Awaitable[bool]] = partial(self._space.relieve, model)
         reliefs = iter([self._trim, *[relieve] * RELIEFS_FOR_A_LOAD])
@@ -234,15 +278,19 @@ class Loader:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                # What the attempt has read so far must be freed before the next one, and its frames refer to it.
+                # What the attempt has read so far must be freed before the next one, and its frames
+                # refer to it.
                 error.__traceback__ = error.__cause__ = error.__context__ = None
                 reason = str(error).partition("\n")[0][:200]
             relief = next(reliefs, None)
             log.warning(
-                "a load ran out of memory", extra=fields({"model": model, "error": reason, "is_last_attempt": relief is None})
+                "a load ran out of memory",
+                extra=fields({"model": model, "error": reason, "is_last_attempt": relief is None}),
             )
             if relief is None or not await relief():
-                raise NoCapacity(f"{model} found no memory on its worker, although its budget has room: {reason}")
+                raise NoCapacity(
+                    f"{model} found no memory on its worker, although its budget has room: {reason}"
+                )
 
     async def _trim(self) -> bool:
         await in_thread(self._device.trim)
@@ -250,21 +298,34 @@ class Loader:
 
     # Threads that may hang
 
-    async def _in_time(self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack) -> _Answer:
-        """Runs `work` on a thread of its own. After a timeout, what the load holds stays held until the thread ends."""
+    async def _in_time(
+        self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack
+    ) -> _Answer:
+        """Runs `work` on a thread of its own. After a timeout, what the load holds stays held until
+        the thread ends.
+        """
         future = begin(work)
         await asyncio.wait([future], timeout=self._load_seconds)
         if future.done():
             return future.result()
         claim.is_stuck = True
         self._tasks.start(self._release_when_over(model, future, held.pop_all()))
-        raise ModelBroken(f"{model} could not be loaded: its load took longer than {self._load_seconds:g} seconds")
+        raise ModelBroken(
+            f"{model} could not be loaded: its load took longer than {self._load_seconds:g} seconds"
+        )
 
-    async def _release_when_over(self, model: str, future: asyncio.Future[_Answer], held: ExitStack) -> None:
-        """Waits for the thread of a load that timed out, drops its result and releases what the load held."""
+    async def _release_when_over(
+        self, model: str, future: asyncio.Future[_Answer], held: ExitStack
+    ) -> None:
+        """Waits for the thread of a load that timed out, drops its result and releases what the
+        load held.
+        """
         with held:
             await asyncio.wait([future])
             is_loaded = future.exception() is None
             del future
             await in_thread(self._device.trim)
-            log.warning("a load that had exceeded its time limit has ended", extra=fields({"model": model, "loaded": is_loaded}))
+            log.warning(
+                "a load that had exceeded its time limit has ended",
+                extra=fields({"model": model, "loaded": is_loaded}),
+            )

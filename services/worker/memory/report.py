@@ -27,14 +27,18 @@ def cold(model: str, size: int) -> worker_pb2.WorkerModel:
 
 
 def failed(model: str, error: ShoalError) -> worker_pb2.WorkerModel:
-    return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_FAILED, failure=codec.failure_of(error))
+    return worker_pb2.WorkerModel(
+        model=model, state=models_pb2.MODEL_STATE_FAILED, failure=codec.failure_of(error)
+    )
 
 
 def loading(loading: Loading) -> worker_pb2.WorkerModel:
     """A model that is being downloaded, or loaded onto the device."""
     progress = loading.progress
     if progress is None:
-        return worker_pb2.WorkerModel(model=loading.model, state=models_pb2.MODEL_STATE_LOADING, bytes=loading.bytes)
+        return worker_pb2.WorkerModel(
+            model=loading.model, state=models_pb2.MODEL_STATE_LOADING, bytes=loading.bytes
+        )
     return worker_pb2.WorkerModel(
         model=loading.model,
         state=models_pb2.MODEL_STATE_DOWNLOADING,
@@ -43,7 +47,9 @@ def loading(loading: Loading) -> worker_pb2.WorkerModel:
     )
 
 
-def warm(one: Warm, card: Card | None, meter: Meter, activation_bytes_per_token: float, now: float) -> worker_pb2.WorkerModel:
+def warm(
+    one: Warm, card: Card | None, meter: Meter, activation_bytes_per_token: float, now: float
+) -> worker_pb2.WorkerModel:
     return worker_pb2.WorkerModel(
         model=one.name,
         state=models_pb2.MODEL_STATE_WARM,
@@ -59,7 +65,9 @@ def warm(one: Warm, card: Card | None, meter: Meter, activation_bytes_per_token:
 
 
 def resident(place: Place, item_bytes: int, now: float) -> worker_pb2.WorkerModel:
-    """A resident model. `item_bytes`: size of a weight on the device, where the card has no data type of its own."""
+    """A resident model. `item_bytes`: size of a weight on the device, where the card has no data
+    type of its own.
+    """
     one = place.resident
     meter, size = one.meter, one.model.bytes
     own = one.model.card.dtype
@@ -73,11 +81,18 @@ def resident(place: Place, item_bytes: int, now: float) -> worker_pb2.WorkerMode
         measured_batch_tokens=meter.batch_tokens,
         idle_seconds=0.0 if one.held_jobs else now - one.last_used,
         pinned=one.pinned,
-        card=codec.to_card(one.model.card, stored_bytes=size, data_type=data_type, tokens_per_byte=meter.tokens_per_byte),
+        card=codec.to_card(
+            one.model.card,
+            stored_bytes=size,
+            data_type=data_type,
+            tokens_per_byte=meter.tokens_per_byte,
+        ),
         host_bytes=0 if place.host is None else place.host.size.bytes,
         activation_bytes_per_token=one.activation_bytes_per_token,
         adapters=one.adapters.names(),
-        failed_adapters={name: codec.failure_of(error) for name, error in one.adapters.failures(now).items()},
+        failed_adapters={
+            name: codec.failure_of(error) for name, error in one.adapters.failures(now).items()
+        },
         leaving=one.leaving,
         held_jobs=one.held_jobs,
         resident_seconds=now - one.loaded_at,

@@ -1,8 +1,9 @@
-"""The models of this worker: loads them on order or first demand, evicts them when others need the room more, reports them.
+"""The models of this worker: loads them on order or first demand, evicts them when others need the
+room more, reports them.
 
-Not on the request path: `puller.py` reads which models are resident and passes on the models that routers offer; `heartbeat.py`
-reports them. `loading.py` supervises one load, `adapters.py` loads adapters, `space.py` decides what is resident, warm or evicted,
-by `budget.py`. Event loop only.
+Not on the request path: `puller.py` reads which models are resident and passes on the models that
+routers offer; `heartbeat.py` reports them. `loading.py` supervises one load, `adapters.py` loads
+adapters, `space.py` decides what is resident, warm or evicted, by `budget.py`. Event loop only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ log = logging.getLogger(__name__)
 
 MAX_LOADS: Final = 2
 MAX_DOWNLOADS: Final = 4
-"""Limits on concurrency. A download does not count as a load: it takes long, but uses neither the device nor its memory."""
+"""Limits on concurrency. A download does not count as a load: it takes long, but uses neither the
+device nor its memory.
+"""
 
 LOAD_SECONDS: Final = 300.0
 RESCAN_SECONDS: Final = 30.0
@@ -48,9 +51,9 @@ RESCAN_SECONDS: Final = 30.0
 class Residency:
     """The worker's models and their adapters.
 
-    `load_seconds`: how long a load may take. `adapters`: how many adapters a model may have loaded. `image_cache_bytes`: what kept
-    outputs of images may take; 0: none are kept. `clock` is monotonic (seconds), `changed` is called whenever a model or an adapter
-    changes its state.
+    `load_seconds`: how long a load may take. `adapters`: how many adapters a model may have loaded.
+    `image_cache_bytes`: what kept outputs of images may take; 0: none are kept. `clock` is
+    monotonic (seconds), `changed` is called whenever a model or an adapter changes its state.
     """
 
     def __init__(
@@ -82,9 +85,25 @@ class Residency:
             changed=changed,
             image_cache_bytes=image_cache_bytes,
         )
-        self._loader = Loader(files, device, self._space, self._tasks, load_seconds=load_seconds, clock=clock, changed=changed)
-        self._adapters = AdapterLoader(files.find_adapter, self._claim, self._tasks, clock=clock, changed=changed, limit=adapters)
-        # Mutable state. A name is in at most one of `_loading` and `_failed`, and loads again only once it has left the device.
+        self._loader = Loader(
+            files,
+            device,
+            self._space,
+            self._tasks,
+            load_seconds=load_seconds,
+            clock=clock,
+            changed=changed,
+        )
+        self._adapters = AdapterLoader(
+            files.find_adapter,
+            self._claim,
+            self._tasks,
+            clock=clock,
+            changed=changed,
+            limit=adapters,
+        )
+        # Mutable state. A name is in at most one of `_loading` and `_failed`, and loads again only
+        # once it has left the device.
         self._cold: dict[str, OnDisk] = {}
         self._loading: dict[str, Loading] = {}
         self._failed: dict[str, Failed] = {}
@@ -100,14 +119,20 @@ class Residency:
         return self._space.graphs
 
     def watch_device(self, is_computing: Callable[[str], bool]) -> None:
-        """From now on a model leaves the device only while the device has no batch of it, as `is_computing` says."""
+        """From now on a model leaves the device only while the device has no batch of it, as
+        `is_computing` says.
+        """
         self._space.is_computing = is_computing
 
     # What is served
 
     def lanes(self) -> list[str]:
-        """Models to pull for: the least-served first (in device time), ties by least recently used."""
-        serving = [place.resident for place in self._space.places.values() if not place.resident.leaving]
+        """Models to pull for: the least-served first (in device time), ties by least recently
+        used.
+        """
+        serving = [
+            place.resident for place in self._space.places.values() if not place.resident.leaving
+        ]
         return [one.name for one in sorted(serving, key=lambda one: (one.turn, one.last_used))]
 
     def serving(self, model: str) -> Resident | None:
@@ -143,7 +168,9 @@ class Residency:
         self._changed()
 
     def take_offer(self, model: str, adapter: str = "") -> None:
-        """Loads the model that a router offers if it is not resident, and the adapter now or as soon as the model is."""
+        """Loads the model that a router offers if it is not resident, and the adapter now or as
+        soon as the model is.
+        """
         resident = self.serving(model)
         if resident is None:
             self.load(model)
@@ -153,14 +180,18 @@ class Residency:
             self._adapters.load(resident, adapter)
 
     def evict(self, model: str, *, by_plan: bool = False) -> None:
-        """Unloads a model once no job needs it; it is not pulled for from now on. A warm model is dropped from host memory.
+        """Unloads a model once no job needs it; it is not pulled for from now on. A warm model is
+        dropped from host memory.
 
-        An operator's order overrides a pin; a plan (`by_plan`) does not evict a model that is pinned or has work.
+        An operator's order overrides a pin; a plan (`by_plan`) does not evict a model that is
+        pinned or has work.
         """
         resident = self.serving(model)
         if resident is None:
             self._space.host.drop(model)
-        elif not by_plan or not (resident.pinned or resident.held_jobs or self._space.backlog.get(model)):
+        elif not by_plan or not (
+            resident.pinned or resident.held_jobs or self._space.backlog.get(model)
+        ):
             self._space.evict(resident)
 
     def pin(self, model: str, pinned: bool) -> None:
@@ -176,12 +207,15 @@ class Residency:
         self._space.wake_loads()
 
     async def relieve(self, keep: str) -> bool:
-        """For a device that is out of memory: drops all CUDA graphs or, if there are none, evicts one model that is idle and not
-        pinned, other than `keep`, and waits until the memory is free. False if there is neither."""
+        """For a device that is out of memory: drops all CUDA graphs or, if there are none, evicts
+        one model that is idle and not pinned, other than `keep`, and waits until the memory is
+        free. False if there is neither."""
         return await self._space.relieve(keep)
 
     def refuse_loads(self) -> None:
-        """Starts no further loads (those in progress go on): the machine is about to be preempted."""
+        """Starts no further loads (those in progress go on): the machine is about to be
+        preempted.
+        """
         self._accepts_loads = False
         self._changed()
 
@@ -192,10 +226,11 @@ class Residency:
         self._tasks.cancel()
 
     def can_load(self) -> bool:
-        """Whether a router may offer one more model: a tenth of the memory is free, or some model that is not pinned is idle or
-        has been resident for MIN_RESIDENT_SECONDS.
+        """Whether a router may offer one more model: a tenth of the memory is free, or some model
+        that is not pinned is idle or has been resident for MIN_RESIDENT_SECONDS.
 
-        Not while a load waits for a model in use to be evictable: a further load would only queue behind it.
+        Not while a load waits for a model in use to be evictable: a further load would only queue
+        behind it.
         """
         fetching = sum(not one.is_fetched for one in self._loading.values())
         if not self._accepts_loads or self._space.is_crowded:
@@ -245,9 +280,15 @@ class Residency:
         return [place.resident for place in list(self._space.places.values())]
 
     def report(self) -> list[worker_pb2.WorkerModel]:
-        """One entry for each model that is on disk, downloading, loading, warm, resident, or failed within the last minute."""
+        """One entry for each model that is on disk, downloading, loading, warm, resident, or failed
+        within the last minute.
+        """
         now = self._clock()
-        self._failed = {name: failed for name, failed in self._failed.items() if now - failed.at < REPORT_FAILURE_SECONDS}
+        self._failed = {
+            name: failed
+            for name, failed in self._failed.items()
+            if now - failed.at < REPORT_FAILURE_SECONDS
+        }
         lines = {name: report.cold(name, found.bytes) for name, found in self._cold.items()}
         lines |= {name: report.failed(name, failed.error) for name, failed in self._failed.items()}
         lines |= {name: report.loading(one) for name, one in self._loading.items()}
@@ -260,7 +301,8 @@ class Residency:
             card = self._cold[name].card if name in self._cold else None
             lines[name] = report.warm(warm, card, self._space.meter(name), rate, now)
             if name in self._failed:
-                # It found no room on the device: until that is forgotten, callers are refused rather than offered to it again.
+                # It found no room on the device: until that is forgotten, callers are refused
+                # rather than offered to it again.
                 lines[name].MergeFrom(report.failed(name, self._failed[name].error))
         for name, place in self._space.places.items():
             if name not in self._loading:
@@ -282,7 +324,9 @@ class Residency:
     # Loading
 
     async def _supervise(self, loading: Loading) -> None:
-        """Supervises one load: it ends with the model resident or with a failure that the heartbeat reports."""
+        """Supervises one load: it ends with the model resident or with a failure that the heartbeat
+        reports.
+        """
         model = loading.model
         try:
             resident = await self._loader.load(loading)
@@ -290,8 +334,13 @@ class Residency:
             self._fail(model, error)
             await in_thread(self._trim)
         except Exception as error:
-            log.exception("a model could not be loaded: its load failed with an unexpected error", extra=fields({"model": model}))
-            self._fail(model, ModelBroken(f"{model} could not be loaded: {type(error).__name__}: {error}"))
+            log.exception(
+                "a model could not be loaded: its load failed with an unexpected error",
+                extra=fields({"model": model}),
+            )
+            self._fail(
+                model, ModelBroken(f"{model} could not be loaded: {type(error).__name__}: {error}")
+            )
             error.__traceback__ = None
             await in_thread(self._trim)
         else:
@@ -318,10 +367,15 @@ class Residency:
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._failed[model] = Failed(self._clock(), error)
         metrics.LOADS.labels(error.reason).inc()
-        log.warning("a model could not be loaded", extra=fields({"model": model, "reason": error.reason, "error": error.message}))
+        log.warning(
+            "a model could not be loaded",
+            extra=fields({"model": model, "reason": error.reason, "error": error.message}),
+        )
 
     def _claim(self, name: str, size: int) -> Callable[[], None] | None:
-        """Reserves device memory for an adapter. Returns the function that releases it, or None if so much is not free."""
+        """Reserves device memory for an adapter. Returns the function that releases it, or None if
+        so much is not free.
+        """
         self._space.make_room(Size(size))
         claim = self._space.device_memory.claim(name, Size(size))
         return None if claim is None else partial(self._space.release, claim)

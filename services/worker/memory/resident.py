@@ -15,15 +15,17 @@ from services.worker.scheduling.meter import Meter
 REPORT_FAILURE_SECONDS: Final = 60.0
 
 UNUSED_SECONDS: Final = 1.0
-"""How long a newly loaded adapter that has served nothing yet is protected from eviction: else two could evict each other forever
-(thrashing)."""
+"""How long a newly loaded adapter that has served nothing yet is protected from eviction: else two
+could evict each other forever (thrashing)."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A loaded adapter. Times are seconds of the worker's monotonic clock. `release` releases its reserved memory.
+    """A loaded adapter. Times are seconds of the worker's monotonic clock. `release` releases its
+    reserved memory.
 
-    `is_own`: it is part of the model (`Card.own_adapters`), takes no memory besides and is never evicted.
+    `is_own`: it is part of the model (`Card.own_adapters`), takes no memory besides and is never
+    evicted.
     """
 
     bytes: int
@@ -72,8 +74,12 @@ class AdapterCache:
         return sorted(name for name, entry in self.entries.items() if not entry.leaving)
 
     def lanes(self) -> list[str]:
-        """Adapters to pull for, least recently used first, so that under load they take turns. The empty name is no adapter."""
-        used = {"": self.plain_used} | {name: entry.last_used for name, entry in self.entries.items() if not entry.leaving}
+        """Adapters to pull for, least recently used first, so that under load they take turns. The
+        empty name is no adapter.
+        """
+        used = {"": self.plain_used} | {
+            name: entry.last_used for name, entry in self.entries.items() if not entry.leaving
+        }
         return sorted(used, key=lambda name: used[name])
 
     def serves(self, adapter: str) -> bool:
@@ -99,17 +105,33 @@ class AdapterCache:
 
     def failures(self, now: float) -> dict[str, ShoalError]:
         """The failed loads of the last minute."""
-        self.failed = {name: failed for name, failed in self.failed.items() if now - failed.at < REPORT_FAILURE_SECONDS}
+        self.failed = {
+            name: failed
+            for name, failed in self.failed.items()
+            if now - failed.at < REPORT_FAILURE_SECONDS
+        }
         for failed in self.failed.values():
-            if isinstance(failed.error, NoCapacity):  # sooner than it is forgotten, a retry would be refused
+            if isinstance(
+                failed.error, NoCapacity
+            ):  # sooner than it is forgotten, a retry would be refused
                 failed.error.retry_after = REPORT_FAILURE_SECONDS - (now - failed.at)
         return {name: failed.error for name, failed in self.failed.items()}
 
     def victim(self, now: float) -> Entry | None:
-        """The adapter to evict: one already leaving, else an idle one, else the least recently used. None: all are too new."""
-        old = (one for one in self.entries.values() if one.is_used or now - one.loaded_at >= UNUSED_SECONDS)
+        """The adapter to evict: one already leaving, else an idle one, else the least recently
+        used. None: all are too new.
+        """
+        old = (
+            one
+            for one in self.entries.values()
+            if one.is_used or now - one.loaded_at >= UNUSED_SECONDS
+        )
         candidates = [one for one in old if not one.is_own]
-        return min(candidates, key=lambda one: (not one.leaving, one.held_jobs > 0, one.last_used), default=None)
+        return min(
+            candidates,
+            key=lambda one: (not one.leaving, one.held_jobs > 0, one.last_used),
+            default=None,
+        )
 
     def forget(self, adapter: str) -> None:
         """Removes the adapter's entry and releases its memory."""
@@ -139,7 +161,9 @@ class Resident:
     last_used: float
     pinned: bool = False
     leaving: bool = False
-    """The model is being unloaded: it takes no new work, and leaves the device when `held_jobs` is 0."""
+    """The model is being unloaded: it takes no new work, and leaves the device when `held_jobs` is
+    0.
+    """
     held_jobs: int = 0
     drained: asyncio.Event = field(default_factory=_set)
     """Set while no job is held."""
@@ -148,12 +172,16 @@ class Resident:
     uses: int = 0
     """Jobs since it became resident."""
     floor: float = 0.0
-    """GDSF's ageing term: the highest value of any model that was evicted before this one's last use."""
+    """GDSF's ageing term: the highest value of any model that was evicted before this one's last
+    use.
+    """
     activation_bytes_per_token: float = 0.0
     graph_bytes: int = 0
     """Of its CUDA graphs: a part of its claim on the device."""
     turn: float = 0.0
-    """The model's virtual time in the batcher (device time received): the least-served model is next."""
+    """The model's virtual time in the batcher (device time received): the least-served model is
+    next.
+    """
     meter: Meter = field(default_factory=Meter)
     adapters: AdapterCache = field(default_factory=AdapterCache)
     images: ImageOutputs | None = None

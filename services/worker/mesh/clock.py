@@ -1,7 +1,9 @@
-"""Clock synchronisation: estimates Redis' clock, by which deadlines count, from the times that routers send.
+"""Clock synchronisation: estimates Redis' clock, by which deadlines count, from the times that
+routers send.
 
-Not on the request path: updated by every answer to a pull. A worker's own clock may be wrong by minutes, and deadlines checked by
-it would drop jobs that are still in time, or let the device compute for nobody.
+Not on the request path: updated by every answer to a pull. A worker's own clock may be wrong by
+minutes, and deadlines checked by it would drop jobs that are still in time, or let the device
+compute for nobody.
 """
 
 from __future__ import annotations
@@ -11,12 +13,19 @@ from collections.abc import Callable
 
 
 class MeshClock:
-    """Redis' clock; this machine's own until a router has sent its time (those of wire version 0 do not). Thread-safe."""
+    """Redis' clock; this machine's own until a router has sent its time (those of wire version 0 do
+    not). Thread-safe.
+    """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, unix_time: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
         self._clock = clock
         self._unix_time = unix_time
-        # The state: by how many seconds Redis' clock is ahead of `clock`; None before the first estimate.
+        # The state: by how many seconds Redis' clock is ahead of `clock`; None before the first
+        # estimate.
         self._ahead: float | None = None
 
     def now(self) -> float:
@@ -28,12 +37,12 @@ class MeshClock:
         return self._unix_time() + at - self.now()
 
     def synchronise(self, now_unix_ms: int, sent_at: float, received_at: float) -> None:
-        """Updates the estimate from a call that was sent and answered at these moments of `clock`. `now_unix_ms`: the router's time
-        (0: it sends none).
+        """Updates the estimate from a call that was sent and answered at these moments of `clock`.
+        `now_unix_ms`: the router's time (0: it sends none).
 
-        The router read its time between the two moments, which bound the offset on both sides: an estimate outside moves to the
-        nearer bound. So the quickest answer determines the estimate, however long others waited, and a clock that was reset is
-        followed at once.
+        The router read its time between the two moments, which bound the offset on both sides: an
+        estimate outside moves to the nearer bound. So the quickest answer determines the estimate,
+        however long others waited, and a clock that was reset is followed at once.
         """
         if not now_unix_ms:
             return

@@ -1,6 +1,7 @@
 """Converts protobuf messages to work, and results to protobuf messages. Pure.
 
-On the request path: `read_job` and `to_work` right after a Pull, `result_of` and `failure_of` right before a Complete.
+On the request path: `read_job` and `to_work` right after a Pull, `result_of` and `failure_of` right
+before a Complete.
 """
 
 from __future__ import annotations
@@ -50,7 +51,14 @@ from libs.models import (
     Work,
 )
 from libs.models.documents import DocumentFile
-from libs.models.results import Chunks, DetokenizeResult, Field, Tokenization, TokenizeResult, TokenLogprob
+from libs.models.results import (
+    Chunks,
+    DetokenizeResult,
+    Field,
+    Tokenization,
+    TokenizeResult,
+    TokenLogprob,
+)
 from libs.models.work import (
     Chunking,
     ChunkMethod,
@@ -136,7 +144,10 @@ _TASKS: dict[str, models_pb2.Task] = {
     "text": models_pb2.TASK_TEXT,
     "structure": models_pb2.TASK_STRUCTURE,
 }
-_INPUTS: dict[str, models_pb2.InputKind] = {"text": models_pb2.INPUT_KIND_TEXT, "image": models_pb2.INPUT_KIND_IMAGE}
+_INPUTS: dict[str, models_pb2.InputKind] = {
+    "text": models_pb2.INPUT_KIND_TEXT,
+    "image": models_pb2.INPUT_KIND_IMAGE,
+}
 _KINDS: dict[int, TextKind] = {
     inference_pb2.TextTask.KIND_UNSPECIFIED: "caption",
     inference_pb2.TextTask.KIND_CAPTION: "caption",
@@ -177,7 +188,9 @@ _FORMS: dict[str, inference_pb2.Representation] = {
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a job's time went on this worker and before it. Seconds; the phases of `shoal.v1.Timings`."""
+    """Where a job's time went on this worker and before it. Seconds; the phases of
+    `shoal.v1.Timings`.
+    """
 
     queue: float
     prepare: float
@@ -208,7 +221,9 @@ def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
         case "detokenize":
             sequences = [np.array(one.ids, np.uint32) for one in job.detokenize.sequences]
             return DetokenizeWork(sequences, job.detokenize.skip_special_tokens)
-    raise TaskNotSupported(f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it")
+    raise TaskNotSupported(
+        f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it"
+    )
 
 
 def result_of(
@@ -220,9 +235,11 @@ def result_of(
     image_tokens: int = 0,
     go_on: GoOn = go_on_anyway,
 ) -> bytes:
-    """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all documents.
+    """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all
+    documents.
 
-    `image_tokens`: those of `tokens` that were made of images. `go_on` is called before each item of an extraction."""
+    `image_tokens`: those of `tokens` that were made of images. `go_on` is called before each item
+    of an extraction."""
     usage = inference_pb2.Usage(input_tokens=tokens, image_tokens=image_tokens)
     times = inference_pb2.Timings(
         queue_seconds=timings.queue,
@@ -261,7 +278,9 @@ def result_of(
 
 
 def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
-    """The error as a message to the router; item numbers in its path count from the request's first item."""
+    """The error as a message to the router; item numbers in its path count from the request's first
+    item.
+    """
     return worker_pb2.Failure(
         reason=error.reason,
         message=_travelling(error.message, _MAX_MESSAGE),
@@ -271,14 +290,18 @@ def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
 
 
 def _travelling(text: str, most: int) -> str:
-    """Truncates and escapes text for a protobuf string: file names may be invalid Unicode, and errors quote foreign text."""
+    """Truncates and escapes text for a protobuf string: file names may be invalid Unicode, and
+    errors quote foreign text.
+    """
     text = text if len(text) <= most else f"{text[: most - 1]}…"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def failed(error: ShoalError, *, first_item: int = 0) -> bytes:
     """A serialised JobResult that holds a failure."""
-    return worker_pb2.JobResult(failure=failure_of(error, first_item=first_item)).SerializeToString()
+    return worker_pb2.JobResult(
+        failure=failure_of(error, first_item=first_item)
+    ).SerializeToString()
 
 
 def rebase(field: str, first_item: int) -> str:
@@ -286,8 +309,12 @@ def rebase(field: str, first_item: int) -> str:
     return _ITEM.sub(lambda match: f"{match[1]}[{int(match[2]) + first_item}]", field, count=1)
 
 
-def to_card(card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_per_byte: float = 0.0) -> models_pb2.ModelCard:
-    """A card for the registry of workers; bytes, data type and tokens a byte are known only once the model was loaded and used."""
+def to_card(
+    card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_per_byte: float = 0.0
+) -> models_pb2.ModelCard:
+    """A card for the registry of workers; bytes, data type and tokens a byte are known only once
+    the model was loaded and used.
+    """
     return models_pb2.ModelCard(
         model=card.model,
         revision=card.revision,
@@ -312,7 +339,9 @@ def to_card(card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_pe
 
 
 def _inputs(card: Card) -> Sequence[models_pb2.InputKind]:
-    """Of a model of texts none, as before there were other kinds. What reads images reads documents, where this worker does."""
+    """Of a model of texts none, as before there were other kinds. What reads images reads
+    documents, where this worker does.
+    """
     if card.inputs == ("text",):
         return ()
     documents = [models_pb2.INPUT_KIND_DOCUMENT] if "image" in card.inputs and CAN_READ else []
@@ -347,7 +376,9 @@ def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> Enc
         texts=texts,
         parts=parts,
         role=_word(_ROLES, request.role, "role"),
-        representations=tuple(_word(_REPRESENTATIONS, form, "representations") for form in request.representations),
+        representations=tuple(
+            _word(_REPRESENTATIONS, form, "representations") for form in request.representations
+        ),
         data_type=_word(_DATA_TYPES, request.data_type, "data_type"),
         dimensions=request.dimensions,
         normalize=request.normalize if request.HasField("normalize") else None,
@@ -356,8 +387,12 @@ def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> Enc
         pooling_factor=request.pooling_factor,
         adapter=request.adapter,
         chunking=_chunking(request.chunking) if request.HasField("chunking") else None,
-        spans=tuple(_spans(item) for item in request.items) if any(item.spans for item in request.items) else (),
-        contexts=tuple(item.context for item in request.items) if any(item.context for item in request.items) else (),
+        spans=tuple(_spans(item) for item in request.items)
+        if any(item.spans for item in request.items)
+        else (),
+        contexts=tuple(item.context for item in request.items)
+        if any(item.context for item in request.items)
+        else (),
     )
 
 
@@ -444,21 +479,31 @@ def _extract_work(
                 region=_edges(request.text.region) if request.text.HasField("region") else None,
                 parts=parts,
                 json_schema=request.text.json_schema,
-                turns=tuple(_turn(turn, f"text.turns[{index}]") for index, turn in enumerate(request.text.turns)),
+                turns=tuple(
+                    _turn(turn, f"text.turns[{index}]")
+                    for index, turn in enumerate(request.text.turns)
+                ),
                 template_values=request.text.template_values,
                 sampling=_sampling(request.text.sampling),
                 seeds=tuple(_seed(item, job_id, index) for index, item in enumerate(request.items)),
                 stops=tuple(request.text.stop),
-                top_logprobs=request.text.top_logprobs if request.text.HasField("top_logprobs") else None,
+                top_logprobs=request.text.top_logprobs
+                if request.text.HasField("top_logprobs")
+                else None,
                 raw_prompt=request.text.raw_prompt,
                 tools=request.text.tools,
-                calls_tool=request.text.tool_choice == inference_pb2.TextTask.TOOL_CHOICE_REQUIRED or bool(request.text.tool),
+                calls_tool=request.text.tool_choice == inference_pb2.TextTask.TOOL_CHOICE_REQUIRED
+                or bool(request.text.tool),
                 tool=request.text.tool,
                 single_tool_call=request.text.single_tool_call,
-                item_role="tool" if request.text.item_role == inference_pb2.Turn.ROLE_TOOL else "user",
+                item_role="tool"
+                if request.text.item_role == inference_pb2.Turn.ROLE_TOOL
+                else "user",
             )
         case "structure":
-            return StructureWork(_texts(request.items, "items"), _schema(request.structure), truncation)
+            return StructureWork(
+                _texts(request.items, "items"), _schema(request.structure), truncation
+            )
         case None:
             raise InvalidInput("no task is set", field="task")
         case task:
@@ -468,7 +513,9 @@ def _extract_work(
 def _tokenize_work(request: inference_pb2.TokenizeRequest) -> TokenizeWork:
     return TokenizeWork(
         texts=list(request.texts),
-        add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
+        add_special_tokens=request.add_special_tokens
+        if request.HasField("add_special_tokens")
+        else True,
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
         count_only=request.count_only,
         return_tokens=request.return_tokens,
@@ -499,11 +546,20 @@ def _schema(task: inference_pb2.StructureTask) -> Schema:
     return Schema(
         entities=tuple(map(_label, task.entities)),
         classifications=tuple(
-            SchemaClassification(one.name, tuple(map(_label, one.labels)), one.multi_label, _threshold(one), one.description)
+            SchemaClassification(
+                one.name,
+                tuple(map(_label, one.labels)),
+                one.multi_label,
+                _threshold(one),
+                one.description,
+            )
             for one in task.classifications
         ),
         relations=tuple(map(_label, task.relations)),
-        structures=tuple(SchemaStructure(one.name, tuple(_schema_field(each) for each in one.fields)) for one in task.structures),
+        structures=tuple(
+            SchemaStructure(one.name, tuple(_schema_field(each) for each in one.fields))
+            for one in task.structures
+        ),
         threshold=_threshold(task),
     )
 
@@ -514,7 +570,9 @@ def _label(label: inference_pb2.SchemaLabel) -> SchemaLabel:
 
 def _schema_field(field: inference_pb2.SchemaField) -> SchemaField:
     single = field.kind == inference_pb2.SchemaField.KIND_STRING
-    return SchemaField(field.name, single, tuple(field.choices), field.description, _threshold(field))
+    return SchemaField(
+        field.name, single, tuple(field.choices), field.description, _threshold(field)
+    )
 
 
 def _threshold(
@@ -532,12 +590,16 @@ def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = Fal
     for index, item in enumerate(items):
         content = _content(item, f"{field}[{index}]", given=given)
         if not isinstance(content, str):
-            raise TaskNotSupported("the task is for texts, not for pictures or several parts", field=content[0].field)
+            raise TaskNotSupported(
+                "the task is for texts, not for pictures or several parts", field=content[0].field
+            )
         texts.append(content)
     return texts
 
 
-def _contents(items: Iterable[inference_pb2.Item], field: str, scope: str | None) -> tuple[list[str], dict[int, Parts]]:
+def _contents(
+    items: Iterable[inference_pb2.Item], field: str, scope: str | None
+) -> tuple[list[str], dict[int, Parts]]:
     """The texts of items, and the parts of those that are no text alone, whose texts are empty."""
     texts: list[str] = []
     parts: dict[int, Parts] = {}
@@ -551,15 +613,21 @@ def _contents(items: Iterable[inference_pb2.Item], field: str, scope: str | None
     return texts, parts
 
 
-def _content(item: inference_pb2.Item, field: str, scope: str | None = None, *, given: bool = False) -> str | Parts:
+def _content(
+    item: inference_pb2.Item, field: str, scope: str | None = None, *, given: bool = False
+) -> str | Parts:
     """A text alone, or an item's parts. `given`: the task takes entities beside the text."""
     if item.entities and not given:
-        raise InvalidInput(f"{field}.entities may be given for the task relations only", field=f"{field}.entities")
+        raise InvalidInput(
+            f"{field}.entities may be given for the task relations only", field=f"{field}.entities"
+        )
     if not item.parts:
         return item.text if item.WhichOneof("content") == "text" else (_piece(item, field, scope),)
     if item.WhichOneof("content") is not None:
         raise InvalidInput("both parts and their short form are set", field=field)
-    parts = tuple(_piece(part, f"{field}.parts[{index}]", scope) for index, part in enumerate(item.parts))
+    parts = tuple(
+        _piece(part, f"{field}.parts[{index}]", scope) for index, part in enumerate(item.parts)
+    )
     alone = parts[0].content if len(parts) == 1 else b""
     return alone if isinstance(alone, str) else parts
 
@@ -581,7 +649,9 @@ def _piece(holder: inference_pb2.Item | inference_pb2.Part, field: str, scope: s
 def _given(items: Sequence[inference_pb2.Item]) -> tuple[tuple[Given, ...], ...]:
     if not any(item.entities for item in items):
         return ()
-    return tuple(tuple(Given(one.start, one.end, one.label) for one in item.entities) for item in items)
+    return tuple(
+        tuple(Given(one.start, one.end, one.label) for one in item.entities) for item in items
+    )
 
 
 def _word(words: Mapping[int, _Word], value: int, field: str) -> _Word:
@@ -608,7 +678,9 @@ def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:
             )
         )
     if result.multi_vector is not None:
-        ragged = tensor_pb2.Ragged(values=_tensor(result.multi_vector.values), offsets=result.multi_vector.offsets)
+        ragged = tensor_pb2.Ragged(
+            values=_tensor(result.multi_vector.values), offsets=result.multi_vector.offsets
+        )
         response.multi_vector.CopyFrom(ragged)
     if result.chunks is not None:
         response.chunks.CopyFrom(_chunks(result.chunks))
@@ -616,7 +688,9 @@ def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:
 
 
 def _chunks(chunks: Chunks) -> inference_pb2.Chunks:
-    return inference_pb2.Chunks(offsets=chunks.offsets, starts=chunks.starts, ends=chunks.ends, tokens=chunks.tokens)
+    return inference_pb2.Chunks(
+        offsets=chunks.offsets, starts=chunks.starts, ends=chunks.ends, tokens=chunks.tokens
+    )
 
 
 def _tensor(stored: Stored) -> tensor_pb2.Tensor:
@@ -631,7 +705,9 @@ def _tensor(stored: Stored) -> tensor_pb2.Tensor:
 
 def _scores(result: ScoreResult) -> tensor_pb2.Tensor:
     scores = np.ascontiguousarray(result.scores, dtype="<f4")
-    return tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=scores.shape, data=scores.tobytes())
+    return tensor_pb2.Tensor(
+        data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=scores.shape, data=scores.tobytes()
+    )
 
 
 def _tokenization(text: Tokenization) -> inference_pb2.Tokenization:
@@ -654,7 +730,9 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
         entities=[_entity(found) for found in item.entities],
         labels=[inference_pb2.LabelScore(label=one.label, score=one.score) for one in item.labels],
         relations=[
-            inference_pb2.Relation(head=_entity(one.head), tail=_entity(one.tail), label=one.label, score=one.score)
+            inference_pb2.Relation(
+                head=_entity(one.head), tail=_entity(one.tail), label=one.label, score=one.score
+            )
             for one in item.relations
         ],
         regions=[
@@ -672,25 +750,38 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
         text=item.text,
         finish_reason=_FINISHES[item.finish],
         json=None if item.json is None else _struct(item.json),
-        pages=[inference_pb2.PageText(page=one.page, text=one.text, is_text_layer=one.is_text_layer) for one in item.pages],
+        pages=[
+            inference_pb2.PageText(page=one.page, text=one.text, is_text_layer=one.is_text_layer)
+            for one in item.pages
+        ],
         document_pages=item.document_pages,
         classifications=[
             inference_pb2.Classification(
-                name=one.name, labels=[inference_pb2.LabelScore(label=each.label, score=each.score) for each in one.labels]
+                name=one.name,
+                labels=[
+                    inference_pb2.LabelScore(label=each.label, score=each.score)
+                    for each in one.labels
+                ],
             )
             for one in item.classifications
         ],
         structures=[
-            inference_pb2.Structure(name=one.name, fields=[_field(each) for each in one.fields]) for one in item.structures
+            inference_pb2.Structure(name=one.name, fields=[_field(each) for each in one.fields])
+            for one in item.structures
         ],
         truncated=item.truncated,
-        tool_calls=[inference_pb2.ToolCall(name=one.name, arguments=one.arguments) for one in item.tool_calls],
+        tool_calls=[
+            inference_pb2.ToolCall(name=one.name, arguments=one.arguments)
+            for one in item.tool_calls
+        ],
         tokens=[_token(one) for one in item.tokens],
     )
 
 
 def _token(token: TokenLogprob) -> inference_pb2.TokenLogprob:
-    return inference_pb2.TokenLogprob(text=token.text, logprob=token.logprob, top=[_token(one) for one in token.top])
+    return inference_pb2.TokenLogprob(
+        text=token.text, logprob=token.logprob, top=[_token(one) for one in token.top]
+    )
 
 
 def _struct(values: Mapping[str, object]) -> struct_pb2.Struct:
@@ -700,9 +791,14 @@ def _struct(values: Mapping[str, object]) -> struct_pb2.Struct:
 
 
 def _field(field: Field) -> inference_pb2.StructureField:
-    values = [inference_pb2.StructureValue(text=one.text, score=one.score, start=one.start, end=one.end) for one in field.values]
+    values = [
+        inference_pb2.StructureValue(text=one.text, score=one.score, start=one.start, end=one.end)
+        for one in field.values
+    ]
     return inference_pb2.StructureField(name=field.name, values=values, list=field.many)
 
 
 def _entity(found: Entity) -> inference_pb2.Entity:
-    return inference_pb2.Entity(start=found.start, end=found.end, label=found.label, score=found.score, text=found.text)
+    return inference_pb2.Entity(
+        start=found.start, end=found.end, label=found.label, score=found.score, text=found.text
+    )

@@ -1,7 +1,9 @@
-"""The stream to one router that carries pulls and answers (WorkerService.Exchange), in place of a unary call for each.
+"""The stream to one router that carries pulls and answers (WorkerService.Exchange), in place of a
+unary call for each.
 
-On the request path, below `link.py`, which opens streams and fails over. Calls that are made in one turn of the event loop, such as
-the answers of a batch and the pull for the next one, go out in one message.
+On the request path, below `link.py`, which opens streams and fails over. Calls that are made in one
+turn of the event loop, such as the answers of a batch and the pull for the next one, go out in one
+message.
 """
 
 from __future__ import annotations
@@ -23,24 +25,27 @@ CallKind = Literal["pull", "complete", "written"]
 Stream = Any
 """grpc.aio.StreamStreamCall, which is not generic in its stubs."""
 
-MOST_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 1 << 20
 """Larger calls are not for the stream: those behind them would wait."""
 
 RENEW_SECONDS: Final = 60.0
-"""The age at which a stream is replaced: routers that closed their connection in order (`SHOAL_CONNECTION_SECONDS`) let it live
-75 s longer, and a new one may reach another router behind the same name."""
+"""The age at which a stream is replaced: routers that closed their connection in order
+(`SHOAL_CONNECTION_SECONDS`) let it live 75 s longer, and a new one may reach another router behind
+the same name."""
 
 STATUS_SECONDS: Final = 5.0
 """How long the status of a stream is waited for after a write has met its end."""
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 _OF_A_WRITE: Final = "Internal error from Core"
-"""The status, with the code INTERNAL, that grpc.aio sets where a write meets the end of a stream."""
+"""The status, with the code INTERNAL, that grpc.aio sets where a write meets the end of a
+stream.
+"""
 
 
 class Exchange:
-    """One open stream. `call` raises grpc.aio.AioRpcError, as a unary call does; a call that is cancelled here is cancelled at the
-    router, too."""
+    """One open stream. `call` raises grpc.aio.AioRpcError, as a unary call does; a call that is
+    cancelled here is cancelled at the router, too."""
 
     def __init__(self, channel: grpc.aio.Channel, stream: Stream, metadata: Metadata) -> None:
         self._channel = channel
@@ -48,24 +53,33 @@ class Exchange:
         self._metadata = metadata
         self._until = time.monotonic() + RENEW_SECONDS
         self._numbers = itertools.count(1)
-        # The state: calls that wait for their answer, by number; calls to be written; why the stream ended.
+        # The state: calls that wait for their answer, by number; calls to be written; why the
+        # stream ended.
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._outbox: list[worker_pb2.WorkerCall] = []
         self._news = asyncio.Event()
         self._error: grpc.aio.AioRpcError | None = None
         self._is_retired = False
-        self._status: asyncio.Future[grpc.aio.AioRpcError] = asyncio.get_running_loop().create_future()
+        self._status: asyncio.Future[grpc.aio.AioRpcError] = (
+            asyncio.get_running_loop().create_future()
+        )
         stream.add_done_callback(self._note_status)
         self._writing = asyncio.create_task(self._write())
         self._reading = asyncio.create_task(self._read())
 
     def serves(self, channel: grpc.aio.Channel, metadata: Metadata) -> bool:
-        """Whether new calls may go on this stream: it is open, not old, and of this channel and credential."""
+        """Whether new calls may go on this stream: it is open, not old, and of this channel and
+        credential.
+        """
         is_current = channel is self._channel and metadata == self._metadata
         return self._error is None and is_current and time.monotonic() < self._until
 
-    async def call(self, kind: CallKind, request: Message, timeout: float, traceparent: str = "") -> Message:
-        """The answer to a PullRequest, CompleteRequest or WrittenRequest. `timeout`: seconds. Raises AioRpcError."""
+    async def call(
+        self, kind: CallKind, request: Message, timeout: float, traceparent: str = ""
+    ) -> Message:
+        """The answer to a PullRequest, CompleteRequest or WrittenRequest. `timeout`: seconds.
+        Raises AioRpcError.
+        """
         if self._error is not None:
             raise self._error
         number = next(self._numbers)
@@ -78,7 +92,9 @@ class Exchange:
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError:
-            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout:g} s") from None
+            raise _error(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout:g} s"
+            ) from None
         finally:
             if self._waiting.pop(number, None) is not None and self._error is None:
                 self._post(worker_pb2.WorkerCall(number=number, cancelled=True))
@@ -116,7 +132,7 @@ class Exchange:
         request, size, taken = worker_pb2.ExchangeRequest(), 0, 0
         for call in self._outbox:
             size += call.ByteSize()
-            if taken and size > MOST_BYTES:
+            if taken and size > MAX_BYTES:
                 break
             request.calls.append(call)
             taken += 1
@@ -137,8 +153,9 @@ class Exchange:
             self._end(_error(grpc.StatusCode.UNAVAILABLE, "the router ended the stream"))
 
     def _note_status(self, stream: Stream) -> None:
-        """Keeps the status of the router, or of the connection. It is called for each status that gRPC sets: a write that meets the
-        end of the stream replaces the one that was received, so that whoever reads it later is told nothing."""
+        """Keeps the status of the router, or of the connection. It is called for each status that
+        gRPC sets: a write that meets the end of the stream replaces the one that was received, so
+        that whoever reads it later is told nothing."""
         code, details = _at_once(stream.code()), _at_once(stream.details())
         if code is not None and details != _OF_A_WRITE and not self._status.done():
             self._status.set_result(_error(code, details or ""))
@@ -152,7 +169,9 @@ class Exchange:
             code = _CODES.get(answer.refusal.code, grpc.StatusCode.UNKNOWN)
             waiting.set_exception(_error(code, answer.refusal.message))
         elif kind is None:
-            waiting.set_exception(_error(grpc.StatusCode.INTERNAL, "the answer holds nothing that this worker knows"))
+            waiting.set_exception(
+                _error(grpc.StatusCode.INTERNAL, "the answer holds nothing that this worker knows")
+            )
         else:
             waiting.set_result(getattr(answer, kind))
 

@@ -1,6 +1,8 @@
-"""The gRPC connections to the routers, with failover: any router will do, and the one that answered last is called first.
+"""The gRPC connections to the routers, with failover: any router will do, and the one that answered
+last is called first.
 
-All of the worker's calls to WorkerService are made here. A router may die or restart at any time; a call is then sent to the next.
+All of the worker's calls to WorkerService are made here. A router may die or restart at any time; a
+call is then sent to the next.
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ from libs.errors import InternalError, NoCapacity
 from libs.telemetry.logs import fields
 from libs.telemetry.traces import TRACEPARENT
 from services.worker.mesh.clock import MeshClock
-from services.worker.mesh.exchange import MOST_BYTES, CallKind, Exchange
+from services.worker.mesh.exchange import MAX_BYTES, CallKind, Exchange
 
 log = logging.getLogger(__name__)
 
 COMPLETE_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 5.0
 PULL_MARGIN_SECONDS: Final = 5.0
-"""A pull times out this much later than it should have come back empty: its router has gone without closing the connection."""
+"""A pull times out this much later than it should have come back empty: its router has gone without
+closing the connection.
+"""
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", -1),
@@ -44,7 +48,8 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A router that restarts is found again within a second, an address that swallows packets is left after two.
+    # A router that restarts is found again within a second, an address that swallows packets is
+    # left after two.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -59,8 +64,8 @@ _NOT_RETRIABLE: Final = (
 """Statuses that any other router would answer, too: the call does not fail over."""
 
 _UNAUTHORISED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-"""Authentication or authorisation failed. Retried as if the router were down: the token or certificate may be renewed here, or
-registered there."""
+"""Authentication or authorisation failed. Retried as if the router were down: the token or
+certificate may be renewed here, or registered there."""
 REFUSED_LOG_SECONDS: Final = 60.0
 """The interval between two log lines about that."""
 
@@ -72,7 +77,9 @@ _Response = TypeVar("_Response")
 
 
 class Backoff:
-    """Exponential backoff with jitter: 0.1, 0.2 ... 1 seconds after one failure, two ..., less up to half of it at random."""
+    """Exponential backoff with jitter: 0.1, 0.2 ... 1 seconds after one failure, two ..., less up
+    to half of it at random.
+    """
 
     def __init__(self) -> None:
         self._failures = 0
@@ -114,13 +121,17 @@ class Identity:
 
 
 class Link:
-    """WorkerService on whichever router answers. Calls raise NoCapacity if none does, InternalError if the call is refused.
+    """WorkerService on whichever router answers. Calls raise NoCapacity if none does, InternalError
+    if the call is refused.
 
-    `identity`: what calls name this worker. `clock`: Redis' clock, synchronised by the answers to pulls. `trust`: the certificates
-    and the token, read again when their files change; calls in flight end on the connection they have.
+    `identity`: what calls name this worker. `clock`: Redis' clock, synchronised by the answers to
+    pulls. `trust`: the certificates and the token, read again when their files change; calls in
+    flight end on the connection they have.
     """
 
-    def __init__(self, identity: Identity, addresses: Sequence[str], trust: Trust | None = None) -> None:
+    def __init__(
+        self, identity: Identity, addresses: Sequence[str], trust: Trust | None = None
+    ) -> None:
         self.identity = identity
         self.clock = MeshClock()
         self._addresses = tuple(addresses)
@@ -137,7 +148,12 @@ class Link:
     async def __aenter__(self) -> Link:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for exchange in self._exchanges.values():
             exchange.close()
         for channel in self._channels.close():
@@ -152,7 +168,9 @@ class Link:
         return grpc.aio.secure_channel(address, credentials, options)
 
     def try_next(self) -> None:
-        """Switches to the next router: the present one answers, but does not long-poll (it is shutting down)."""
+        """Switches to the next router: the present one answers, but does not long-poll (it is
+        shutting down).
+        """
         self._current = (self._current + 1) % len(self._addresses)
 
     async def pull(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse:
@@ -164,9 +182,12 @@ class Link:
     async def heartbeat(self, request: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatResponse:
         return await self._call(_HEARTBEAT, request, HEARTBEAT_SECONDS)
 
-    async def complete(self, request: worker_pb2.CompleteRequest, until_unix: float, traceparent: str = "") -> int | None:
-        """Retries with backoff until a router accepts the call or `until_unix`, when nobody waits for the answers any more. Returns
-        how many answers were accepted, or None if no router took the call. `traceparent`: of the trace that it belongs to."""
+    async def complete(
+        self, request: worker_pb2.CompleteRequest, until_unix: float, traceparent: str = ""
+    ) -> int | None:
+        """Retries with backoff until a router accepts the call or `until_unix`, when nobody waits
+        for the answers any more. Returns how many answers were accepted, or None if no router took
+        the call. `traceparent`: of the trace that it belongs to."""
         backoff = Backoff()
         while True:
             try:
@@ -182,13 +203,17 @@ class Link:
                 return response.accepted
 
     async def written(self, request: worker_pb2.WrittenRequest) -> None:
-        """Tells the router that is called at present, on its stream. Raises NoCapacity if it cannot be told."""
+        """Tells the router that is called at present, on its stream. Raises NoCapacity if it cannot
+        be told.
+        """
         address = self._addresses[self._current]
         if self._unary_until.get(address, 0.0) > time.monotonic():
             raise NoCapacity(f"{address}: has no stream")
         pooled = self._channels.acquire(address)
         try:
-            await self._exchange(address, pooled, self._trust.metadata()).call("written", request, COMPLETE_SECONDS)
+            await self._exchange(address, pooled, self._trust.metadata()).call(
+                "written", request, COMPLETE_SECONDS
+            )
         except grpc.aio.AioRpcError as error:
             raise NoCapacity(f"{address}: {error.code().name} {error.details()}") from error
         finally:
@@ -196,7 +221,9 @@ class Link:
                 await channel.close()
 
     async def connect(self, request: worker_pb2.ConnectRequest) -> None:
-        """Keeps a stream open until its router ends it. Raises NoCapacity if it breaks, InternalError if the router refuses it."""
+        """Keeps a stream open until its router ends it. Raises NoCapacity if it breaks,
+        InternalError if the router refuses it.
+        """
         index = self._current
         address = self._addresses[index]
         pooled = self._channels.acquire(address)
@@ -222,7 +249,11 @@ class Link:
             return
 
     async def _call(
-        self, method: Method[_Request, _Response], request: _Request, timeout: float, traceparent: str = ""
+        self,
+        method: Method[_Request, _Response],
+        request: _Request,
+        timeout: float,
+        traceparent: str = "",
     ) -> _Response:
         reasons = []
         for _ in self._addresses:
@@ -232,7 +263,10 @@ class Link:
                 response = await self._send(address, method, request, timeout, traceparent)
             except grpc.aio.AioRpcError as error:
                 if error.code() in _NOT_RETRIABLE:
-                    log.error("a router refused a call", extra=fields({"router": address, "reason": error.details()}))
+                    log.error(
+                        "a router refused a call",
+                        extra=fields({"router": address, "reason": error.details()}),
+                    )
                     raise InternalError(f"{address}: {error.details()}") from error
                 reasons.append(f"{address}: {error.code().name} {error.details()}")
                 self._fail_over(index, error)
@@ -245,14 +279,25 @@ class Link:
         raise NoCapacity(f"no router answers: {'; '.join(reasons)}")
 
     async def _send(
-        self, address: str, method: Method[_Request, _Response], request: _Request, timeout: float, traceparent: str
+        self,
+        address: str,
+        method: Method[_Request, _Response],
+        request: _Request,
+        timeout: float,
+        traceparent: str,
     ) -> _Response:
-        """Sends a pull or an answer on the stream to the router, if it has one and the call is small; any other as a unary call."""
+        """Sends a pull or an answer on the stream to the router, if it has one and the call is
+        small; any other as a unary call.
+        """
         pooled = self._channels.acquire(address)
         metadata = self._trust.metadata()
         try:
             kind = _EXCHANGED.get(method)
-            if kind and request.ByteSize() <= MOST_BYTES and self._unary_until.get(address, 0.0) <= time.monotonic():
+            if (
+                kind
+                and request.ByteSize() <= MAX_BYTES
+                and self._unary_until.get(address, 0.0) <= time.monotonic()
+            ):
                 try:
                     exchange = self._exchange(address, pooled, metadata)
                     return cast(_Response, await exchange.call(kind, request, timeout, traceparent))
@@ -262,19 +307,27 @@ class Link:
                     self._unary_until[address] = time.monotonic() + UNARY_SECONDS
             if traceparent:
                 metadata = (*metadata, (TRACEPARENT, traceparent))
-            response: _Response = await pooled.method(method)(request, timeout=timeout, metadata=metadata)
+            response: _Response = await pooled.method(method)(
+                request, timeout=timeout, metadata=metadata
+            )
             return response
         finally:
             for channel in self._channels.release(pooled):
                 await channel.close()
 
-    def _exchange(self, address: str, pooled: PooledChannel[grpc.aio.Channel], metadata: Metadata) -> Exchange:
-        """The stream to the router: another one once its channel or credential is no longer the current one, or it is old."""
+    def _exchange(
+        self, address: str, pooled: PooledChannel[grpc.aio.Channel], metadata: Metadata
+    ) -> Exchange:
+        """The stream to the router: another one once its channel or credential is no longer the
+        current one, or it is old.
+        """
         exchange = self._exchanges.get(address)
         if exchange is None or not exchange.serves(pooled.channel, metadata):
             if exchange is not None:
                 exchange.retire()
-            exchange = Exchange(pooled.channel, pooled.exchange(_EXCHANGE)(metadata=metadata), metadata)
+            exchange = Exchange(
+                pooled.channel, pooled.exchange(_EXCHANGE)(metadata=metadata), metadata
+            )
             self._exchanges[address] = exchange
         return exchange
 

@@ -1,4 +1,6 @@
-"""Runs one batch through a model with and without torch's profiler: the time of each part, and the profiler's overhead."""
+"""Runs one batch through a model with and without torch's profiler: the time of each part, and the
+profiler's overhead.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ForwardProfile:
-    """`seconds`: of the median forward pass of `runs` under the profiler; `parts` and `inside` (see `trace.py`) are of that pass.
-    `plain_seconds`: the median without the profiler. `prepare_seconds`, `finish_seconds`: of tokenising before it and of making
-    the answer after it, which a worker does on other threads."""
+    """`seconds`: of the median forward pass of `runs` under the profiler; `parts` and `inside` (see
+    `trace.py`) are of that pass. `plain_seconds`: the median without the profiler.
+    `prepare_seconds`, `finish_seconds`: of tokenising before it and of making the answer after it,
+    which a worker does on other threads."""
 
     model: str
     device: str
@@ -66,9 +69,11 @@ class ForwardProfile:
 
 
 def load(settings: Settings, model: str, copy: Copy) -> tuple[PackedModel, str, int]:
-    """The model as a worker with these settings would have it, the device's name, and the tokens of the largest batch.
+    """The model as a worker with these settings would have it, the device's name, and the tokens of
+    the largest batch.
 
-    The calling thread computes with as many threads as such a worker's device thread. Raises ShoalError.
+    The calling thread computes with as many threads as such a worker's device thread. Raises
+    ShoalError.
     """
     device = open_device(settings)
     loaded = device.load(copy.directory, model, copy.base)
@@ -79,7 +84,9 @@ def load(settings: Settings, model: str, copy: Copy) -> tuple[PackedModel, str, 
 
 
 def fill(model: PackedModel, texts: Iterator[str], most_tokens: int, most_texts: int) -> Batch:
-    """As many of the texts, in order, as fit, but at least one; they are for the first task of the model."""
+    """As many of the texts, in order, as fit, but at least one; they are for the first task of the
+    model.
+    """
     taken: list[str] = []
     tokens = 0
     for text in texts:
@@ -98,19 +105,30 @@ def work_of(model: PackedModel, texts: list[str]) -> Work:
 
 
 def profile_forward(
-    model: PackedModel, batch: Batch, *, runs: int, device: str, threads: int, trace: Path | None = None
+    model: PackedModel,
+    batch: Batch,
+    *,
+    runs: int,
+    device: str,
+    threads: int,
+    trace: Path | None = None,
 ) -> ForwardProfile:
-    """Runs the batch `runs` times without and `runs` times under the profiler. `trace`: the file to write the trace to."""
+    """Runs the batch `runs` times without and `runs` times under the profiler. `trace`: the file to
+    write the trace to.
+    """
     prepared = model.prepare(batch.work)
     if not prepared.sequences:
-        raise TaskNotSupported(f"{model.card.model} answers from a table: there is no forward pass to profile")
+        raise TaskNotSupported(
+            f"{model.card.model} answers from a table: there is no forward pass to profile"
+        )
 
     def forward() -> object:
         return model.forward_all(prepared)
 
     outputs = model.forward_all(prepared)
     _timed(forward, _WARM_RUNS)
-    # Half of the plain runs before and half after the profiled ones, since a machine's speed drifts.
+    # Half of the plain runs before and half after the profiled ones, since a machine's speed
+    # drifts.
     plain = _timed(forward, runs - runs // 2)
     seen = _traced(model, forward, runs, trace)
     plain += _timed(forward, runs // 2)
@@ -142,9 +160,16 @@ def _timed(call: Callable[[], object], times: int) -> list[float]:
     return seconds
 
 
-def _traced(model: PackedModel, forward: Callable[[], object], runs: int, path: Path | None) -> list[Forward]:
-    """The trace of each run but the first, in which the profiler sets itself up. `path`: the file to write the trace to."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+def _traced(
+    model: PackedModel, forward: Callable[[], object], runs: int, path: Path | None
+) -> list[Forward]:
+    """The trace of each run but the first, in which the profiler sets itself up. `path`: the file
+    to write the trace to.
+    """
+    activities = [
+        ProfilerActivity.CPU,
+        *([ProfilerActivity.CUDA] if torch.cuda.is_available() else []),
+    ]
     with TemporaryDirectory() as directory:
         path = path or Path(directory) / "trace.json"
         with named_parts(model), profile(activities=activities) as profiler:

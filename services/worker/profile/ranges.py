@@ -1,8 +1,9 @@
-"""Names the parts of a model's forward pass for torch's profiler, only while profiling: the model code knows nothing of it.
+"""Names the parts of a model's forward pass for torch's profiler, only while profiling: the model
+code knows nothing of it.
 
-Modules call each other's methods directly, so hooks of `nn.Module` would not run. Instead the methods that do a part's work are
-wrapped in profiler ranges, on the module instances of one model, and unwrapped at the end. So are the native kernels, which the
-profiler does not see.
+Modules call each other's methods directly, so hooks of `nn.Module` would not run. Instead the
+methods that do a part's work are wrapped in profiler ranges, on the module instances of one model,
+and unwrapped at the end. So are the native kernels, which the profiler does not see.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def named_parts(model: PackedModel) -> Iterator[None]:
     at_once = NativeLayer.forward
     try:
         for name, kernel in kernels.items():
-            setattr(native, name, _in_range(NATIVE + ("attention" if name == "attend" else name), kernel))
+            setattr(
+                native,
+                name,
+                _in_range(NATIVE + ("attention" if name == "attend" else name), kernel),
+            )
         NativeLayer.forward = _in_range(NATIVE + "layer", at_once)  # type: ignore[method-assign]
         for module in {each for root in model.modules() for each in root.modules()}:
             for part, method in _parts_of(module, module in heads):

@@ -1,7 +1,8 @@
-"""Generated texts for profiling without input: lengths as in everyday embedding traffic, the same as in the benchmarks.
+"""Generated texts for profiling without input: lengths as in everyday embedding traffic, the same
+as in the benchmarks.
 
-Log-normal, median 36.5 tokens, sigma 0.82. The words are common ones, of about a token each; which ones hardly matters to a forward
-pass.
+Log-normal, median 36.5 tokens, sigma 0.82. The words are common ones, of about a token each; which
+ones hardly matters to a forward pass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 MEDIAN_WORDS: Final = 34.5
 """With two special tokens, 36.5 tokens."""
 SIGMA: Final = 0.82
-MOST_WORDS: Final = 254
+MAX_WORDS: Final = 254
 
 _WORDS: Final = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one you were all her
@@ -28,5 +29,5 @@ def generated(seed: int = 0) -> Iterator[str]:
     """An endless stream of texts, deterministic by seed."""
     chance, known = random.Random(seed), _WORDS.split()  # noqa: S311 — nothing secret
     while True:
-        words = min(MOST_WORDS, max(1, round(chance.lognormvariate(math.log(MEDIAN_WORDS), SIGMA))))
+        words = min(MAX_WORDS, max(1, round(chance.lognormvariate(math.log(MEDIAN_WORDS), SIGMA))))
         yield " ".join(chance.choices(known, k=words))

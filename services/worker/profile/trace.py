@@ -1,9 +1,10 @@
 """Splits a forward pass into its parts by a trace of torch's profiler. Pure but for `read`.
 
-A trace is what `torch.profiler.profile.export_chrome_trace` writes (Chrome's Trace Event Format): spans on threads of the host and
-on streams of the device. On a CPU each moment is attributed to the innermost operator on the forward pass's thread; on an
-accelerator to the running kernel, and the kernel to the part that launched it. Time that none covers is a gap. Operators' own times
-and gaps are counted separately, so that their sum can be checked against the whole.
+A trace is what `torch.profiler.profile.export_chrome_trace` writes (Chrome's Trace Event Format):
+spans on threads of the host and on streams of the device. On a CPU each moment is attributed to the
+innermost operator on the forward pass's thread; on an accelerator to the running kernel, and the
+kernel to the part that launched it. Time that none covers is a gap. Operators' own times and gaps
+are counted separately, so that their sum can be checked against the whole.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-Part = Literal["GEMM", "attention", "norm", "layer", "embedding", "pooling", "copy", "other", "gaps"]
+Part = Literal[
+    "GEMM", "attention", "norm", "layer", "embedding", "pooling", "copy", "other", "gaps"
+]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 PREFIX: Final = "shoal."
 """The prefix of profiler range names: followed by the part, or by `forward` for the whole pass."""
 FORWARD: Final = PREFIX + "forward"
 NATIVE: Final = "native::"
-"""The prefix of a range around a kernel that is no operator of torch's (`libs/kernels/native`): it counts as one."""
+"""The prefix of a range around a kernel that is no operator of torch's (`libs/kernels/native`): it
+counts as one.
+"""
 
 _RANGE: Final = "user_annotation"
 _ON_HOST: Final = (_RANGE, "cpu_op", "cuda_runtime", "cuda_driver")
@@ -29,7 +34,21 @@ _BETWEEN_DEVICES: Final = ("HtoD", "DtoH")
 
 # The part of operators outside any part's range; of nested operators the outermost decides.
 _PART_OF: Final[Mapping[str, Part]] = {
-    **dict.fromkeys(("linear", "addmm", "addmm_", "mm", "matmul", "bmm", "baddbmm", "einsum", "_linear_pointwise", "lstm"), "GEMM"),
+    **dict.fromkeys(
+        (
+            "linear",
+            "addmm",
+            "addmm_",
+            "mm",
+            "matmul",
+            "bmm",
+            "baddbmm",
+            "einsum",
+            "_linear_pointwise",
+            "lstm",
+        ),
+        "GEMM",
+    ),
     **dict.fromkeys(("scaled_dot_product_attention", "_flash_attention_forward"), "attention"),
     **dict.fromkeys(("layer_norm", "rms_norm"), "norm"),
     **dict.fromkeys(("to", "_to_copy", "copy_", "contiguous", "clone", "pin_memory"), "copy"),
@@ -39,8 +58,8 @@ _PART_OF: Final[Mapping[str, Part]] = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An event from `start` to `end`, microseconds. `track`: its thread or stream. `link`: the correlation id that a launch shares
-    with the kernel that it launched; 0: none."""
+    """An event from `start` to `end`, microseconds. `track`: its thread or stream. `link`: the
+    correlation id that a launch shares with the kernel that it launched; 0: none."""
 
     kind: str
     name: str
@@ -56,9 +75,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The times of one forward pass by its trace, in seconds: the whole, and its parts, gaps included.
+    """The times of one forward pass by its trace, in seconds: the whole, and its parts, gaps
+    included.
 
-    `inside`: each part's time by operator or kernel; for gaps on a CPU, by the part that they are in.
+    `inside`: each part's time by operator or kernel; for gaps on a CPU, by the part that they are
+    in.
     """
 
     seconds: float
@@ -68,7 +89,9 @@ class Forward:
 
 @dataclass(slots=True)
 class _Placed:
-    """A span of the host, its part (None: a range that names none), and its own time without the spans nested in it."""
+    """A span of the host, its part (None: a range that names none), and its own time without the
+    spans nested in it.
+    """
 
     span: Span
     part: Part | None
@@ -92,7 +115,9 @@ def _span(event: Mapping[str, Any]) -> Span:
 def forwards(spans: Iterable[Span]) -> list[Forward]:
     """Every forward pass of a trace, in order."""
     ordered = sorted(spans, key=lambda span: (span.start, -span.end))
-    return [_forward(span, ordered) for span in ordered if span.kind == _RANGE and span.name == FORWARD]
+    return [
+        _forward(span, ordered) for span in ordered if span.kind == _RANGE and span.name == FORWARD
+    ]
 
 
 def _forward(whole: Span, spans: Sequence[Span]) -> Forward:
@@ -111,12 +136,16 @@ def _forward(whole: Span, spans: Sequence[Span]) -> Forward:
             else:
                 _add(inside, one.part or "other", one.span.name, one.own)
         covering = [one.span for one in placed if one.span.kind != _RANGE]
-    parts: dict[Part, float] = {part: sum(inside[part].values()) for part in PARTS if part != "gaps"}
+    parts: dict[Part, float] = {
+        part: sum(inside[part].values()) for part in PARTS if part != "gaps"
+    }
     parts["gaps"] = _uncovered(whole, covering) / 1e6
     return Forward(whole.duration / 1e6, parts, inside)
 
 
-def _add(inside: Mapping[Part, dict[str, float]], part: Part, name: str, microseconds: float) -> None:
+def _add(
+    inside: Mapping[Part, dict[str, float]], part: Part, name: str, microseconds: float
+) -> None:
     inside[part][name] = inside[part].get(name, 0.0) + microseconds / 1e6
 
 
@@ -125,7 +154,11 @@ def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
     placed: list[_Placed] = []
     around: list[_Placed] = []
     for span in spans:
-        if span.kind not in _ON_HOST or span.track != whole.track or not whole.start <= span.start < whole.end:
+        if (
+            span.kind not in _ON_HOST
+            or span.track != whole.track
+            or not whole.start <= span.start < whole.end
+        ):
             continue
         while around and around[-1].span.end <= span.start:
             around.pop()
@@ -138,8 +171,8 @@ def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
 
 
 def _part(span: Span, around: _Placed | None) -> Part | None:
-    """The part of a span: a range names its part, and an operator belongs to the range around it. A head's matrix products are GEMM
-    too, whatever their size."""
+    """The part of a span: a range names its part, and an operator belongs to the range around it. A
+    head's matrix products are GEMM too, whatever their size."""
     inherited = None if around is None else around.part
     if span.kind == _RANGE:
         return next((part for part in PARTS if span.name == PREFIX + part), inherited)

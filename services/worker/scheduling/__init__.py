@@ -1,2 +1,2 @@
-"""Batching, fair queueing and time estimates: decisions only, without clock, device or network. The threads that carry them out
-are in `jobs/`."""
+"""Batching, fair queueing and time estimates: decisions only, without clock, device or network. The
+threads that carry them out are in `jobs/`."""

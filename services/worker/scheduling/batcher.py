@@ -1,10 +1,12 @@
 """Chooses the waiting sequences for the next forward pass: decisions only, no clock, no device.
 
-On the request path, between `intake.py`, which prepares sequences, and `runner.py`, which runs the batch chosen here.
+On the request path, between `intake.py`, which prepares sequences, and `runner.py`, which runs the
+batch chosen here.
 
-Device time is shared by fair queueing (`turns.py`), as lanes share tokens, in three levels: between callers (`Caller`), then
-between the models that one caller uses, then between the adapters and heads of one model. Callers come first, so that a caller that
-uses many models gets no more turns than one that uses a single model.
+Device time is shared by fair queueing (`turns.py`), as lanes share tokens, in three levels: between
+callers (`Caller`), then between the models that one caller uses, then between the adapters and
+heads of one model. Callers come first, so that a caller that uses many models gets no more turns
+than one that uses a single model.
 """
 
 from __future__ import annotations
@@ -20,17 +22,20 @@ from libs.models import WRITE
 from services.worker.scheduling.turns import BURST_SECONDS, Turns
 
 BULK_SHARE: Final = 1 / 9
-"""Weight of bulk work beside interactive work of the same tenant: a tenth of what both get, as in the lanes."""
+"""Weight of bulk work beside interactive work of the same tenant: a tenth of what both get, as in
+the lanes.
+"""
 
 WRITING_SHARE: Final = 1 / 2
-"""Weight of models that write beside the other models of the same caller: an answer takes them seconds anyway, and others
-milliseconds."""
+"""Weight of models that write beside the other models of the same caller: an answer takes them
+seconds anyway, and others milliseconds."""
 
 COMPANY_SECONDS: Final = 0.005
-"""Callers whose virtual times exceed the least-served one's by at most this much join its batch. Callers at the same pace are thus
-batched together; a light caller is not held up by the work of a caller that has just had a batch."""
+"""Callers whose virtual times exceed the least-served one's by at most this much join its batch.
+Callers at the same pace are thus batched together; a light caller is not held up by the work of a
+caller that has just had a batch."""
 
-LEAST_SECONDS: Final = 1e-4
+MIN_SECONDS: Final = 1e-4
 """The least that a batch is charged."""
 
 CANDIDATES: Final = 1024
@@ -46,17 +51,23 @@ class Group:
 
     @property
     def is_continuous(self) -> bool:
-        """Whether forwards go on with the same sequences, and a further one in a batch costs little: every caller's join it."""
+        """Whether forwards go on with the same sequences, and a further one in a batch costs
+        little: every caller's join it.
+        """
         return self.head == WRITE
 
 
 Caller = tuple[str, bool]
-"""A tenant's interactive work, or all of its bulk work: the flow of the first level of fair queueing."""
+"""A tenant's interactive work, or all of its bulk work: the flow of the first level of fair
+queueing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The caller and adapter of work on a model: with the head, the unit of fair queueing within it."""
+    """The caller and adapter of work on a model: with the head, the unit of fair queueing within
+    it.
+    """
 
     adapter: str = ""
     tenant: str = ""
@@ -73,7 +84,9 @@ NOBODY: Final = Flow()
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Sequence `index` of the held job number `job`, waiting since `since` (seconds of any monotonic clock)."""
+    """Sequence `index` of the held job number `job`, waiting since `since` (seconds of any
+    monotonic clock).
+    """
 
     job: int
     index: int
@@ -83,7 +96,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one batch: token budget, number of sequences, and the age (seconds) from which order takes precedence over fit.
+    """Limits of one batch: token budget, number of sequences, and the age (seconds) from which
+    order takes precedence over fit.
 
     `seconds`: the longest expected duration of a batch while the device is shared.
     """
@@ -126,14 +140,17 @@ class _Line:
 
 
 class _Share:
-    """Fair queueing within one caller: between the models that it uses, and between the lines of each model."""
+    """Fair queueing within one caller: between the models that it uses, and between the lines of
+    each model.
+    """
 
     def __init__(self) -> None:
         self.models: Turns[str] = Turns()
         self.lines: dict[str, Turns[_LineKey]] = {}
 
     def come(self, line: _Line) -> None:
-        # A model that writes has work for seconds: it is no burst, and with credit it would keep its caller's other models waiting.
+        # A model that writes has work for seconds: it is no burst, and with credit it would keep
+        # its caller's other models waiting.
         credit = 0.0 if line.group.is_continuous else BURST_SECONDS
         self.models.come(line.group.model, credit)
         self.lines.setdefault(line.group.model, Turns()).come(line.key, credit)
@@ -157,7 +174,9 @@ class _Share:
         return Group(model, head), flow
 
     def is_near(self, line: _Line) -> bool:
-        """Whether the line's virtual time is within COMPANY_SECONDS of that of its model's least-served line."""
+        """Whether the line's virtual time is within COMPANY_SECONDS of that of its model's
+        least-served line.
+        """
         turns = self.lines[line.group.model]
         return turns.tag(line.key) <= turns.tag(turns.first()) + COMPANY_SECONDS
 
@@ -182,9 +201,10 @@ class _Share:
 class WaitingRoom:
     """Prepared sequences that wait for a forward pass. Not thread-safe: `runner.py` guards it.
 
-    No caller starves. A new caller waits for at most one batch of each other waiting caller; within one caller, a model then waits
-    for at most one batch of each other model, and a line for one of each other line of its model. Between two batches of a caller,
-    each other caller gets at most what the last one cost, by weight, and one batch; a new caller BURST_SECONDS more. Callers that
+    No caller starves. A new caller waits for at most one batch of each other waiting caller; within
+    one caller, a model then waits for at most one batch of each other model, and a line for one of
+    each other line of its model. Between two batches of a caller, each other caller gets at most
+    what the last one cost, by weight, and one batch; a new caller BURST_SECONDS more. Callers that
     always have work get device time in proportion to their weights, within one batch each.
     """
 
@@ -192,16 +212,23 @@ class WaitingRoom:
         self.tokens = 0
         self.lanes: dict[tuple[str, str], dict[Flow, int]] = {}
         """Waiting tokens of each flow, by model and adapter; only where some wait."""
-        # The whole state beside that. Every waiting sequence is in one line, and its line is found by its job and index.
+        # The whole state beside that. Every waiting sequence is in one line, and its line is found
+        # by its job and index.
         self._callers: Turns[Caller] = Turns()
         self._shares: dict[Caller, _Share] = {}
-        self._models: Turns[str] = Turns()  # device time of each model over all callers: no batch is chosen by it
+        self._models: Turns[str] = (
+            Turns()
+        )  # device time of each model over all callers: no batch is chosen by it
         self._lines: dict[Group, dict[Flow, _Line]] = {}
         self._jobs: dict[int, dict[int, _Line]] = {}
         self._now = 0.0
 
-    def add(self, group: Group, sequences: Collection[Waiting], flow: Flow = NOBODY, weight: float = 1.0) -> None:
-        """Queues sequences, which must not be older than those that wait already. `weight` is the flow's from now on."""
+    def add(
+        self, group: Group, sequences: Collection[Waiting], flow: Flow = NOBODY, weight: float = 1.0
+    ) -> None:
+        """Queues sequences, which must not be older than those that wait already. `weight` is the
+        flow's from now on.
+        """
         if not sequences:
             return
         line = self._lines.setdefault(group, {}).setdefault(flow, _Line(group, flow, weight))
@@ -229,23 +256,31 @@ class WaitingRoom:
                 self._take_out(line, line.waiting[job, index])
 
     def is_shared(self, model: str) -> bool:
-        """Whether the device is contended: other models, or several lines or callers, have work or had it lately."""
+        """Whether the device is contended: other models, or several lines or callers, have work or
+        had it lately.
+        """
         if len(self._models) > 1:
             return True
-        return model in self._models and (len(self._callers) > 1 or not all(share.is_one for share in self._shares.values()))
+        return model in self._models and (
+            len(self._callers) > 1 or not all(share.is_one for share in self._shares.values())
+        )
 
     def turn(self, model: str) -> float:
         """The model's virtual time: the lower, the less device time it has had."""
         return self._models.tag(model)
 
-    def take(self, limits: Limits, now: float, cap: Callable[[Group], int] | None = None) -> Batch | None:
+    def take(
+        self, limits: Limits, now: float, cap: Callable[[Group], int] | None = None
+    ) -> Batch | None:
         """Chooses the next batch and removes it from the queues. None if nothing waits.
 
-        The oldest sequence of the least-served line is always in it, alone if it exceeds the budget. Lines for the same head join
-        if their callers' virtual times are close (COMPANY_SECONDS). Of these, sequences older than `max_age` follow strictly in
-        order (of callers, then of age); if one does not fit, the batch ends. The remaining room goes to the sequences whose length
-        is nearest to the first one's, which keeps runs of equal length together. `cap`: the token budget of a group, where below
-        that of `limits`. `ran` must follow.
+        The oldest sequence of the least-served line is always in it, alone if it exceeds the
+        budget. Lines for the same head join if their callers' virtual times are close
+        (COMPANY_SECONDS). Of these, sequences older than `max_age` follow strictly in order (of
+        callers, then of age); if one does not fit, the batch ends. The remaining room goes to the
+        sequences whose length is nearest to the first one's, which keeps runs of equal length
+        together. `cap`: the token budget of a group, where below that of `limits`. `ran` must
+        follow.
         """
         self._now = now
         self._forget()
@@ -266,9 +301,10 @@ class WaitingRoom:
     def overtakes(self, running: Batch, limits: Limits) -> bool:
         """Preemption: whether the next batch should run between two layers of the running one.
 
-        It should for an interactive caller that has had less than each caller in the running batch, by more than `limits.seconds`:
-        the length of a batch, so that callers at the same pace do not preempt each other. Both batches together must keep within
-        `limits.tokens`, since the activations of both are in memory.
+        It should for an interactive caller that has had less than each caller in the running batch,
+        by more than `limits.seconds`: the length of a batch, so that callers at the same pace do
+        not preempt each other. Both batches together must keep within `limits.tokens`, since the
+        activations of both are in memory.
         """
         if not self._callers.has_waiting:
             return False
@@ -282,10 +318,11 @@ class WaitingRoom:
         return running.tokens + first.tokens <= limits.tokens
 
     def ran(self, batch: Batch, seconds: float, now: float, charged: float = 0.0) -> None:
-        """Charges the flows in the batch for the time that it took. `charged`: of that, the seconds that they were charged before
-        it was over, as an estimate; the difference may be negative."""
+        """Charges the flows in the batch for the time that it took. `charged`: of that, the seconds
+        that they were charged before it was over, as an estimate; the difference may be
+        negative."""
         self._now = now
-        rate = (max(seconds, LEAST_SECONDS) - charged) / max(batch.tokens, 1)
+        rate = (max(seconds, MIN_SECONDS) - charged) / max(batch.tokens, 1)
         for flow, tokens in batch.weighed.items():
             self._callers.charge(flow.caller, tokens * rate, now)
             share = self._shares.setdefault(flow.caller, _Share())
@@ -295,9 +332,19 @@ class WaitingRoom:
         self._forget()
 
     def _company(self, first: _Line) -> list[_Line]:
-        """The line `first`, and the lines of its group that may join its batch, least-served callers first."""
-        most = math.inf if first.group.is_continuous else self._callers.tag(first.flow.caller) + COMPANY_SECONDS
-        found = [(self._callers.tag(line.flow.caller), line) for line in self._lines[first.group].values() if line is not first]
+        """The line `first`, and the lines of its group that may join its batch, least-served
+        callers first.
+        """
+        most = (
+            math.inf
+            if first.group.is_continuous
+            else self._callers.tag(first.flow.caller) + COMPANY_SECONDS
+        )
+        found = [
+            (self._callers.tag(line.flow.caller), line)
+            for line in self._lines[first.group].values()
+            if line is not first
+        ]
         near = [(tag, line) for tag, line in found if tag <= most and self._joins(line)]
         return [first, *(line for _, line in sorted(near, key=itemgetter(0)))]
 
@@ -344,8 +391,12 @@ class WaitingRoom:
 
 
 def _pick(lines: Collection[_Line], tokens: int, limits: Limits, now: float) -> Iterator[Waiting]:
-    """Chooses sequences of the lines, in the lines' order; the first line's first sequence in any case."""
-    candidates = list(islice(chain.from_iterable(line.waiting.values() for line in lines), CANDIDATES))
+    """Chooses sequences of the lines, in the lines' order; the first line's first sequence in any
+    case.
+    """
+    candidates = list(
+        islice(chain.from_iterable(line.waiting.values() for line in lines), CANDIDATES)
+    )
     first, before = candidates[0], now - limits.max_age
     yield first
     room, places = tokens - first.tokens, limits.items - 1

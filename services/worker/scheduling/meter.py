@@ -1,4 +1,6 @@
-"""Measured rates of one model: routers price jobs by them, and the worker predicts when the device will be free. Pure."""
+"""Measured rates of one model: routers price jobs by them, and the worker predicts when the device
+will be free. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,42 @@ from collections.abc import Sequence
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.models import ClassifyWork, EncodeWork, InputSequence, Prepared, RelationsWork, ScoreWork, StructureWork, Work
+from libs.models import (
+    ClassifyWork,
+    EncodeWork,
+    InputSequence,
+    Prepared,
+    RelationsWork,
+    ScoreWork,
+    StructureWork,
+    Work,
+)
 from libs.models.work import EntitiesWork, RegionsWork, TextWork, TokenWork
 
-TextsWork = EncodeWork | ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | StructureWork
+TextsWork = (
+    EncodeWork
+    | ScoreWork
+    | EntitiesWork
+    | ClassifyWork
+    | RelationsWork
+    | RegionsWork
+    | StructureWork
+)
 _KEPT = 0.9
 """Decay of earlier measurements at each new one: about the last ten count."""
-MOST_BYTES_A_TOKEN: Final = 16
-"""A text with more bytes a token was truncated or is unknown to the tokenizer, so it says nothing of other texts."""
+MAX_BYTES_A_TOKEN: Final = 16
+"""A text with more bytes a token was truncated or is unknown to the tokenizer, so it says nothing
+of other texts.
+"""
 
 
 def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
-    """Tokens of a job's texts, and the UTF-8 bytes that they were made of: by these the tokens a byte are estimated.
+    """Tokens of a job's texts, and the UTF-8 bytes that they were made of: by these the tokens a
+    byte are estimated.
 
-    Texts that were truncated, or that reach the model's maximum, are left out, because their bytes say nothing. A job whose
-    sequences do not correspond to its texts is left out too, and so are those with images or chunks.
+    Texts that were truncated, or that reach the model's maximum, are left out, because their bytes
+    say nothing. A job whose sequences do not correspond to its texts is left out too, and so are
+    those with images or chunks.
     """
     is_divided = isinstance(work, EncodeWork) and work.chunking is not None
     if prepared.image_tokens or is_divided or isinstance(work, TextWork | TokenWork):
@@ -33,24 +56,32 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
     for text, sequence in zip(texts, sequences, strict=True):
         own = sequence.tokens + (0 if sequence.before is None else len(sequence.before))
         size = _utf8(text) + beside
-        if own < card.max_tokens and own * MOST_BYTES_A_TOKEN >= size:
+        if own < card.max_tokens and own * MAX_BYTES_A_TOKEN >= size:
             tokens, read = tokens + own, read + size
     return tokens, read
 
 
-def _sequences(work: TextsWork, prepared: Prepared, card: Card) -> tuple[Sequence[InputSequence], int]:
-    """The sequences of a job's texts, in order, and the bytes of the request that each sequence holds beside its text."""
+def _sequences(
+    work: TextsWork, prepared: Prepared, card: Card
+) -> tuple[Sequence[InputSequence], int]:
+    """The sequences of a job's texts, in order, and the bytes of the request that each sequence
+    holds beside its text.
+    """
     found = prepared.sequences
     if isinstance(work, EncodeWork):
         return found, _utf8(work.instruction)
     if isinstance(work, ScoreWork):
-        if prepared.looked_up or len(found) > len(work.documents):  # a model with vectors of its own: the query stands alone
+        if prepared.looked_up or len(found) > len(
+            work.documents
+        ):  # a model with vectors of its own: the query stands alone
             return found[len(found) - len(work.documents) :], 0
         return found, _utf8(work.query) + _utf8(work.instruction)
     if isinstance(work, StructureWork):
         return found, sum(map(_utf8, work.schema.texts()))
     count, labels = len(work.texts), len(work.labels)
-    names = sum(map(_utf8, (*work.labels, *(work.entity_labels if isinstance(work, RelationsWork) else ()))))
+    names = sum(
+        map(_utf8, (*work.labels, *(work.entity_labels if isinstance(work, RelationsWork) else ())))
+    )
     if isinstance(work, ClassifyWork):
         names += _utf8(work.hypothesis) * labels
         if labels and card.contradiction is not None:  # each text with each label
@@ -65,7 +96,9 @@ def _utf8(text: str) -> int:
 
 
 class Meter:
-    """Ratios of decaying sums, so that a large batch counts for more than a small one. A rate is 0 until measured."""
+    """Ratios of decaying sums, so that a large batch counts for more than a small one. A rate is 0
+    until measured.
+    """
 
     def __init__(self) -> None:
         self._forwards = 0
@@ -79,7 +112,9 @@ class Meter:
     def add_forward(self, tokens: int, seconds: float) -> None:
         off = abs(seconds - self.expected_seconds(tokens)) if self._forwards > 1 else 0.0
         self._forwards += 1
-        kept = 0.0 if self._forwards == 2 else _KEPT  # the first one pays for warming up: it counts until there is another
+        kept = (
+            0.0 if self._forwards == 2 else _KEPT
+        )  # the first one pays for warming up: it counts until there is another
         self._forward_tokens = self._forward_tokens * kept + tokens
         self._forward_squares = self._forward_squares * kept + tokens * tokens
         self._forward_seconds = self._forward_seconds * kept + seconds
@@ -98,7 +133,9 @@ class Meter:
 
     @property
     def batch_tokens(self) -> int:
-        """The batch size that the speed was measured at: the size of the batch that the average token was in; 0 until measured."""
+        """The batch size that the speed was measured at: the size of the batch that the average
+        token was in; 0 until measured.
+        """
         return round(self._forward_squares / self._forward_tokens) if self._forward_tokens else 0
 
     @property
@@ -106,7 +143,9 @@ class Meter:
         return self._text_tokens / self._text_bytes if self._text_bytes else 0.0
 
     def most_tokens(self, seconds: float) -> int:
-        """The tokens that a forward pass is expected to process in `seconds`; 0 if nothing was measured yet."""
+        """The tokens that a forward pass is expected to process in `seconds`; 0 if nothing was
+        measured yet.
+        """
         return int(self.tokens_per_second * seconds)
 
     def expected_seconds(self, tokens: int) -> float:
@@ -114,6 +153,8 @@ class Meter:
         return tokens / self.tokens_per_second if self._forward_seconds else 0.0
 
     def least_seconds(self, tokens: int) -> float:
-        """A lower bound of the pass's time: the expected time less twice the mean error, but at least half the expected time."""
+        """A lower bound of the pass's time: the expected time less twice the mean error, but at
+        least half the expected time.
+        """
         off = self._off_seconds / self._forward_seconds if self._forward_seconds else 0.0
         return self.expected_seconds(tokens) * max(0.5, 1 - 2 * off)

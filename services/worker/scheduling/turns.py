@@ -1,8 +1,9 @@
-"""Start-time fair queueing of flows that share one resource (Goyal, Vin, Cheng, SIGCOMM 1996): decisions only.
+"""Start-time fair queueing of flows that share one resource (Goyal, Vin, Cheng, SIGCOMM 1996):
+decisions only.
 
-The least-served flow, in device seconds divided by its weight, is next. The virtual time is the start tag of the flow in service; a
-new flow begins BURST_SECONDS behind it, and gets no more credit for the time it was away. A flow that comes without burst credit
-begins at the virtual time.
+The least-served flow, in device seconds divided by its weight, is next. The virtual time is the
+start tag of the flow in service; a new flow begins BURST_SECONDS behind it, and gets no more credit
+for the time it was away. A flow that comes without burst credit begins at the virtual time.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 BURST_SECONDS: Final = 0.25
-"""Burst credit, in device seconds for weight 1: a flow that has had less than its share gets this much before those that have had
-theirs. Light clients send requests in bursts too; sharing evenly with a backlog would double the time that a burst takes."""
+"""Burst credit, in device seconds for weight 1: a flow that has had less than its share gets this
+much before those that have had theirs. Light clients send requests in bursts too; sharing evenly
+with a backlog would double the time that a burst takes."""
 
 REMEMBERED_SECONDS: Final = 5.0
-"""How long the tag of a flow that has nothing waiting is remembered. That is long against the time in which a busy lane is
-refilled, and bounds the state."""
+"""How long the tag of a flow that has nothing waiting is remembered. That is long against the time
+in which a busy lane is refilled, and bounds the state."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Turns(Generic[Key]):
-    """One fair queue. A flow's tag is its virtual start time: the service it has had, divided by its weight. Flows with equal tags
-    are served in order of arrival."""
+    """One fair queue. A flow's tag is its virtual start time: the service it has had, divided by
+    its weight. Flows with equal tags are served in order of arrival."""
 
     def __init__(self) -> None:
         self._virtual = 0.0
-        # The state: tags of the waiting flows, in order of arrival; tags of the others with the time when they last were served or
-        # left, in order of that time.
+        # The state: tags of the waiting flows, in order of arrival; tags of the others with the
+        # time when they last were served or left, in order of that time.
         self._tags: dict[Key, float] = {}
         self._away: dict[Key, tuple[float, float]] = {}
 
@@ -48,7 +50,9 @@ class Turns(Generic[Key]):
         return self._tags[key] if key in self._tags else self._begin(key, BURST_SECONDS)
 
     def come(self, key: Key, credit: float = BURST_SECONDS) -> None:
-        """The flow has something waiting. `credit`: how far behind the virtual time it begins at most."""
+        """The flow has something waiting. `credit`: how far behind the virtual time it begins at
+        most.
+        """
         if key not in self._tags:
             self._tags[key] = self._begin(key, credit)
             self._away.pop(key, None)

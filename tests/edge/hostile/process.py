@@ -1,4 +1,6 @@
-"""An edge in a process, for tests that measure memory, processor time and how long other callers wait."""
+"""An edge in a process, for tests that measure memory, processor time and how long other callers
+wait.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class EdgeProcess:
     @property
     def resident_bytes(self) -> int:
         """Memory that the process holds now."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
     @property
     def cpu_seconds(self) -> float:
@@ -43,11 +47,20 @@ class EdgeProcess:
 
 @asynccontextmanager
 async def edge_process(script: Script, **environment: str) -> AsyncIterator[EdgeProcess]:
-    """Starts an edge before a scripted router; it has answered its first requests when the context begins."""
+    """Starts an edge before a scripted router; it has answered its first requests when the context
+    begins.
+    """
     async with routing(script) as router:
-        variables = {"SHOAL_ROUTERS": router, "SHOAL_HTTP_ADDRESS": "127.0.0.1:0", "SHOAL_LOG_LEVEL": "INFO", **environment}
+        variables = {
+            "SHOAL_ROUTERS": router,
+            "SHOAL_HTTP_ADDRESS": "127.0.0.1:0",
+            "SHOAL_LOG_LEVEL": "INFO",
+            **environment,
+        }
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.edge"), env=dict(os.environ) | variables, stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", "services.edge"),
+            env=dict(os.environ) | variables,
+            stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None
         try:
@@ -71,7 +84,9 @@ async def edge_process(script: Script, **environment: str) -> AsyncIterator[Edge
 
 @asynccontextmanager
 async def measured_delay(http: Http) -> AsyncIterator[list[float]]:
-    """Asks for `/livez` over one connection again and again; yields the seconds that each answer took."""
+    """Asks for `/livez` over one connection again and again; yields the seconds that each answer
+    took.
+    """
     seconds: list[float] = []
     reader, writer = await http.open()
 

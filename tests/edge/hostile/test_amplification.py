@@ -1,4 +1,6 @@
-"""What a body may cost an edge before and after its caller is identified: memory, other callers' waits, and their share."""
+"""What a body may cost an edge before and after its caller is identified: memory, other callers'
+waits, and their share.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,26 @@ from libs.serving import Security
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.counting import MAX_OBJECTS, MAX_VALUES
-from tests.edge.hostile.process import MAX_DELAY_SECONDS, MAX_GROWTH_BYTES, MIB, EdgeProcess, edge_process, measured_delay
-from tests.edge.parts import MODEL, Http, Reply, Script, dense, edge, head, read_reply, routing, vectors
+from tests.edge.hostile.process import (
+    MAX_DELAY_SECONDS,
+    MAX_GROWTH_BYTES,
+    MIB,
+    EdgeProcess,
+    edge_process,
+    measured_delay,
+)
+from tests.edge.parts import (
+    MODEL,
+    Http,
+    Reply,
+    Script,
+    dense,
+    edge,
+    head,
+    read_reply,
+    routing,
+    vectors,
+)
 from tests.edge.test_server import BODY, EMBED, until
 from tests.serving.parts import CLIENT, ROAMING, write_tokens
 from tests.support.peak import Peak
@@ -47,13 +67,17 @@ def packed(items: bytes) -> bytes:
 
 
 def bomb(begin: str, entry: str, end: str, size: int, ratio: int = RATIO) -> bytes:
-    """gzip of JSON with a list of `entry` again and again, and of as much noise as lets it grow by `ratio` when it is inflated."""
+    """gzip of JSON with a list of `entry` again and again, and of as much noise as lets it grow by
+    `ratio` when it is inflated.
+    """
     noise, step = random.Random(1), 64 << 10
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     pieces = [packer.compress(begin.encode())]
     for _ in range(size // step):
         chance = json.dumps(noise.randbytes(step // ratio - 100).hex())
-        pieces.append(packer.compress((f"{entry}," * (step // (len(entry) + 1)) + f"{chance},").encode()))
+        pieces.append(
+            packer.compress((f"{entry}," * (step // (len(entry) + 1)) + f"{chance},").encode())
+        )
     return b"".join((*pieces, packer.compress((entry + end).encode()), packer.flush()))
 
 
@@ -67,31 +91,53 @@ class Attack:
 ATTACKS: Final = {
     "OpenAI": Attack(EMBED, lambda: repeated('{"model":"org/model","input":[', '"a"', "]}"), {}),
     "OpenAI, gzip": Attack(
-        EMBED, lambda: bomb('{"model":"org/model","input":[', '"a"', "]}", 20 * MIB), {"content_encoding": "gzip"}
+        EMBED,
+        lambda: bomb('{"model":"org/model","input":[', '"a"', "]}", 20 * MIB),
+        {"content_encoding": "gzip"},
     ),
-    "OpenAI, numbers": Attack(EMBED, lambda: repeated('{"model":"org/model","input":[', "300", "]}"), {}),
+    "OpenAI, numbers": Attack(
+        EMBED, lambda: repeated('{"model":"org/model","input":[', "300", "]}"), {}
+    ),
     "chat": Attack(
-        "/v1/chat/completions", lambda: repeated('{"model":"org/model","messages":[', '{"role":"user","content":""}', "]}"), {}
+        "/v1/chat/completions",
+        lambda: repeated('{"model":"org/model","messages":[', '{"role":"user","content":""}', "]}"),
+        {},
     ),
-    "rerank": Attack("/v2/rerank", lambda: repeated('{"model":"org/model","query":"a","documents":[', '{"a":"b"}', "]}"), {}),
+    "rerank": Attack(
+        "/v2/rerank",
+        lambda: repeated('{"model":"org/model","query":"a","documents":[', '{"a":"b"}', "]}"),
+        {},
+    ),
     "TEI": Attack("/tei/org/model/predict", lambda: repeated('{"inputs":[', '["a"]', "]}"), {}),
-    "TEI, OpenAI's form": Attack("/tei/org/model/v1/embeddings", lambda: repeated('{"input":[', '"a"', "]}"), {}),
+    "TEI, OpenAI's form": Attack(
+        "/tei/org/model/v1/embeddings", lambda: repeated('{"input":[', '"a"', "]}"), {}
+    ),
     "SIE, maps": Attack("/v1/encode/org/model", lambda: packed(b"\x80" * MANY), MSGPACK),
     "SIE, lists": Attack("/v1/encode/org/model", lambda: packed(b"\x90" * MANY), MSGPACK),
-    "KServe": Attack("/v2/models/org/model/infer", lambda: repeated('{"inputs":[{"data":[', "[]", "]}]}"), {}),
-    "Ollama": Attack("/api/embed", lambda: repeated('{"model":"org/model","input":[', '"a"', "]}"), {}),
-    "Hugging Face": Attack("/models/org/model", lambda: repeated('{"inputs":"a","parameters":{"a":[', "{}", "]}}"), {}),
+    "KServe": Attack(
+        "/v2/models/org/model/infer", lambda: repeated('{"inputs":[{"data":[', "[]", "]}]}"), {}
+    ),
+    "Ollama": Attack(
+        "/api/embed", lambda: repeated('{"model":"org/model","input":[', '"a"', "]}"), {}
+    ),
+    "Hugging Face": Attack(
+        "/models/org/model", lambda: repeated('{"inputs":"a","parameters":{"a":[', "{}", "]}}"), {}
+    ),
     "depth": Attack(EMBED, lambda: b'{"model":"org/model","input":' + b"[" * MANY, {}),
 }
 
 
 @asynccontextmanager
-async def guarded(tmp_path: Path, environment: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[EdgeProcess]:
+async def guarded(
+    tmp_path: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[EdgeProcess]:
     """An edge in a process, before a router that wants tokens."""
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(routing(Script(), security))
-        yield await stack.enter_async_context(edge_process(Script(), SHOAL_ROUTERS=router, **environment))
+        yield await stack.enter_async_context(
+            edge_process(Script(), SHOAL_ROUTERS=router, **environment)
+        )
 
 
 async def sent(http: Http, attack: Attack, body: bytes, token: str = "") -> Reply:
@@ -109,7 +155,9 @@ async def opened(http: Http, begin: bytes) -> asyncio.StreamWriter:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_a_body_without_a_credential_costs_neither_memory_nor_time(name: str, tmp_path: Path) -> None:
+async def test_body_without_a_credential_costs_neither_memory_nor_time(
+    name: str, tmp_path: Path
+) -> None:
     attack = ATTACKS[name]
     body = attack.body()
     async with guarded(tmp_path) as process:
@@ -122,7 +170,9 @@ async def test_a_body_without_a_credential_costs_neither_memory_nor_time(name: s
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_a_body_of_too_many_values_is_refused_by_their_number(name: str, tmp_path: Path) -> None:
+async def test_body_of_too_many_values_is_refused_by_their_number(
+    name: str, tmp_path: Path
+) -> None:
     attack = ATTACKS[name]
     body = attack.body()
     async with guarded(tmp_path) as process:
@@ -130,7 +180,10 @@ async def test_a_body_of_too_many_values_is_refused_by_their_number(name: str, t
         for _ in range(3):
             reply = await sent(process.http, attack, body, CLIENT)
             assert reply.status in (400, 413, 422), reply
-            assert any(limit in reply.body.decode() for limit in (f"{MAX_OBJECTS:,}", f"{MAX_VALUES:,}", "100 deep"))
+            assert any(
+                limit in reply.body.decode()
+                for limit in (f"{MAX_OBJECTS:,}", f"{MAX_VALUES:,}", "100 deep")
+            )
         assert peak.grown < MAX_FACTOR * len(body) + MAX_GROWTH_BYTES
 
 
@@ -139,13 +192,20 @@ async def test_json_that_is_called_msgpack_is_not_decoded_as_json(tmp_path: Path
     body = ATTACKS["TEI, OpenAI's form"].body()
     async with guarded(tmp_path) as process:
         peak = Peak(process.pid)
-        reply = await sent(process.http, Attack("/tei/org/model/v1/embeddings", lambda: body, MSGPACK), body, CLIENT)
+        reply = await sent(
+            process.http,
+            Attack("/tei/org/model/v1/embeddings", lambda: body, MSGPACK),
+            body,
+            CLIENT,
+        )
         assert reply.status == 400
         assert peak.grown < MAX_GROWTH_BYTES
 
 
-async def test_the_largest_legal_request_is_answered_within_the_bound(tmp_path: Path) -> None:
-    body = json.dumps({**BODY, "input": ["é🐟 " + "long text " * 80] * 10_000}, ensure_ascii=False).encode()
+async def test_largest_legal_request_is_answered_within_the_bound(tmp_path: Path) -> None:
+    body = json.dumps(
+        {**BODY, "input": ["é🐟 " + "long text " * 80] * 10_000}, ensure_ascii=False
+    ).encode()
     async with guarded(tmp_path) as process:
         peak = Peak(process.pid)
         reply = await process.http.post(EMBED, body, authorization=f"Bearer {CLIENT}")
@@ -153,14 +213,25 @@ async def test_the_largest_legal_request_is_answered_within_the_bound(tmp_path: 
         assert peak.grown < MAX_FACTOR * len(body) + MAX_GROWTH_BYTES
 
 
-async def test_unfinished_bodies_of_unknown_callers_take_a_bounded_part_of_memory(tmp_path: Path) -> None:
-    """Each from a caller that no router knows, and just below what is read before it is identified."""
+async def test_unfinished_bodies_of_unknown_callers_take_a_bounded_part_of_memory(
+    tmp_path: Path,
+) -> None:
+    """Each from a caller that no router knows, and just below what is read before it is
+    identified.
+    """
     async with guarded(tmp_path) as process:
         peak = Peak(process.pid)
         writers = []
         for number in range(1000):
-            headers = {"content-length": str(reading.FREE_BYTES), "authorization": f"Bearer made-up-{number}"}
-            writers.append(await opened(process.http, head("POST", EMBED, headers) + b" " * (reading.FREE_BYTES - 1000)))
+            headers = {
+                "content-length": str(reading.FREE_BYTES),
+                "authorization": f"Bearer made-up-{number}",
+            }
+            writers.append(
+                await opened(
+                    process.http, head("POST", EMBED, headers) + b" " * (reading.FREE_BYTES - 1000)
+                )
+            )
         reply = await process.http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")
         assert reply.status == 200, "a caller that routers know is let in"
         assert peak.grown < MAX_GROWTH_BYTES
@@ -169,9 +240,15 @@ async def test_unfinished_bodies_of_unknown_callers_take_a_bounded_part_of_memor
 
 
 async def filled(http: Http, size: int, credential: dict[str, str]) -> list[asyncio.StreamWriter]:
-    """Sends gzip bodies without an end, eight that become `size` bytes each, and plain ones, each as large as still fits."""
+    """Sends gzip bodies without an end, eight that become `size` bytes each, and plain ones, each
+    as large as still fits.
+    """
     inflating = bomb('{"a":[', '"a"', "]}", size, 95)[:-100]
-    begin = head("POST", EMBED, {**credential, "content-length": str(len(inflating) + 100), "content-encoding": "gzip"})
+    begin = head(
+        "POST",
+        EMBED,
+        {**credential, "content-length": str(len(inflating) + 100), "content-encoding": "gzip"},
+    )
     writers = [await opened(http, begin + inflating) for _ in range(8)]
     while size > 1024:
         for _ in range(2):
@@ -184,28 +261,38 @@ async def filled(http: Http, size: int, credential: dict[str, str]) -> list[asyn
 
 @pytest.mark.parametrize("token", ["", CLIENT], ids=["no credential", "a tenant's"])
 async def test_unfinished_bodies_leave_room_for_other_tenants(token: str, tmp_path: Path) -> None:
-    """Unfinished bodies, together as many bytes as may be in flight: on their way while others ask."""
+    """Unfinished bodies, together as many bytes as may be in flight: on their way while others
+    ask.
+    """
     size = 14 * MIB
     limits = {"SHOAL_HTTP_IN_FLIGHT_BYTES": str(9 * size), "SHOAL_HTTP_BODY_BYTES": str(16 * MIB)}
     async with guarded(tmp_path, environment=limits) as process:
-        writers = await filled(process.http, size, {"authorization": f"Bearer {token}"} if token else {})
+        writers = await filled(
+            process.http, size, {"authorization": f"Bearer {token}"} if token else {}
+        )
         large = {**BODY, "input": ["other " * 20_000] * 8}
         for _ in range(20):
             for body in (BODY, large):
-                reply = await process.http.post(EMBED, body, authorization=f"Bearer {ROAMING}", x_shoal_tenant="other")
+                reply = await process.http.post(
+                    EMBED, body, authorization=f"Bearer {ROAMING}", x_shoal_tenant="other"
+                )
                 assert reply.status == 200, reply
         for writer in writers:
             writer.close()
 
 
-async def test_a_caller_over_its_share_is_refused_with_a_time_to_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caller_over_its_share_is_refused_with_a_time_to_retry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     budget = Budget(16 * MIB)
     monkeypatch.setattr("services.edge.app.Budget", lambda limit: budget)
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     body = json.dumps({**BODY, "input": "a" * (5 * MIB)}).encode()
     async with edge(Script(), security, body_bytes=8 * MIB, in_flight_bytes=16 * MIB) as http:
         credential = {"authorization": f"Bearer {CLIENT}"}
-        unfinished = head("POST", EMBED, {**credential, "content-length": str(len(body))}) + body[:-1]
+        unfinished = (
+            head("POST", EMBED, {**credential, "content-length": str(len(body))}) + body[:-1]
+        )
         reader, writer = await http.open()
         writer.write(unfinished)
         await writer.drain()
@@ -213,14 +300,16 @@ async def test_a_caller_over_its_share_is_refused_with_a_time_to_retry(tmp_path:
         reply = await http.post(EMBED, body, authorization=f"Bearer {CLIENT}")
         assert (reply.status, reply.headers["retry-after"]) == (429, "1")
         assert b"of this tenant" in reply.body
-        other = await http.post(EMBED, body, authorization=f"Bearer {ROAMING}", x_shoal_tenant="other")
+        other = await http.post(
+            EMBED, body, authorization=f"Bearer {ROAMING}", x_shoal_tenant="other"
+        )
         assert other.status == 200, other
         writer.write(body[-1:])
         assert (await read_reply(reader)).status == 200
         writer.close()
 
 
-async def test_a_body_that_stops_arriving_ends_with_408() -> None:
+async def test_body_that_stops_arriving_ends_with_408() -> None:
     async with edge(Script(), body_pause_seconds=0.2, body_seconds=60.0) as http:
         reader, writer = await http.open()
         writer.write(head("POST", EMBED, {"content-length": "1000"}) + b"{")
@@ -230,19 +319,23 @@ async def test_a_body_that_stops_arriving_ends_with_408() -> None:
         writer.close()
 
 
-async def test_a_refused_caller_is_not_asked_for_its_body(tmp_path: Path) -> None:
+async def test_refused_caller_is_not_asked_for_its_body(tmp_path: Path) -> None:
     """A client that waits for 100-continue sends nothing."""
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     async with edge(Script(), security) as http:
         reader, writer = await http.open()
-        headers = {"content-length": str(MIB), "expect": "100-continue", "authorization": "Bearer unknown-token"}
+        headers = {
+            "content-length": str(MIB),
+            "expect": "100-continue",
+            "authorization": "Bearer unknown-token",
+        }
         writer.write(head("POST", EMBED, headers))
         assert (await read_reply(reader)).status == 401
         writer.close()
 
 
 @pytest.mark.parametrize("length", [reading.FREE_BYTES // 2, 2 * reading.FREE_BYTES])
-async def test_a_known_caller_is_answered_whatever_the_size(length: int, tmp_path: Path) -> None:
+async def test_known_caller_is_answered_whatever_the_size(length: int, tmp_path: Path) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     script = Script()
     async with edge(script, security) as http:
@@ -258,7 +351,11 @@ async def test_heads_of_unknown_callers_take_a_bounded_part_of_memory(tmp_path: 
         peak = Peak(process.pid)
         writers = []
         for number in range(1000):
-            headers = {"content-length": "100", "authorization": f"Bearer made-up-{number}", "x-large": "a" * (60 << 10)}
+            headers = {
+                "content-length": "100",
+                "authorization": f"Bearer made-up-{number}",
+                "x-large": "a" * (60 << 10),
+            }
             writers.append(await opened(process.http, head("POST", EMBED, headers) + b" "))
             await writers[-1].drain()
         reply = await process.http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")
@@ -268,13 +365,17 @@ async def test_heads_of_unknown_callers_take_a_bounded_part_of_memory(tmp_path: 
             writer.close()
 
 
-async def test_a_request_head_counts_as_memory_in_flight() -> None:
+async def test_request_head_counts_as_memory_in_flight() -> None:
     large = {"x_large": "a" * 7500}
     async with edge(Script(), body_bytes=2000, in_flight_bytes=32 << 10) as http:
         assert (await http.post(EMBED, BODY)).status == 200, "the caller is known from here on"
         reader, writer = await http.open()
-        writer.write(head("POST", EMBED, {**large, "content-length": "100", "expect": "100-continue"}))
-        assert b" 100 " in await reader.readuntil(b"\r\n\r\n"), "the head is charged before the body is asked for"
+        writer.write(
+            head("POST", EMBED, {**large, "content-length": "100", "expect": "100-continue"})
+        )
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n"), (
+            "the head is charged before the body is asked for"
+        )
         reply = await http.post(EMBED, BODY, **large)
         assert (reply.status, b"of this tenant" in reply.body) == (429, True)
         writer.close()
@@ -290,7 +391,12 @@ async def test_prompts_are_not_copied_beyond_a_bound(path: str, tmp_path: Path) 
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     script = Script()
     prompt = "a" * (4 * MIB)
-    body = {"model": MODEL, "n": 16, "prompt": prompt, "messages": [{"role": "user", "content": prompt}]}
+    body = {
+        "model": MODEL,
+        "n": 16,
+        "prompt": prompt,
+        "messages": [{"role": "user", "content": prompt}],
+    }
     async with edge(script, security) as http:
         reply = await http.post(path, body, authorization=f"Bearer {CLIENT}")
     assert (reply.status, reply.json["error"]["param"]) == (413, "n")
@@ -300,15 +406,25 @@ async def test_prompts_are_not_copied_beyond_a_bound(path: str, tmp_path: Path) 
 
 async def test_copies_of_a_prompt_are_charged_before_they_are_sent(tmp_path: Path) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
-    script = Script(extract=lambda request: pb.ExtractResponse(results=[pb.Extraction(text="b")] * len(request.items)))
+    script = Script(
+        extract=lambda request: pb.ExtractResponse(
+            results=[pb.Extraction(text="b")] * len(request.items)
+        )
+    )
     body = {"model": MODEL, "n": 16, "prompt": "a" * (MIB // 2)}
     async with edge(script, security, body_bytes=MIB, in_flight_bytes=12 * MIB) as http:
-        credential = {"authorization": f"Bearer {ROAMING}", "x-shoal-tenant": "other", "content-length": str(MIB)}
+        credential = {
+            "authorization": f"Bearer {ROAMING}",
+            "x-shoal-tenant": "other",
+            "content-length": str(MIB),
+        }
         writer = await opened(http, head("POST", EMBED, credential) + b" " * (MIB // 2))
         await writer.drain()
 
         async def is_refused() -> bool:
-            return (await http.post("/v1/completions", body, authorization=f"Bearer {CLIENT}")).status == 429
+            return (
+                await http.post("/v1/completions", body, authorization=f"Bearer {CLIENT}")
+            ).status == 429
 
         await until(is_refused)
         writer.close()
@@ -320,7 +436,9 @@ async def test_copies_of_a_prompt_are_charged_before_they_are_sent(tmp_path: Pat
     assert len(script.requests[-1].items) == 16
 
 
-async def test_a_small_request_with_a_large_answer_is_answered_beside_strangers(tmp_path: Path) -> None:
+async def test_small_request_with_a_large_answer_is_answered_beside_strangers(
+    tmp_path: Path,
+) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     answer = pb.EncodeResponse(dense=dense(vectors(7000, 1024)), usage=pb.Usage(input_tokens=5))
     script = Script(encode=lambda request: answer)

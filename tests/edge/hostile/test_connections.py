@@ -1,4 +1,6 @@
-"""What heads, headers and trailers may cost an edge: memory while they arrive, and after their connection is closed."""
+"""What heads, headers and trailers may cost an edge: memory while they arrive, and after their
+connection is closed.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,17 @@ from tests.serving.parts import write_tokens
 from tests.support.peak import Peak
 
 CONTENT = json.dumps(BODY).encode()
-CHUNKED = head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"%x\r\n%b\r\n0\r\n" % (len(CONTENT), CONTENT)
+CHUNKED = head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"%x\r\n%b\r\n0\r\n" % (
+    len(CONTENT),
+    CONTENT,
+)
 FLOOD_BYTES = 60_000_000
 
 
 async def flood(http: Http, begin: bytes, repeated: bytes, size: int = FLOOD_BYTES) -> None:
-    """Sends `begin`, and then `repeated` until `size` bytes are sent or the edge closes the connection."""
+    """Sends `begin`, and then `repeated` until `size` bytes are sent or the edge closes the
+    connection.
+    """
     reader, writer = await http.open()
     piece = repeated * max(1, MIB // len(repeated))
     try:
@@ -54,12 +61,17 @@ async def reply_to(http: Http, sent: bytes) -> Reply:
 async def test_trailers_are_dropped() -> None:
     script = Script()
     async with edge(script) as http:
-        reply = await reply_to(http, CHUNKED + b"authorization: Bearer late\r\n" + b"x: y\r\n" * 1000 + b"\r\n")
+        reply = await reply_to(
+            http, CHUNKED + b"authorization: Bearer late\r\n" + b"x: y\r\n" * 1000 + b"\r\n"
+        )
         assert reply.status == 200
     assert "authorization" not in script.metadata[0]
 
 
-@pytest.mark.parametrize("trailers", [b"x: y\r\n" * 2000 + b"\r\n", b"x: " + b"y" * server.MAX_TRAILER_BYTES + b"\r\n\r\n"])
+@pytest.mark.parametrize(
+    "trailers",
+    [b"x: y\r\n" * 2000 + b"\r\n", b"x: " + b"y" * server.MAX_TRAILER_BYTES + b"\r\n\r\n"],
+)
 async def test_trailers_beyond_the_limit_are_refused(trailers: bytes) -> None:
     async with edge(Script()) as http:
         reply = await reply_to(http, CHUNKED + trailers)
@@ -67,15 +79,17 @@ async def test_trailers_beyond_the_limit_are_refused(trailers: bytes) -> None:
         assert "8192 bytes" in reply.json["detail"]
 
 
-@pytest.mark.parametrize("repeated", [b"a: b\r\n", b"b"], ids=["many trailers", "one trailer without end"])
-async def test_a_flood_of_trailers_takes_no_memory(repeated: bytes) -> None:
+@pytest.mark.parametrize(
+    "repeated", [b"a: b\r\n", b"b"], ids=["many trailers", "one trailer without end"]
+)
+async def test_flood_of_trailers_takes_no_memory(repeated: bytes) -> None:
     async with edge_process(Script()) as process:
         peak = Peak(process.pid)
         await flood(process.http, CHUNKED + b"a: ", repeated)
         assert peak.grown < MAX_GROWTH_BYTES
 
 
-async def test_a_flood_of_chunk_extensions_is_refused() -> None:
+async def test_flood_of_chunk_extensions_is_refused() -> None:
     async with edge(Script()) as http:
         reader, writer = await http.open()
         writer.write(head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"2;")
@@ -86,17 +100,22 @@ async def test_a_flood_of_chunk_extensions_is_refused() -> None:
         writer.close()
 
 
-async def test_an_answered_request_gets_no_second_answer_for_its_trailers(tmp_path: Path) -> None:
+async def test_answered_request_gets_no_second_answer_for_its_trailers(tmp_path: Path) -> None:
     async with edge(Script(), body_bytes=2000) as http:
         reader, writer = await http.open()
-        writer.write(head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"fff\r\n" + b" " * 0xFFF + b"\r\n")
+        writer.write(
+            head("POST", EMBED, {"transfer-encoding": "chunked"})
+            + b"fff\r\n"
+            + b" " * 0xFFF
+            + b"\r\n"
+        )
         assert (await read_reply(reader)).status == 413
         writer.write(b"0\r\n" + b"x: y\r\n" * 2000 + b"\r\n")
         assert await reader.read() == b""
         writer.close()
 
 
-async def test_the_number_of_headers_is_limited() -> None:
+async def test_number_of_headers_is_limited() -> None:
     async with edge(Script()) as http:
         most = {f"x-{number}": "y" for number in range(server.MAX_HEADERS - 1)}
         assert (await reply_to(http, head("GET", "/livez", most))).status == 200
@@ -105,9 +124,11 @@ async def test_the_number_of_headers_is_limited() -> None:
         assert "128 headers" in reply.json["detail"]
 
 
-async def test_a_header_too_many_is_refused_before_the_head_ends() -> None:
+async def test_header_too_many_is_refused_before_the_head_ends() -> None:
     async with edge(Script()) as http:
-        assert (await reply_to(http, b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * (server.MAX_HEADERS + 2))).status == 431
+        assert (
+            await reply_to(http, b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * (server.MAX_HEADERS + 2))
+        ).status == 431
 
 
 async def test_unfinished_heads_of_many_headers_take_no_memory() -> None:
@@ -158,14 +179,20 @@ async def closed_requests(process: EdgeProcess, sent: bytes, count: int = 200) -
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"), [(b"a:b\r\n" * 12_000, 431), (b"a:" + b"b" * 59_000 + b"\r\n", 200)], ids=["many", "large"]
+    ("headers", "status"),
+    [(b"a:b\r\n" * 12_000, 431), (b"a:" + b"b" * 59_000 + b"\r\n", 200)],
+    ids=["many", "large"],
 )
-async def test_closed_connections_with_large_heads_leave_no_memory(headers: bytes, status: int) -> None:
+async def test_closed_connections_with_large_heads_leave_no_memory(
+    headers: bytes, status: int
+) -> None:
     """60 KB of headers, 200 times."""
     async with edge_process(Script()) as process:
         begin = process.resident_bytes
         peak = Peak(process.pid)
-        assert await closed_requests(process, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + headers + b"\r\n") <= {status}
+        assert await closed_requests(
+            process, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + headers + b"\r\n"
+        ) <= {status}
         assert peak.grown < 8 * MIB
         assert process.resident_bytes < 1.1 * begin
 
@@ -210,11 +237,15 @@ POST = head("POST", EMBED, {"content-length": str(len(CONTENT))}) + CONTENT
         (head("POST", EMBED, {"content-length": "2"}) + b"[]", 1),
         (b"garbage\r\n\r\n", 1),
         (CHUNKED + b"x: y\r\n" * 5000, 1),
-        (head("POST", EMBED, {"content-length": "2", "connection": "upgrade", "upgrade": "h2c"}) + b"[]", 1),
+        (
+            head("POST", EMBED, {"content-length": "2", "connection": "upgrade", "upgrade": "h2c"})
+            + b"[]",
+            1,
+        ),
     ],
 )
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
-async def test_a_closed_connection_is_free_without_the_garbage_collector(
+async def test_closed_connection_is_free_without_the_garbage_collector(
     accepted: list[weakref.ref[Connection]], sent: bytes, replies: int, is_reset: bool
 ) -> None:
     async with edge(Script()) as http, no_collector():
@@ -229,7 +260,9 @@ async def test_a_closed_connection_is_free_without_the_garbage_collector(
         await until(lambda: accepted and accepted[0]() is None)
 
 
-async def test_a_client_that_leaves_its_request_frees_the_connection(accepted: list[weakref.ref[Connection]]) -> None:
+async def test_client_that_leaves_its_request_frees_the_connection(
+    accepted: list[weakref.ref[Connection]],
+) -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 
@@ -242,10 +275,12 @@ async def test_a_client_that_leaves_its_request_frees_the_connection(accepted: l
         await until(lambda: accepted[0]() is None)
 
 
-async def test_an_idle_connection_keeps_no_request(accepted: list[weakref.ref[Connection]]) -> None:
+async def test_idle_connection_keeps_no_request(accepted: list[weakref.ref[Connection]]) -> None:
     async with edge(Script()) as http:
         reader, writer = await http.open()
-        writer.write(head("POST", EMBED, {"content-length": str(len(CONTENT)), "x": "y" * 60_000}) + CONTENT)
+        writer.write(
+            head("POST", EMBED, {"content-length": str(len(CONTENT)), "x": "y" * 60_000}) + CONTENT
+        )
         assert (await read_reply(reader)).status == 200
         connection = accepted[0]()
         assert connection is not None
@@ -269,11 +304,15 @@ async def test_ambiguous_heads_are_refused(headers: bytes, status: int) -> None:
     script = Script()
     async with edge(script) as http:
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
-        assert (await reply_to(http, f"POST {EMBED} HTTP/1.1\r\n".encode() + headers + b"\r\n" + body)).status == status
+        assert (
+            await reply_to(http, f"POST {EMBED} HTTP/1.1\r\n".encode() + headers + b"\r\n" + body)
+        ).status == status
     assert len(script.requests) == (status == 200)
 
 
-async def test_a_refused_credential_frees_the_connection(accepted: list[weakref.ref[Connection]], tmp_path: Path) -> None:
+async def test_refused_credential_frees_the_connection(
+    accepted: list[weakref.ref[Connection]], tmp_path: Path
+) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     async with edge(Script(), security) as http, no_collector():
         assert (await http.post(EMBED, BODY)).status == 401
@@ -282,12 +321,20 @@ async def test_a_refused_credential_frees_the_connection(accepted: list[weakref.
 
 WHOLE_CHUNKED = CHUNKED + b"\r\n"
 LIVE = head("GET", "/livez", {"x": "y" * 1500})
-LARGE_POST = head("POST", EMBED, {"content-length": str(150_000)}) + CONTENT + b" " * (150_000 - len(CONTENT))
+LARGE_POST = (
+    head("POST", EMBED, {"content-length": str(150_000)})
+    + CONTENT
+    + b" " * (150_000 - len(CONTENT))
+)
 UNFINISHED = b"GET /livez HTTP/1.1\r\nx: " + b"y" * 60_000
 
 
-async def replies_to_reads(http: Http, accepted: list[weakref.ref[Connection]], reads: list[bytes], replies: int) -> list[int]:
-    """Has the edge parse these bytes, read by read, on a new connection; returns the statuses of its replies."""
+async def replies_to_reads(
+    http: Http, accepted: list[weakref.ref[Connection]], reads: list[bytes], replies: int
+) -> list[int]:
+    """Has the edge parse these bytes, read by read, on a new connection; returns the statuses of
+    its replies.
+    """
     reader, writer = await http.open()
     try:
         await until(lambda: accepted)
@@ -302,7 +349,7 @@ async def replies_to_reads(http: Http, accepted: list[weakref.ref[Connection]], 
 
 @pytest.mark.parametrize("size", [9 << 10, 40 << 10])
 @pytest.mark.parametrize("request_bytes", [POST, WHOLE_CHUNKED], ids=["by length", "chunked"])
-async def test_a_body_may_arrive_after_a_large_head(
+async def test_body_may_arrive_after_a_large_head(
     accepted: list[weakref.ref[Connection]], size: int, request_bytes: bytes
 ) -> None:
     start, separator, body = request_bytes.partition(b"\r\n\r\n")
@@ -311,25 +358,42 @@ async def test_a_body_may_arrive_after_a_large_head(
         assert await replies_to_reads(http, accepted, [begin, body], 1) == [200]
 
 
-async def test_a_body_may_arrive_with_the_offer_of_another_protocol(accepted: list[weakref.ref[Connection]]) -> None:
+async def test_body_may_arrive_with_the_offer_of_another_protocol(
+    accepted: list[weakref.ref[Connection]],
+) -> None:
     content = json.dumps({**BODY, "input": "x" * (20 << 10)}).encode()
-    offer = {"connection": "upgrade, http2-settings", "upgrade": "h2c", "content-length": str(len(content))}
+    offer = {
+        "connection": "upgrade, http2-settings",
+        "upgrade": "h2c",
+        "content-length": str(len(content)),
+    }
     async with edge(Script()) as http:
-        assert await replies_to_reads(http, accepted, [head("POST", EMBED, offer) + content], 1) == [200]
+        assert await replies_to_reads(
+            http, accepted, [head("POST", EMBED, offer) + content], 1
+        ) == [200]
 
 
-async def test_bytes_without_content_behind_a_head_are_counted(accepted: list[weakref.ref[Connection]]) -> None:
+async def test_bytes_without_content_behind_a_head_are_counted(
+    accepted: list[weakref.ref[Connection]],
+) -> None:
     begin = head("POST", EMBED, {"transfer-encoding": "chunked"}) + b"2;"
     async with edge(Script()) as http:
-        assert await replies_to_reads(http, accepted, [begin + b"x" * server.MAX_TRAILER_BYTES], 1) == [431]
+        assert await replies_to_reads(
+            http, accepted, [begin + b"x" * server.MAX_TRAILER_BYTES], 1
+        ) == [431]
 
 
 @pytest.mark.parametrize(
-    ("finished", "replies"), [(LIVE * 60, 60), (LARGE_POST, 1), (LIVE + LARGE_POST, 2), (WHOLE_CHUNKED * 30, 30)]
+    ("finished", "replies"),
+    [(LIVE * 60, 60), (LARGE_POST, 1), (LIVE + LARGE_POST, 2), (WHOLE_CHUNKED * 30, 30)],
 )
 @pytest.mark.parametrize("split", [0, 1000])
 async def test_only_the_unfinished_head_of_a_read_is_counted(
-    accepted: list[weakref.ref[Connection]], monkeypatch: pytest.MonkeyPatch, finished: bytes, replies: int, split: int
+    accepted: list[weakref.ref[Connection]],
+    monkeypatch: pytest.MonkeyPatch,
+    finished: bytes,
+    replies: int,
+    split: int,
 ) -> None:
     """`split`: how many of the bytes arrive in a read before."""
     monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", 61_000)
@@ -338,22 +402,30 @@ async def test_only_the_unfinished_head_of_a_read_is_counted(
         assert set(await replies_to_reads(http, accepted, reads, replies + 1)) == {200}
 
 
-@pytest.mark.parametrize("finished", [LIVE * 2, POST, WHOLE_CHUNKED], ids=["no body", "by length", "chunked"])
-async def test_a_head_behind_a_finished_request_is_counted(
+@pytest.mark.parametrize(
+    "finished", [LIVE * 2, POST, WHOLE_CHUNKED], ids=["no body", "by length", "chunked"]
+)
+async def test_head_behind_a_finished_request_is_counted(
     accepted: list[weakref.ref[Connection]], monkeypatch: pytest.MonkeyPatch, finished: bytes
 ) -> None:
     monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", len(UNFINISHED) - 1)
     async with edge(Script()) as http:
-        statuses = await replies_to_reads(http, accepted, [finished + UNFINISHED], finished.count(b"HTTP/1.1") + 1)
+        statuses = await replies_to_reads(
+            http, accepted, [finished + UNFINISHED], finished.count(b"HTTP/1.1") + 1
+        )
         assert statuses[-1] == 503
 
 
 @pytest.mark.parametrize(
-    "headers", [{"x": "y" * 60_000}, {f"x-{number}": "y" for number in range(120)}], ids=["large", "many headers"]
+    "headers",
+    [{"x": "y" * 60_000}, {f"x-{number}": "y" for number in range(120)}],
+    ids=["large", "many headers"],
 )
-async def test_the_memory_of_pipelined_heads_is_limited(accepted: list[weakref.ref[Connection]], headers: dict[str, str]) -> None:
+async def test_memory_of_pipelined_heads_is_limited(
+    accepted: list[weakref.ref[Connection]], headers: dict[str, str]
+) -> None:
     async with edge(Script()) as http:
-        reads = [POST, head("GET", "/livez", headers) * (server.MOST_PIPELINED // 2)]
+        reads = [POST, head("GET", "/livez", headers) * (server.MAX_PIPELINED // 2)]
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await replies_to_reads(http, accepted, reads, 1)
 
@@ -362,7 +434,7 @@ async def test_pipelined_heads_of_usual_size_wait() -> None:
     headers = {f"x-{number}": "y" * 20 for number in range(20)}
     async with edge(Script()) as http:
         reader, writer = await http.open()
-        writer.write(POST + head("GET", "/livez", headers) * (server.MOST_PIPELINED - 1))
-        for _ in range(server.MOST_PIPELINED):
+        writer.write(POST + head("GET", "/livez", headers) * (server.MAX_PIPELINED - 1))
+        for _ in range(server.MAX_PIPELINED):
             assert (await read_reply(reader)).status == 200
         writer.close()

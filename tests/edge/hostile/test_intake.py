@@ -28,7 +28,7 @@ from services.edge.intake.callers import (
 from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, counted
 from services.edge.intake.reading import MAX_WALKED_BYTES, Intake, Payer
 from services.edge.messages import limits
-from services.edge.messages.base import Problem
+from services.edge.messages.base import HttpError
 from services.router.admission.validation import limits as router_limits
 from tests.edge.test_server import until
 
@@ -42,7 +42,10 @@ def value(random: Random, depth: int = 0) -> Any:
         return random.choice((*TEXTS, 5, 1.5, -3, 300, 1 << 40, None, True))
     if kind < 0.7:
         return [value(random, depth + 1) for _ in range(random.randrange(5))]
-    return {random.choice(TEXTS) + str(at): value(random, depth + 1) for at in range(random.randrange(4))}
+    return {
+        random.choice(TEXTS) + str(at): value(random, depth + 1)
+        for at in range(random.randrange(4))
+    }
 
 
 def true_count(found: Any) -> Count:
@@ -59,13 +62,17 @@ def true_count(found: Any) -> Count:
 
 
 @pytest.mark.parametrize("piece_bytes", [8, 64, 1 << 16])
-def test_exact_counts_are_those_of_the_decoded_value(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_counts_are_those_of_the_decoded_value(
+    piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(counting, "_PIECE_BYTES", piece_bytes)
     for number in range(1500):
         random = Random(number)
         content = value(random)
         expected = true_count(content)
-        body = json.dumps(content, ensure_ascii=random.random() < 0.5, indent=random.choice((None, 1))).encode()
+        body = json.dumps(
+            content, ensure_ascii=random.random() < 0.5, indent=random.choice((None, 1))
+        ).encode()
         exact, fast = counting._exact(body), counted(body, is_msgpack=False)
         assert (exact.objects, exact.depth) == (expected.objects, expected.depth), content
         assert exact.values >= expected.values
@@ -92,7 +99,7 @@ def test_source_code_is_charged_by_its_exact_count() -> None:
 def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
     def refusal(content: Any) -> str:
         body = msgspec.msgpack.encode(content) if is_msgpack else msgspec.json.encode(content)
-        with pytest.raises(Problem) as raised:
+        with pytest.raises(HttpError) as raised:
             counted(body, is_msgpack=is_msgpack)
         return f"{raised.value.reason}: {raised.value.message}"
 
@@ -111,8 +118,8 @@ def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
     assert "INVALID_INPUT: the body is nested more than 100 deep" in refusal(nested(MAX_DEPTH + 1))
 
 
-def test_a_list_of_msgpack_is_refused_by_its_announced_length() -> None:
-    with pytest.raises(Problem, match="values"):
+def test_list_of_msgpack_is_refused_by_its_announced_length() -> None:
+    with pytest.raises(HttpError, match="values"):
         counted(b"\xdd\xff\xff\xff\xff", is_msgpack=True)
 
 
@@ -121,7 +128,7 @@ def test_bytes_that_are_neither_are_left_to_the_decoder() -> None:
     for _ in range(2000):
         body = random.randbytes(random.randrange(200))
         for is_msgpack in (False, True):
-            with suppress(Problem):
+            with suppress(HttpError):
                 counted(body, is_msgpack=is_msgpack)
 
 
@@ -142,10 +149,10 @@ def known(budget: Budget, tenant: str, address: str = "10.0.0.1") -> Reservation
 
 def filled(budget: Budget, reservation: Reservation, step: int = MIB) -> int:
     """What a reservation gets until it is refused."""
-    with suppress(Problem):
+    with suppress(HttpError):
         while True:
             reservation.take(step)
-    with pytest.raises(Problem) as raised:
+    with pytest.raises(HttpError) as raised:
         reservation.take(step)
     assert (raised.value.status, raised.value.retry_after) == (429, 1.0)
     return reservation.bytes
@@ -155,7 +162,9 @@ def test_no_tenant_can_fill_the_budget() -> None:
     budget = Budget(512 * MIB)
     small = known(budget, "small", "10.0.0.9")
     small.take(MIB)
-    shares = [filled(budget, known(budget, f"tenant-{number}", f"10.0.1.{number}")) for number in range(6)]
+    shares = [
+        filled(budget, known(budget, f"tenant-{number}", f"10.0.1.{number}")) for number in range(6)
+    ]
     assert shares[0] in range(254 * MIB, 257 * MIB)
     assert shares == sorted(shares, reverse=True)
     known(budget, "late", "10.0.0.8").take(2 * MIB)
@@ -174,7 +183,7 @@ def test_all_requests_of_a_tenant_share_what_it_may_hold() -> None:
     known(budget, "other").take(MIB)
     first, second = known(budget, "a"), known(budget, "a")
     first.take(30 * MIB)
-    with pytest.raises(Problem, match="of this tenant"):
+    with pytest.raises(HttpError, match="of this tenant"):
         second.take(10 * MIB)
     first.release()
     second.take(10 * MIB)
@@ -182,7 +191,7 @@ def test_all_requests_of_a_tenant_share_what_it_may_hold() -> None:
     assert budget.held_bytes == MIB
 
 
-def test_a_request_that_is_alone_takes_what_it_needs() -> None:
+def test_request_that_is_alone_takes_what_it_needs() -> None:
     budget = Budget(MIB)
     alone = known(budget, "a")
     alone.take(5 * MIB)
@@ -190,9 +199,9 @@ def test_a_request_that_is_alone_takes_what_it_needs() -> None:
     assert budget.held_bytes == 0
 
 
-def test_an_unidentified_request_that_is_alone_is_bounded() -> None:
+def test_unidentified_request_that_is_alone_is_bounded() -> None:
     budget = Budget(512 * MIB)
-    with pytest.raises(Problem, match="not identified"):
+    with pytest.raises(HttpError, match="not identified"):
         budget.enter("10.0.0.1").take(budget.unidentified_limit + 1)
 
 
@@ -211,28 +220,43 @@ def test_callers_must_be_identified_before_they_hold_more_than_a_little() -> Non
     assert not one.must_identify(MIB)
 
 
-def test_an_address_holds_at_most_half_of_what_unidentified_callers_may() -> None:
+def test_address_holds_at_most_half_of_what_unidentified_callers_may() -> None:
     budget = Budget(512 * MIB)
     budget.enter("10.0.0.2").take(1)
-    assert filled(budget, budget.enter("10.0.0.1"), 1 << 16) <= budget.unidentified_limit // 2 + (1 << 16)
+    assert filled(budget, budget.enter("10.0.0.1"), 1 << 16) <= budget.unidentified_limit // 2 + (
+        1 << 16
+    )
     budget.enter("10.0.0.2").take(1 << 20)
 
 
-def test_a_budget_forgets_tenants_and_addresses_without_requests() -> None:
+def test_budget_forgets_tenants_and_addresses_without_requests() -> None:
     budget = Budget(512 * MIB)
     first, second, stranger = known(budget, "a"), known(budget, "a"), budget.enter("10.0.0.2")
     first.take(3)
     second.take(4)
     stranger.take(5)
     first.release()
-    assert (budget.held_by_tenants(), budget.held_bytes, budget.unidentified_bytes) == ({"a": 4}, 9, 5)
+    assert (budget.held_by_tenants(), budget.held_bytes, budget.unidentified_bytes) == (
+        {"a": 4},
+        9,
+        5,
+    )
     stranger.release()
     second.release()
-    assert (budget.held_by_tenants(), budget._addresses, budget.held_bytes, budget.unidentified_bytes) == ({}, {}, 0, 0)
+    assert (
+        budget.held_by_tenants(),
+        budget._addresses,
+        budget.held_bytes,
+        budget.unidentified_bytes,
+    ) == ({}, {}, 0, 0)
 
 
 def test_addresses_of_one_customer_are_one() -> None:
-    assert network_of("2001:db8:1:2::5") == network_of("2001:db8:1:2:ffff::7") != network_of("2001:db8:1:3::5")
+    assert (
+        network_of("2001:db8:1:2::5")
+        == network_of("2001:db8:1:2:ffff::7")
+        != network_of("2001:db8:1:3::5")
+    )
     assert network_of("::ffff:10.0.0.1") == "10.0.0.1"
     assert network_of("10.0.0.1") != network_of("10.0.0.2")
 
@@ -268,7 +292,7 @@ def caller(name: str, request_id: str = "r") -> Metadata:
     return (("x-request-id", request_id), ("authorization", name))
 
 
-async def test_a_caller_is_asked_about_once_at_a_time() -> None:
+async def test_caller_is_asked_about_once_at_a_time() -> None:
     router, clock = FakeRouter(), FakeClock()
     callers = Callers(router.tenant, clock)
     router.go.clear()
@@ -296,17 +320,17 @@ async def test_what_is_known_is_asked_again_while_it_is_still_taken() -> None:
     assert len(router.asked) == 2
     assert await callers.tenant(caller("a")) == "a", "that no router answers is no refusal"
     clock.seconds += KEPT_SECONDS
-    with pytest.raises(Problem) as raised:
+    with pytest.raises(HttpError) as raised:
         await callers.tenant(caller("a"))
     assert raised.value.status == 503
 
 
-async def test_a_refusal_is_remembered_for_a_moment() -> None:
+async def test_refusal_is_remembered_for_a_moment() -> None:
     router, clock = FakeRouter(), FakeClock()
     callers = Callers(router.tenant, clock)
     router.error = Unauthenticated("unknown token")
     for _ in range(3):
-        with pytest.raises(Problem, match="unknown token") as raised:
+        with pytest.raises(HttpError, match="unknown token") as raised:
             await callers.tenant(caller("a"))
         assert raised.value.status == 401
     assert len(router.asked) == 1
@@ -331,7 +355,7 @@ async def test_refused_callers_evict_no_accepted_caller() -> None:
     await callers.tenant(caller("accepted"))
     router.error = Unauthenticated("unknown token")
     for number in range(MAX_CALLERS):
-        with pytest.raises(Problem):
+        with pytest.raises(HttpError):
             await callers.tenant(caller(f"made-up-{number}"))
     assert len(callers._refused) == MAX_REFUSED_CALLERS
     assert callers.knows(caller("accepted"))
@@ -343,7 +367,10 @@ async def test_one_address_cannot_take_all_lookups() -> None:
     router = FakeRouter()
     callers = Callers(router.tenant, FakeClock())
     router.go.clear()
-    asking = [asyncio.create_task(callers.tenant(caller(f"made-up-{number}"), "10.0.0.1")) for number in range(2 * MAX_LOOKUPS)]
+    asking = [
+        asyncio.create_task(callers.tenant(caller(f"made-up-{number}"), "10.0.0.1"))
+        for number in range(2 * MAX_LOOKUPS)
+    ]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(router.asked) < MAX_LOOKUPS
@@ -354,13 +381,15 @@ async def test_one_address_cannot_take_all_lookups() -> None:
     router.go.set()
     assert await other == "other"
     done = await asyncio.gather(*asking, return_exceptions=True)
-    refused = [one for one in done if isinstance(one, Problem)]
+    refused = [one for one in done if isinstance(one, HttpError)]
     assert {problem.reason for problem in refused} == {"QUEUE_FULL"}
     assert all("from this address" in str(problem) for problem in refused)
-    assert await callers.tenant(caller("late"), "10.0.0.1") == "late", "answered lookups do not count any more"
+    assert await callers.tenant(caller("late"), "10.0.0.1") == "late", (
+        "answered lookups do not count any more"
+    )
 
 
-async def test_a_revoked_caller_is_forgotten() -> None:
+async def test_revoked_caller_is_forgotten() -> None:
     router, clock = FakeRouter(), FakeClock()
     callers = Callers(router.tenant, clock)
     await callers.tenant(caller("a"))
@@ -368,13 +397,15 @@ async def test_a_revoked_caller_is_forgotten() -> None:
     clock.seconds += FRESH_SECONDS
     await callers.tenant(caller("a"))
     await until(lambda: not callers._asking)
-    with pytest.raises(Problem, match="revoked"):
+    with pytest.raises(HttpError, match="revoked"):
         await callers.tenant(caller("a"))
     assert not callers.knows(caller("a"))
 
 
 class Setting:
-    """An intake before a fake router. Strangers hold as much as all unidentified callers of one address may."""
+    """An intake before a fake router. Strangers hold as much as all unidentified callers of one
+    address may.
+    """
 
     def __init__(self) -> None:
         self.router = FakeRouter()
@@ -400,12 +431,14 @@ async def test_strangers_at_an_address_keep_out_no_known_caller() -> None:
     assert len(setting.router.asked) == 1
 
 
-async def test_an_answer_is_charged_to_its_tenant_while_strangers_fill_memory_and_lookups() -> None:
+async def test_answer_is_charged_to_its_tenant_while_strangers_fill_memory_and_lookups() -> None:
     setting = Setting()
     setting.fill()
     setting.router.go.clear()
     asking = [
-        asyncio.create_task(setting.callers.tenant(caller(f"stranger-{number}"), f"10.1.0.{number}"))
+        asyncio.create_task(
+            setting.callers.tenant(caller(f"stranger-{number}"), f"10.1.0.{number}")
+        )
         for number in range(MAX_LOOKUPS)
     ]
     await until(lambda: len(setting.router.asked) == MAX_LOOKUPS)
@@ -417,7 +450,9 @@ async def test_an_answer_is_charged_to_its_tenant_while_strangers_fill_memory_an
     assert setting.budget.held_by_tenants() == {"a": 32 * MIB}
 
 
-async def test_msgpack_is_walked_after_its_caller_is_identified(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_msgpack_is_walked_after_its_caller_is_identified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     setting = Setting()
     walked: list[int] = []
 
@@ -428,7 +463,7 @@ async def test_msgpack_is_walked_after_its_caller_is_identified(monkeypatch: pyt
     monkeypatch.setattr(reading, "counted", count)
     setting.router.error = Unauthenticated("unknown token")
     body = b"\x90" * (MAX_WALKED_BYTES + 1)
-    with pytest.raises(Problem, match="unknown token"):
+    with pytest.raises(HttpError, match="unknown token"):
         await setting.intake.admit(body, setting.payer("a"), is_msgpack=True)
     assert walked == []
     setting.router.error = None
@@ -438,7 +473,7 @@ async def test_msgpack_is_walked_after_its_caller_is_identified(monkeypatch: pyt
     assert len(setting.router.asked) == 2
 
 
-async def test_a_small_request_asks_no_router_for_its_caller() -> None:
+async def test_small_request_asks_no_router_for_its_caller() -> None:
     setting = Setting()
     payer = setting.payer("a")
     for size in (1000, 500, 3000):
@@ -452,7 +487,7 @@ async def test_heads_of_strangers_are_refused_without_asking_a_router() -> None:
     setting = Setting()
     setting.fill()
     payer = setting.payer("a")
-    with pytest.raises(Problem, match="not identified"):
+    with pytest.raises(HttpError, match="not identified"):
         await payer.take_head(120 << 10)
     await payer.take_head(1000)
     assert setting.router.asked == []

@@ -1,4 +1,6 @@
-"""What a conversation of very many messages may cost, and how paths in errors get the caller's names without new patterns."""
+"""What a conversation of very many messages may cost, and how paths in errors get the caller's
+names without new patterns.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,33 @@ from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
 from services.edge.dialects.writing.along import Asked, Conversation, Spoken, Told
-from services.edge.messages.base import MAX_MESSAGE_CHARACTERS, Answer, Fields, Problem, Question, item_fields, single_field
+from services.edge.messages.base import (
+    MAX_MESSAGE_CHARACTERS,
+    Answer,
+    Fields,
+    HttpError,
+    MeshCall,
+    item_fields,
+    single_field,
+)
 from services.edge.messages.limits import MAX_MESSAGES, MAX_PARTS
 from services.edge.messages.names import Target
 from services.router.admission.validation import limits
-from tests.edge.hostile.process import MAX_DELAY_SECONDS, MAX_GROWTH_BYTES, MIB, edge_process, measured_delay
+from tests.edge.hostile.process import (
+    MAX_DELAY_SECONDS,
+    MAX_GROWTH_BYTES,
+    MIB,
+    edge_process,
+    measured_delay,
+)
 from tests.edge.parts import MODEL, Script, edge
 from tests.support.peak import Peak
 
 CHAT = "/v1/chat/completions"
 
 
-def question(fields: Fields) -> Question:
-    return Question(ENCODE, pb.EncodeRequest(), lambda reply: Answer(b""), fields)
+def question(fields: Fields) -> MeshCall:
+    return MeshCall(ENCODE, pb.EncodeRequest(), lambda reply: Answer(b""), fields)
 
 
 def conversation(count: int, parts: int = 0) -> dict[str, Any]:
@@ -40,7 +56,7 @@ async def refuse_turns() -> None:
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 8 * MIB])
-async def test_a_conversation_of_very_many_messages_delays_no_other_caller(size: int) -> None:
+async def test_conversation_of_very_many_messages_delays_no_other_caller(size: int) -> None:
     message = b'{"role":"user","content":"a"}'
     count = size // (len(message) + 1)
     body = b'{"model":"org/model","messages":[' + b",".join([message] * count) + b"]}"
@@ -53,8 +69,12 @@ async def test_a_conversation_of_very_many_messages_delays_no_other_caller(size:
                 await asyncio.sleep(0.01)
         assert reply.status == 413
         assert peak.grown < MAX_GROWTH_BYTES
-        assert process.cpu_seconds - begin < 1.0  # 7 s and 27 s, when each message was a pattern of its path
-        assert max(delays) < 20 * MAX_DELAY_SECONDS  # 8 s and 26 s; other tests may run at the same time
+        assert (
+            process.cpu_seconds - begin < 1.0
+        )  # 7 s and 27 s, when each message was a pattern of its path
+        assert (
+            max(delays) < 20 * MAX_DELAY_SECONDS
+        )  # 8 s and 26 s; other tests may run at the same time
 
 
 @pytest.mark.parametrize(
@@ -63,10 +83,16 @@ async def test_a_conversation_of_very_many_messages_delays_no_other_caller(size:
         (CHAT, conversation(MAX_MESSAGES + 1), "messages"),
         (CHAT, conversation(1, MAX_PARTS + 1), "messages[0].content"),
         ("/api/chat", conversation(MAX_MESSAGES + 1), "messages"),
-        ("/api/generate", {"model": MODEL, "prompt": "a", "images": ["a"] * (MAX_PARTS + 1)}, "images"),
+        (
+            "/api/generate",
+            {"model": MODEL, "prompt": "a", "images": ["a"] * (MAX_PARTS + 1)},
+            "images",
+        ),
     ],
 )
-async def test_lists_beyond_what_a_router_takes_are_refused(path: str, body: dict[str, Any], field: str) -> None:
+async def test_lists_beyond_what_a_router_takes_are_refused(
+    path: str, body: dict[str, Any], field: str
+) -> None:
     script = Script()
     async with edge(script) as http:
         reply = await http.post(path, body)
@@ -75,12 +101,14 @@ async def test_lists_beyond_what_a_router_takes_are_refused(path: str, body: dic
     assert not script.requests
 
 
-def test_the_limits_are_a_routers() -> None:
-    assert limits.TURNS.most + 2 == MAX_MESSAGES  # a system message before the turns, and the user's last one
+def test_limits_are_a_routers() -> None:
+    assert (
+        limits.TURNS.most + 2 == MAX_MESSAGES
+    )  # a system message before the turns, and the user's last one
     assert limits.PARTS.most == MAX_PARTS
 
 
-async def test_the_longest_conversation_is_asked_and_its_errors_have_the_callers_names() -> None:
+async def test_longest_conversation_is_asked_and_its_errors_have_the_callers_names() -> None:
     script = Script(act=refuse_turns)
     async with edge(script) as http:
         body = conversation(MAX_MESSAGES)
@@ -95,11 +123,16 @@ def test_no_pattern_is_compiled_for_a_request(monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError(f"compiled {of_pattern[0]!r}")
 
     told = [Told("a", f"messages[0].content[{place}].text") for place in range(3)]
-    turns: Sequence[Spoken] = [Spoken("user", told, f"messages[{place}].content") for place in range(3)]
+    turns: Sequence[Spoken] = [
+        Spoken("user", told, f"messages[{place}].content") for place in range(3)
+    ]
     fields = Asked(Target(MODEL), Conversation([], told, turns), (None, "max_tokens")).fields()
     monkeypatch.setattr(re, "_compile", refuse)
     asked = question(fields)
-    assert asked.renamed("items[0].parts[2].image.data is empty") == "messages[0].content[2].text is empty"
+    assert (
+        asked.renamed("items[0].parts[2].image.data is empty")
+        == "messages[0].content[2].text is empty"
+    )
     assert asked.renamed("items[0].parts[9] is empty") == "messages[0].content[2].text is empty"
     assert asked.renamed("text.turns[1].text is empty") == "messages[1].content is empty"
     assert asked.renamed("text.turns[9].text is empty") == "messages is empty"
@@ -127,11 +160,17 @@ def test_paths_get_the_callers_names(given: str, renamed: str) -> None:
 @pytest.mark.parametrize("name", [r"a\1", r"\g<9>", "a[]b", "{0}", "("])
 def test_names_that_a_caller_makes_up_are_no_patterns(name: str) -> None:
     """Tensors of KServe's protocol have any names."""
-    assert question(single_field("items", name)).renamed("items[0].text is empty").endswith("is empty")
-    assert question(item_fields("items", name)).renamed("items[0].text is empty").endswith("is empty")
+    assert (
+        question(single_field("items", name)).renamed("items[0].text is empty").endswith("is empty")
+    )
+    assert (
+        question(item_fields("items", name)).renamed("items[0].text is empty").endswith("is empty")
+    )
 
 
-@pytest.mark.parametrize("text", ["a" * MIB, "a.a" * MIB, "items[1]" * MIB, "items[0]." * MIB, "a[1][1]" * MIB])
+@pytest.mark.parametrize(
+    "text", ["a" * MIB, "a.a" * MIB, "items[1]" * MIB, "items[0]." * MIB, "a[1][1]" * MIB]
+)
 def test_long_messages_are_cut_off(text: str) -> None:
-    problem = Problem.of(ShoalError(text), question(item_fields("items", "input")))
+    problem = HttpError.of(ShoalError(text), question(item_fields("items", "input")))
     assert len(problem.message) <= MAX_MESSAGE_CHARACTERS + 1

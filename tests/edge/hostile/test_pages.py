@@ -22,15 +22,28 @@ from tests.serving.parts import CLIENT, write_tokens
 
 APP = "https://app.example"
 CROSS_SITE = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
-REBOUND = {"host": "evil.example:8080", "origin": "http://evil.example:8080", "sec-fetch-site": "same-origin"}
-PREFLIGHT = {"origin": APP, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+REBOUND = {
+    "host": "evil.example:8080",
+    "origin": "http://evil.example:8080",
+    "sec-fetch-site": "same-origin",
+}
+PREFLIGHT = {
+    "origin": APP,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization",
+}
 
 
-async def ask(http: Http, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Reply:
+async def ask(
+    http: Http, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+) -> Reply:
     """Sends exactly these headers and a content-length."""
     reader, writer = await http.open()
     try:
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items() if value)]
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in headers.items() if value),
+        ]
         writer.write("\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body)
         return await read_reply(reader, "HEAD" if method == "OPTIONS" else method)
     finally:
@@ -40,7 +53,9 @@ async def ask(http: Http, method: str, path: str, headers: Mapping[str, str], bo
 async def post(http: Http, headers: Mapping[str, str]) -> Reply:
     """Posts as a page may without asking: text/plain."""
     content = b'{"model":"org/model","input":"text"}'
-    return await ask(http, "POST", EMBED, {"host": "localhost", "content-type": "text/plain", **headers}, content)
+    return await ask(
+        http, "POST", EMBED, {"host": "localhost", "content-type": "text/plain", **headers}, content
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +83,9 @@ async def post(http: Http, headers: Mapping[str, str]) -> Reply:
         ({"origin": "null"}, 403),
     ],
 )
-async def test_an_edge_without_credentials_refuses_pages_elsewhere(headers: dict[str, str], status: int) -> None:
+async def test_edge_without_credentials_refuses_pages_elsewhere(
+    headers: dict[str, str], status: int
+) -> None:
     script = Script()
     async with edge(script) as http:
         reply = await post(http, headers)
@@ -77,7 +94,10 @@ async def test_an_edge_without_credentials_refuses_pages_elsewhere(headers: dict
     assert len(script.requests) == (status == 200)
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/org/model", "/openapi.json", "/livez", "/", "/console/events", "/x"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", "/v1/models/org/model", "/openapi.json", "/livez", "/", "/console/events", "/x"],
+)
 async def test_every_path_refuses_pages_elsewhere(path: str) -> None:
     script = Script(models=[card()])
     async with edge(script, console=True) as http:
@@ -88,10 +108,15 @@ async def test_every_path_refuses_pages_elsewhere(path: str) -> None:
     assert not script.requests
 
 
-LINK = {"host": "localhost", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+LINK = {
+    "host": "localhost",
+    "sec-fetch-site": "cross-site",
+    "sec-fetch-mode": "navigate",
+    "sec-fetch-dest": "document",
+}
 
 
-async def test_a_link_elsewhere_opens_the_console_and_no_other_path() -> None:
+async def test_link_elsewhere_opens_the_console_and_no_other_path() -> None:
     script = Script(models=[card()])
     async with edge(script, console=True) as http:
         page = await ask(http, "GET", "/", LINK)
@@ -103,19 +128,29 @@ async def test_a_link_elsewhere_opens_the_console_and_no_other_path() -> None:
         for path in ("/v1/models", "/openapi.json", "/console/events", "/livez"):
             assert (await ask(http, "GET", path, LINK)).status == 403
         assert (await ask(http, "POST", "/", LINK)).status == 403
-        for other in ({"sec-fetch-dest": "iframe"}, {"sec-fetch-mode": "no-cors"}, {"sec-fetch-mode": ""}):
+        for other in (
+            {"sec-fetch-dest": "iframe"},
+            {"sec-fetch-mode": "no-cors"},
+            {"sec-fetch-mode": ""},
+        ):
             assert (await ask(http, "GET", "/", LINK | other)).status == 403
         assert (await ask(http, "GET", "/", LINK | {"host": "evil.example"})).status == 421
     assert not script.requests
 
 
-async def test_the_other_addresses_refuse_pages_elsewhere() -> None:
+async def test_other_addresses_refuse_pages_elsewhere() -> None:
     door, console = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     script = Script()
     async with edge(script, tei_http=((door, "org/model"),), console=True, console_address=console):
         for address, path in ((door, "/embed"), (console, "/tei/org/model/embed")):
             for headers, status in (({}, 200), (CROSS_SITE, 403), (REBOUND, 421)):
-                reply = await ask(Http(address), "POST", path, {"host": "localhost", **headers}, b'{"inputs":"text"}')
+                reply = await ask(
+                    Http(address),
+                    "POST",
+                    path,
+                    {"host": "localhost", **headers},
+                    b'{"inputs":"text"}',
+                )
                 assert reply.status == status
     assert len(script.requests) == 2
 
@@ -124,7 +159,9 @@ async def test_the_other_addresses_refuse_pages_elsewhere() -> None:
 async def test_probes_are_answered_for_any_host(path: str) -> None:
     async with edge(Script(), hosts=("mesh.example",)) as http:
         for host in ("10.1.2.3:8080", "edge.shoal.svc:8080"):
-            assert (await ask(http, "GET", path, {"host": host, "user-agent": "kube-probe/1.31"})).status == 200
+            assert (
+                await ask(http, "GET", path, {"host": host, "user-agent": "kube-probe/1.31"})
+            ).status == 200
 
 
 async def test_listed_hosts_are_answered() -> None:
@@ -132,26 +169,40 @@ async def test_listed_hosts_are_answered() -> None:
         assert (await post(http, {"host": "mesh.example"})).status == 200
         assert (await post(http, {"host": "mesh.example.evil.example"})).status == 421
         refused = await post(http, {"host": "other.example"})
-        assert (refused.status, "SHOAL_HTTP_HOSTS" in refused.json["error"]["message"]) == (421, True)
+        assert (refused.status, "SHOAL_HTTP_HOSTS" in refused.json["error"]["message"]) == (
+            421,
+            True,
+        )
 
 
-async def test_with_credentials_any_host_is_answered_and_pages_are_refused_by_the_router(tmp_path: Path) -> None:
+async def test_with_credentials_any_host_is_answered_and_pages_are_refused_by_the_router(
+    tmp_path: Path,
+) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     async with edge(Script(), security) as http:
         assert (await post(http, CROSS_SITE)).status == 401
         given = {"host": "mesh.example", "authorization": f"Bearer {CLIENT}"}
         assert (await post(http, given)).status == 200
-        assert (await post(http, CROSS_SITE | given)).status == 200  # no page has the token, and none may read the answer
+        assert (
+            await post(http, CROSS_SITE | given)
+        ).status == 200  # no page has the token, and none may read the answer
 
 
 async def test_beyond_this_machine_hosts_are_checked_only_if_they_are_listed() -> None:
-    beyond = Settings(edge_id="edge", address="0.0.0.0:0", security=Security(allow_insecure=True), grace_seconds=0.1)
+    beyond = Settings(
+        edge_id="edge",
+        address="0.0.0.0:0",
+        security=Security(allow_insecure=True),
+        grace_seconds=0.1,
+    )
     async with routing(Script()) as router:
         async with app.running(replace(beyond, routers=(router,))) as address:
             http = Http(f"127.0.0.1:{address.rpartition(':')[2]}")
             assert (await post(http, {"host": "edge.shoal.svc"})).status == 200
             assert (await post(http, CROSS_SITE)).status == 403
-        async with app.running(replace(beyond, routers=(router,), hosts=("mesh.example",))) as address:
+        async with app.running(
+            replace(beyond, routers=(router,), hosts=("mesh.example",))
+        ) as address:
             http = Http(f"127.0.0.1:{address.rpartition(':')[2]}")
             assert (await post(http, {"host": "edge.shoal.svc"})).status == 421
 
@@ -164,29 +215,50 @@ async def test_pages_of_listed_origins_may_call(tmp_path: Path) -> None:
             assert "POST" in allowed.headers["access-control-allow-methods"]
             assert "authorization" in allowed.headers["access-control-allow-headers"]
             assert allowed.headers["vary"] == "origin"
-            page = {"origin": APP, "sec-fetch-site": "cross-site", "authorization": f"Bearer {CLIENT}"}
+            page = {
+                "origin": APP,
+                "sec-fetch-site": "cross-site",
+                "authorization": f"Bearer {CLIENT}",
+            }
             reply = await post(http, page)
             assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, APP)
-            assert {"x-request-id", "retry-after"} <= set(reply.headers["access-control-expose-headers"].split(", "))
+            assert {"x-request-id", "retry-after"} <= set(
+                reply.headers["access-control-expose-headers"].split(", ")
+            )
             assert "access-control-allow-credentials" not in reply.headers
-            refused = await ask(http, "GET", "/nowhere", {"host": "localhost", **page})  # a page may read errors
+            refused = await ask(
+                http, "GET", "/nowhere", {"host": "localhost", **page}
+            )  # a page may read errors
             assert (refused.status, refused.headers["access-control-allow-origin"]) == (404, APP)
-            other = await ask(http, "OPTIONS", EMBED, {"host": "localhost", **PREFLIGHT, "origin": "https://evil.example"})
+            other = await ask(
+                http,
+                "OPTIONS",
+                EMBED,
+                {"host": "localhost", **PREFLIGHT, "origin": "https://evil.example"},
+            )
             assert other.status in (403, 404, 405)
             assert "access-control-allow-origin" not in other.headers
             assert other.headers["vary"] == "origin"
-            assert (await post(http, REBOUND | {"origin": APP})).status == (421 if security is None else 401)
+            assert (await post(http, REBOUND | {"origin": APP})).status == (
+                421 if security is None else 401
+            )
 
 
-async def test_pages_are_refused_until_a_router_has_refused_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_are_refused_until_a_router_has_refused_a_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(app, "START_SECONDS", 0.1)
-    settings = Settings(edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1",), grace_seconds=0.1)
+    settings = Settings(
+        edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1",), grace_seconds=0.1
+    )
     async with app.running(settings) as address:
         assert (await post(Http(address), CROSS_SITE)).status == 403
 
 
-async def test_routers_that_begin_to_ask_for_credentials_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_routers_that_begin_to_ask_for_credentials_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(app, "GUARD_SECONDS", 0.0)
     answers = [True, True, False]
@@ -230,7 +302,13 @@ def test_origins_and_hosts_are_checked() -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    ["tauri://localhost", "app://obsidian.md", "vscode-webview://0abc", "chrome-extension://abc", "http://[::1]:3000"],
+    [
+        "tauri://localhost",
+        "app://obsidian.md",
+        "vscode-webview://0abc",
+        "chrome-extension://abc",
+        "http://[::1]:3000",
+    ],
 )
 async def test_origins_of_apps_and_extensions_may_be_listed(origin: str) -> None:
     origins = Settings.from_env({"SHOAL_HTTP_ORIGINS": origin}).origins
@@ -239,6 +317,6 @@ async def test_origins_of_apps_and_extensions_may_be_listed(origin: str) -> None
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
 
 
-async def test_a_program_is_not_affected() -> None:
+async def test_program_is_not_affected() -> None:
     async with edge(Script()) as http:
         assert (await http.post(EMBED, BODY)).status == 200

@@ -1,6 +1,8 @@
-"""What all client scripts share: they run in environments of their own, by the standard library alone.
+"""What all client scripts share: they run in environments of their own, by the standard library
+alone.
 
-Each prints a line of JSON for each call: its name, and the largest difference to what shoal.Client answers, or an error.
+Each prints a line of JSON for each call: its name, and the largest difference to what shoal.Client
+answers, or an error.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Any
 
 BASE = os.environ["INTEROP_BASE"]
 LIMITED = os.environ["INTEROP_LIMITED"]
-"""The same edge for a tenant of whom one request in two seconds is answered, the others by 429 with Retry-After."""
+"""The same edge for a tenant of whom one request in two seconds is answered, the others by 429 with
+Retry-After.
+"""
 EXPECTED: dict[str, Any] = json.loads(Path(os.environ["INTEROP_EXPECTED"]).read_text())
 MODEL: str = EXPECTED["model"]
 TEXTS: list[str] = EXPECTED["texts"]
@@ -46,19 +50,34 @@ def check(name: str, call: Callable[[], float | None]) -> None:
         print(json.dumps({"call": name, "difference": found, "error": ""}), flush=True)
     except Exception as error:
         traceback.print_exc()
-        print(json.dumps({"call": name, "difference": None, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "call": name,
+                    "difference": None,
+                    "error": f"{type(error).__name__}: {error}"[:300],
+                }
+            ),
+            flush=True,
+        )
 
 
 def distance(found: Iterable[Iterable[float]], wanted: Iterable[Iterable[float]]) -> float:
     """The largest difference of two tables."""
     pairs = zip(found, wanted, strict=True)
-    return max(abs(float(one) - float(other)) for row, expected in pairs for one, other in zip(row, expected, strict=True))
+    return max(
+        abs(float(one) - float(other))
+        for row, expected in pairs
+        for one, other in zip(row, expected, strict=True)
+    )
 
 
 def ranked(results: Iterable[tuple[int, float]]) -> float:
     """The largest difference of scores, by index; the order must be falling."""
     found = list(results)
-    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True), "not in order"
+    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True), (
+        "not in order"
+    )
     return max(abs(score - SCORES[index]) for index, score in found)
 
 
@@ -83,7 +102,9 @@ def is_conversed(text: str | None) -> None:
     assert text == CONVERSED != WRITTEN, f"{text!r}, not {CONVERSED!r}"
 
 
-def refused(kind: type[Exception], call: Callable[[], object], *attributes: tuple[str, object]) -> None:
+def refused(
+    kind: type[Exception], call: Callable[[], object], *attributes: tuple[str, object]
+) -> None:
     """The call raises this, with these attributes."""
     raised: Exception | None = None
     try:
@@ -96,12 +117,18 @@ def refused(kind: type[Exception], call: Callable[[], object], *attributes: tupl
 
 
 def waits(call: Callable[[], float | None]) -> float | None:
-    """For clients that repeat by themselves: calls one after the other, of which only the first passes at once."""
+    """For clients that repeat by themselves: calls one after the other, of which only the first
+    passes at once.
+    """
     return [call() for _ in range(3)][-1]
 
 
-def is_told(kind: type[Exception], call: Callable[[], float | None], seconds: Callable[[Any], float]) -> float | None:
-    """For clients that leave it to their caller: the call is repeated when the error says, after `seconds`, until it passes."""
+def is_told(
+    kind: type[Exception], call: Callable[[], float | None], seconds: Callable[[Any], float]
+) -> float | None:
+    """For clients that leave it to their caller: the call is repeated when the error says, after
+    `seconds`, until it passes.
+    """
     was_told = False
     for _ in range(TRIES):
         try:

@@ -40,31 +40,46 @@ def rerank_v2() -> float:
 
 
 def rerank_v1() -> float:
-    results = first.rerank(model=MODEL, query=QUERY, documents=[{"text": text} for text in TEXTS], return_documents=True).results
+    results = first.rerank(
+        model=MODEL,
+        query=QUERY,
+        documents=[{"text": text} for text in TEXTS],
+        return_documents=True,
+    ).results
     assert all(result.document.text == TEXTS[result.index] for result in results)
     return ranked((result.index, result.relevance_score) for result in results)
 
 
 def embed_v2() -> float:
-    found = second.embed(model=MODEL, texts=TEXTS, input_type="search_document", embedding_types=["float"])
+    found = second.embed(
+        model=MODEL, texts=TEXTS, input_type="search_document", embedding_types=["float"]
+    )
     assert found.texts == TEXTS
     return distance(found.embeddings.float_, VECTORS)
 
 
 def embed_types() -> float:
     found = second.embed(
-        model=MODEL, texts=TEXTS, input_type="classification", embedding_types=["float", "int8", "binary", "ubinary", "base64"]
+        model=MODEL,
+        texts=TEXTS,
+        input_type="classification",
+        embedding_types=["float", "int8", "binary", "ubinary", "base64"],
     ).embeddings
     rows = [struct.unpack(f"<{len(VECTORS[0])}f", base64.b64decode(row)) for row in found.base64]
     assert found.int8 == EXPECTED["int8"]
     assert [[byte + 128 for byte in row] for row in found.binary] == found.ubinary
-    assert [byte >> 7 for byte in found.ubinary[0]] == [int(number > 0) for number in VECTORS[0][::8]]
+    assert [byte >> 7 for byte in found.ubinary[0]] == [
+        int(number > 0) for number in VECTORS[0][::8]
+    ]
     return max(distance(rows, VECTORS), distance(found.float_, VECTORS))
 
 
 def embed_inputs() -> float:
     inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
-    return distance(second.embed(model=MODEL, inputs=inputs, input_type="search_document").embeddings.float_, VECTORS)
+    return distance(
+        second.embed(model=MODEL, inputs=inputs, input_type="search_document").embeddings.float_,
+        VECTORS,
+    )
 
 
 def embed_v1() -> float:
@@ -75,7 +90,9 @@ def embed_v1() -> float:
 
 
 def embed_v1_types() -> float:
-    found = first.embed(model=MODEL, texts=TEXTS, input_type="search_query", embedding_types=["int8"])
+    found = first.embed(
+        model=MODEL, texts=TEXTS, input_type="search_query", embedding_types=["int8"]
+    )
     assert found.response_type == "embeddings_by_type"
     return distance(found.embeddings.int8, EXPECTED["int8"])
 
@@ -83,12 +100,16 @@ def embed_v1_types() -> float:
 def classify_labels() -> float:
     found = first.classify(model=CLASSIFIER, inputs=TEXTS).classifications
     pairs = zip(found, EXPECTED["classes"], strict=True)
-    return max(labelled({label: one.confidence for label, one in row.labels.items()}, wanted) for row, wanted in pairs)
+    return max(
+        labelled({label: one.confidence for label, one in row.labels.items()}, wanted)
+        for row, wanted in pairs
+    )
 
 
 def classify_examples() -> None:
     examples = [
-        ClassifyExample(text=text, label=label) for text, label in (("a shark", "fish"), ("trout", "fish"), ("a chair", "wood"))
+        ClassifyExample(text=text, label=label)
+        for text, label in (("a shark", "fish"), ("trout", "fish"), ("a chair", "wood"))
     ]
     found = first.classify(model=MODEL, inputs=TEXTS[:2], examples=examples).classifications
     assert [row.prediction for row in found] == ["fish", "wood"]
@@ -122,7 +143,10 @@ def voyage_errors() -> None:
 def errors() -> None:
     refused(cohere.NotFoundError, lambda: second.rerank(model="nobody", query="a", documents=["b"]))
     refused(cohere.BadRequestError, lambda: second.rerank(model=MODEL, query="a", documents=[]))
-    refused(cohere.NotFoundError, lambda: second.embed(model="nobody", texts=["a"], input_type="search_query"))
+    refused(
+        cohere.NotFoundError,
+        lambda: second.embed(model="nobody", texts=["a"], input_type="search_query"),
+    )
     refused(
         cohere.BadRequestError,
         lambda: second.embed(model=MODEL, texts=["a", ""], input_type="search_query"),
@@ -148,9 +172,15 @@ check("cohere Client.classify (examples)", classify_examples)
 check("cohere models.list", models)
 check("cohere errors", errors)
 check("voyageai embed", lambda: distance(voyage.embed(TEXTS, model=MODEL).embeddings, VECTORS))
-check("voyageai embed (query)", lambda: answered(voyage.embed(TEXTS, model=MODEL, input_type="query").embeddings))
+check(
+    "voyageai embed (query)",
+    lambda: answered(voyage.embed(TEXTS, model=MODEL, input_type="query").embeddings),
+)
 check("voyageai rerank", voyage_rerank)
 check("voyageai errors", voyage_errors)
 check("cohere AsyncClientV2.rerank", rerank_async)
 check(f"cohere ClientV2.rerank {WAITED}", lambda: waits(rerank_slow))
-check(f"voyageai embed {WAITED}", lambda: waits(lambda: distance(slow_voyage.embed(TEXTS, model=MODEL).embeddings, VECTORS)))
+check(
+    f"voyageai embed {WAITED}",
+    lambda: waits(lambda: distance(slow_voyage.embed(TEXTS, model=MODEL).embeddings, VECTORS)),
+)

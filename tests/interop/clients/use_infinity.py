@@ -29,7 +29,9 @@ class Refused(Exception):
 
 
 def embed(to: Client, model: str = MODEL) -> float:
-    found = embeddings.sync_detailed(client=to, body=OpenAIEmbeddingInputText(input_=TEXTS, model=model))
+    found = embeddings.sync_detailed(
+        client=to, body=OpenAIEmbeddingInputText(input_=TEXTS, model=model)
+    )
     if found.status_code != 200:
         raise Refused(int(found.status_code), found.headers)
     return distance((entry.embedding for entry in found.parsed.data), VECTORS)
@@ -47,7 +49,9 @@ def classes() -> float:
 
 
 def described() -> None:
-    """Its type of models wants "infinity" for an owner, so that its list cannot be read of anybody else."""
+    """Its type of models wants "infinity" for an owner, so that its list cannot be read of anybody
+    else.
+    """
     assert health.sync_detailed(client=client).status_code == 200
 
 
@@ -71,4 +75,7 @@ check("rerank", scores)
 check("classify", classes)
 check("health", described)
 check("errors", errors)
-check(f"embeddings, repeated by its caller {WAITED}", lambda: is_told(Refused, lambda: embed(limited), seconds))
+check(
+    f"embeddings, repeated by its caller {WAITED}",
+    lambda: is_told(Refused, lambda: embed(limited), seconds),
+)

@@ -5,12 +5,29 @@ from typing import Any
 
 import numpy as np
 import tritonclient.http as http
-from checking import BASE, LIMITED, MODEL, QUERY, SCORES, TEXTS, VECTORS, WAITED, check, distance, is_told, refused
+from checking import (
+    BASE,
+    LIMITED,
+    MODEL,
+    QUERY,
+    SCORES,
+    TEXTS,
+    VECTORS,
+    WAITED,
+    check,
+    distance,
+    is_told,
+    refused,
+)
 from tritonclient.utils import InferenceServerException
 
-client = http.InferenceServerClient(BASE.removeprefix("http://"), network_timeout=120, connection_timeout=120)
+client = http.InferenceServerClient(
+    BASE.removeprefix("http://"), network_timeout=120, connection_timeout=120
+)
 
-limited = http.InferenceServerClient(LIMITED.removeprefix("http://"), network_timeout=120, connection_timeout=120)
+limited = http.InferenceServerClient(
+    LIMITED.removeprefix("http://"), network_timeout=120, connection_timeout=120
+)
 
 
 def texts(name: str, values: Sequence[str], **more: Any) -> Any:
@@ -21,7 +38,9 @@ def texts(name: str, values: Sequence[str], **more: Any) -> Any:
 
 def dense(*, is_binary: bool, **more: Any) -> Any:
     outputs = [http.InferRequestedOutput("dense", binary_data=is_binary)]
-    return client.infer(MODEL, [texts("text", TEXTS, binary_data=is_binary)], outputs=outputs, **more).as_numpy("dense")
+    return client.infer(
+        MODEL, [texts("text", TEXTS, binary_data=is_binary)], outputs=outputs, **more
+    ).as_numpy("dense")
 
 
 def scores() -> float:
@@ -47,22 +66,49 @@ def described() -> None:
     assert not client.is_model_ready("gpt-4o")
     found = client.get_model_metadata(MODEL)
     assert [one["name"] for one in found["inputs"]] == ["text"]
-    assert found["outputs"][0] == {"name": "dense", "datatype": "FP32", "shape": [-1, len(VECTORS[0])]}
+    assert found["outputs"][0] == {
+        "name": "dense",
+        "datatype": "FP32",
+        "shape": [-1, len(VECTORS[0])],
+    }
 
 
-check("infer (binary tensors, unasked)", lambda: distance(client.infer(MODEL, [texts("text", TEXTS)]).as_numpy("dense"), VECTORS))
+check(
+    "infer (binary tensors, unasked)",
+    lambda: distance(client.infer(MODEL, [texts("text", TEXTS)]).as_numpy("dense"), VECTORS),
+)
 check("infer (JSON)", lambda: distance(dense(is_binary=False), VECTORS))
 check(
     "infer (JSON, gzip both ways)",
-    lambda: distance(dense(is_binary=False, request_compression_algorithm="gzip", response_compression_algorithm="gzip"), VECTORS),
+    lambda: distance(
+        dense(
+            is_binary=False,
+            request_compression_algorithm="gzip",
+            response_compression_algorithm="gzip",
+        ),
+        VECTORS,
+    ),
 )
 check(
     "infer (binary, deflate both ways)",
     lambda: distance(
-        dense(is_binary=True, request_compression_algorithm="deflate", response_compression_algorithm="deflate"), VECTORS
+        dense(
+            is_binary=True,
+            request_compression_algorithm="deflate",
+            response_compression_algorithm="deflate",
+        ),
+        VECTORS,
     ),
 )
 check("infer (query and documents)", scores)
 check("metadata, live, ready", described)
-check("errors", lambda: refused(InferenceServerException, lambda: client.infer("gpt-4o", [texts("text", TEXTS)])))
-check(f"infer, repeated by its caller {WAITED}", lambda: is_told(InferenceServerException, slow, seconds))
+check(
+    "errors",
+    lambda: refused(
+        InferenceServerException, lambda: client.infer("gpt-4o", [texts("text", TEXTS)])
+    ),
+)
+check(
+    f"infer, repeated by its caller {WAITED}",
+    lambda: is_told(InferenceServerException, slow, seconds),
+)

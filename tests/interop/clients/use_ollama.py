@@ -42,7 +42,10 @@ def shown() -> None:
 
 
 def asynchronous() -> float:
-    return distance(asyncio.run(ollama.AsyncClient(host=BASE).embed(model=MODEL, input=TEXTS)).embeddings, VECTORS)
+    return distance(
+        asyncio.run(ollama.AsyncClient(host=BASE).embed(model=MODEL, input=TEXTS)).embeddings,
+        VECTORS,
+    )
 
 
 def chat() -> None:
@@ -55,13 +58,19 @@ def chat() -> None:
 
 
 def conversation() -> None:
-    is_conversed(client.chat(model=WRITER, messages=CONVERSATION, options={"num_predict": TOKENS}).message.content)
+    is_conversed(
+        client.chat(
+            model=WRITER, messages=CONVERSATION, options={"num_predict": TOKENS}
+        ).message.content
+    )
 
 
 def generate() -> None:
     options = {"num_predict": TOKENS}
     is_written(client.generate(model=WRITER, prompt=USER, system=SYSTEM, options=options).response)
-    parts = client.generate(model=f"{WRITER}:latest", prompt=USER, system=SYSTEM, options=options, stream=True)
+    parts = client.generate(
+        model=f"{WRITER}:latest", prompt=USER, system=SYSTEM, options=options, stream=True
+    )
     is_written("".join(part.response for part in parts))
     assert client.show(WRITER).capabilities == ["completion"]
 
@@ -72,15 +81,34 @@ def seconds(error: ollama.ResponseError) -> float:
 
 
 def errors() -> None:
-    refused(ollama.ResponseError, lambda: client.embed(model="nobody", input="a"), ("status_code", 404))
-    refused(ollama.ResponseError, lambda: client.embed(model=MODEL, input=["a", ""]), ("error", "input[1] is empty"))
-    refused(ollama.ResponseError, lambda: client.embed(model=MODEL, input="word " * 1000, truncate=False), ("status_code", 400))
+    refused(
+        ollama.ResponseError, lambda: client.embed(model="nobody", input="a"), ("status_code", 404)
+    )
+    refused(
+        ollama.ResponseError,
+        lambda: client.embed(model=MODEL, input=["a", ""]),
+        ("error", "input[1] is empty"),
+    )
+    refused(
+        ollama.ResponseError,
+        lambda: client.embed(model=MODEL, input="word " * 1000, truncate=False),
+        ("status_code", 400),
+    )
 
 
 check("embed", lambda: distance(client.embed(model=MODEL, input=TEXTS).embeddings, VECTORS))
-check("embed, one, :latest", lambda: distance(client.embed(model=f"{MODEL}:latest", input=TEXTS[0]).embeddings, ALONE))
-check("embed, query, dimensions", lambda: answered(client.embed(model=f"{MODEL}:query", input=TEXTS, dimensions=64).embeddings))
-check("embeddings", lambda: distance([client.embeddings(model=MODEL, prompt=TEXTS[0]).embedding], ALONE))
+check(
+    "embed, one, :latest",
+    lambda: distance(client.embed(model=f"{MODEL}:latest", input=TEXTS[0]).embeddings, ALONE),
+)
+check(
+    "embed, query, dimensions",
+    lambda: answered(client.embed(model=f"{MODEL}:query", input=TEXTS, dimensions=64).embeddings),
+)
+check(
+    "embeddings",
+    lambda: distance([client.embeddings(model=MODEL, prompt=TEXTS[0]).embedding], ALONE),
+)
 check("list, ps", listed)
 check("show", shown)
 check("chat, stream", chat)
@@ -90,5 +118,9 @@ check("errors", errors)
 check("AsyncClient.embed", asynchronous)
 check(
     f"embed, repeated by its caller {WAITED}",
-    lambda: is_told(ollama.ResponseError, lambda: distance(limited.embed(model=MODEL, input=TEXTS).embeddings, VECTORS), seconds),
+    lambda: is_told(
+        ollama.ResponseError,
+        lambda: distance(limited.embed(model=MODEL, input=TEXTS).embeddings, VECTORS),
+        seconds,
+    ),
 )

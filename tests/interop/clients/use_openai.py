@@ -41,12 +41,16 @@ def embed(**more: object) -> float:
 
 def raw() -> float:
     data = client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="base64").data
-    rows = (struct.unpack(f"<{len(VECTORS[0])}f", base64.b64decode(entry.embedding)) for entry in data)
+    rows = (
+        struct.unpack(f"<{len(VECTORS[0])}f", base64.b64decode(entry.embedding)) for entry in data
+    )
     return distance(rows, VECTORS)
 
 
 def one() -> float:
-    return distance([client.embeddings.create(model=MODEL, input=TEXTS[0]).data[0].embedding], ALONE)
+    return distance(
+        [client.embeddings.create(model=MODEL, input=TEXTS[0]).data[0].embedding], ALONE
+    )
 
 
 def models() -> None:
@@ -55,7 +59,9 @@ def models() -> None:
 
 
 def request_id() -> None:
-    answer = client.embeddings.with_raw_response.create(model=MODEL, input="a", extra_headers={"x-request-id": "mine"})
+    answer = client.embeddings.with_raw_response.create(
+        model=MODEL, input="a", extra_headers={"x-request-id": "mine"}
+    )
     assert answer.headers["x-request-id"] == "mine"
     assert OLD or answer.parse()._request_id == "mine"
 
@@ -63,14 +69,19 @@ def request_id() -> None:
 def many_at_once() -> float:
     async def ask() -> float:
         async with openai.AsyncOpenAI(base_url=f"{BASE}/v1", api_key="any") as several:
-            answers = await asyncio.gather(*(several.embeddings.create(model=MODEL, input=[text]) for text in TEXTS))
+            answers = await asyncio.gather(
+                *(several.embeddings.create(model=MODEL, input=[text]) for text in TEXTS)
+            )
         return distance((answer.data[0].embedding for answer in answers), VECTORS)
 
     return asyncio.run(ask())
 
 
 def slow() -> float:
-    return distance((entry.embedding for entry in limited.embeddings.create(model=MODEL, input=TEXTS).data), VECTORS)
+    return distance(
+        (entry.embedding for entry in limited.embeddings.create(model=MODEL, input=TEXTS).data),
+        VECTORS,
+    )
 
 
 def not_repeated() -> None:
@@ -90,12 +101,22 @@ def errors() -> None:
         ("code", "model_not_found"),
         ("param", "model"),
     )
-    refused(openai.BadRequestError, lambda: client.embeddings.create(model=MODEL, input=["a", ""]), ("param", "input[1]"))
-    refused(openai.BadRequestError, lambda: client.embeddings.create(model=MODEL, input=[[1, 2]]), ("param", "input"))
+    refused(
+        openai.BadRequestError,
+        lambda: client.embeddings.create(model=MODEL, input=["a", ""]),
+        ("param", "input[1]"),
+    )
+    refused(
+        openai.BadRequestError,
+        lambda: client.embeddings.create(model=MODEL, input=[[1, 2]]),
+        ("param", "input"),
+    )
 
 
 def chat() -> None:
-    answer = client.chat.completions.create(model=WRITER, messages=MESSAGES, max_tokens=TOKENS, temperature=0)
+    answer = client.chat.completions.create(
+        model=WRITER, messages=MESSAGES, max_tokens=TOKENS, temperature=0
+    )
     is_written(answer.choices[0].message.content)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == EXPECTED["written_tokens"]
@@ -104,7 +125,9 @@ def chat() -> None:
 def chat_stream() -> None:
     options = {"include_usage": True}
     events = list(
-        client.chat.completions.create(model=WRITER, messages=MESSAGES, max_tokens=TOKENS, stream=True, stream_options=options)
+        client.chat.completions.create(
+            model=WRITER, messages=MESSAGES, max_tokens=TOKENS, stream=True, stream_options=options
+        )
     )
     is_written("".join(event.choices[0].delta.content or "" for event in events if event.choices))
     assert events[-1].usage.completion_tokens == EXPECTED["written_tokens"]
@@ -113,7 +136,9 @@ def chat_stream() -> None:
 
 def chat_at_once() -> None:
     async def one(several: openai.AsyncOpenAI) -> str:
-        stream = await several.chat.completions.create(model=WRITER, messages=MESSAGES, max_tokens=TOKENS, stream=True)
+        stream = await several.chat.completions.create(
+            model=WRITER, messages=MESSAGES, max_tokens=TOKENS, stream=True
+        )
         return "".join([event.choices[0].delta.content or "" async for event in stream])
 
     async def ask() -> list[str]:
@@ -132,14 +157,26 @@ def conversation() -> None:
 
 
 def sampled() -> None:
-    asked = {"model": WRITER, "messages": MESSAGES, "max_tokens": TOKENS, "temperature": 1, "top_p": 0.9, "seed": 4}
+    asked = {
+        "model": WRITER,
+        "messages": MESSAGES,
+        "max_tokens": TOKENS,
+        "temperature": 1,
+        "top_p": 0.9,
+        "seed": 4,
+    }
     alone = client.chat.completions.create(**asked).choices[0].message.content
     found = client.chat.completions.create(**asked, n=3, logprobs=True, top_logprobs=2).choices
     texts = [choice.message.content for choice in found]
     assert (texts[0], len(set(texts))) == (alone, 3)
-    assert all(len(token.top_logprobs) == 2 for choice in found for token in choice.logprobs.content)
+    assert all(
+        len(token.top_logprobs) == 2 for choice in found for token in choice.logprobs.content
+    )
     cut = client.chat.completions.create(**asked, stop=[alone[10:14]]).choices[0]
-    assert (cut.message.content, cut.finish_reason) == (alone[: alone.index(alone[10:14])].strip(), "stop")
+    assert (cut.message.content, cut.finish_reason) == (
+        alone[: alone.index(alone[10:14])].strip(),
+        "stop",
+    )
 
 
 def completions() -> None:
@@ -154,11 +191,24 @@ def completions() -> None:
 
 def tools() -> None:
     place = {"enum": ["here", "there"]}
-    places = {"type": "object", "properties": {"place": place}, "required": ["place"], "additionalProperties": False}
-    weather = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": places}}
+    places = {
+        "type": "object",
+        "properties": {"place": place},
+        "required": ["place"],
+        "additionalProperties": False,
+    }
+    weather = {
+        "type": "function",
+        "function": {"name": "weather", "description": "The weather.", "parameters": places},
+    }
     asked = {"model": CALLER, "tools": [weather], "max_tokens": 200, "seed": 1}
     messages = [{"role": "user", "content": "a text"}]
-    required = {**asked, "messages": messages, "tool_choice": "required", "parallel_tool_calls": False}
+    required = {
+        **asked,
+        "messages": messages,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
     choice = client.chat.completions.create(**required).choices[0]
     (call,) = choice.message.tool_calls
     assert (choice.finish_reason, call.function.name) == ("tool_calls", "weather")
@@ -177,9 +227,15 @@ def chat_errors() -> None:
     def ask(**more: object) -> object:
         return client.chat.completions.create(**({"model": WRITER, "messages": MESSAGES} | more))
 
-    refused(openai.NotFoundError, lambda: ask(model="gpt-4o", stream=True), ("code", "model_not_found"))
+    refused(
+        openai.NotFoundError, lambda: ask(model="gpt-4o", stream=True), ("code", "model_not_found")
+    )
     refused(openai.BadRequestError, lambda: ask(model=MODEL), ("code", "model_not_supported"))
-    refused(openai.BadRequestError, lambda: ask(messages=CONVERSATION[:-1]), ("param", "messages[2].role"))
+    refused(
+        openai.BadRequestError,
+        lambda: ask(messages=CONVERSATION[:-1]),
+        ("param", "messages[2].role"),
+    )
     refused(openai.BadRequestError, lambda: ask(n=17), ("param", "n"))
 
 
@@ -187,7 +243,12 @@ check("embeddings (base64 unasked)", embed)
 check("embeddings (float)", lambda: embed(encoding_format="float"))
 check("embeddings (base64 asked)", raw)
 check("embeddings (one text, role)", one)
-check("extra_body role", lambda: answered(client.embeddings.create(model=MODEL, input="a", extra_body={"role": "query"})))
+check(
+    "extra_body role",
+    lambda: answered(
+        client.embeddings.create(model=MODEL, input="a", extra_body={"role": "query"})
+    ),
+)
 check("models.list, retrieve", models)
 check("request id", request_id)
 check("AsyncOpenAI, six at once", many_at_once)

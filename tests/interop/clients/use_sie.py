@@ -43,22 +43,37 @@ def score() -> float:
 def classes() -> float:
     found = client.extract(CLASSIFIER, items)
     pairs = zip(found, EXPECTED["classes"], strict=True)
-    return max(labelled({one["label"]: one["score"] for one in row["classifications"]}, wanted) for row, wanted in pairs)
+    return max(
+        labelled({one["label"]: one["score"] for one in row["classifications"]}, wanted)
+        for row, wanted in pairs
+    )
 
 
 def entities() -> float:
     largest = 0.0
     for item, wanted in zip(items, EXPECTED["entities"], strict=True):
         found = client.extract(TAGGER, item)["entities"]
-        assert [(one["label"], one["start"], one["end"]) for one in found] == [(one[0], one[2], one[3]) for one in wanted]
-        largest = max([largest, *(abs(one["score"] - expected[1]) for one, expected in zip(found, wanted, strict=True))])
+        assert [(one["label"], one["start"], one["end"]) for one in found] == [
+            (one[0], one[2], one[3]) for one in wanted
+        ]
+        largest = max(
+            [
+                largest,
+                *(
+                    abs(one["score"] - expected[1])
+                    for one, expected in zip(found, wanted, strict=True)
+                ),
+            ]
+        )
     return largest
 
 
 def asynchronous() -> float:
     async def ask() -> float:
         async with SIEAsyncClient(BASE) as several:
-            return distance((result["dense"] for result in await several.encode(MODEL, items)), VECTORS)
+            return distance(
+                (result["dense"] for result in await several.encode(MODEL, items)), VECTORS
+            )
 
     return asyncio.run(ask())
 
@@ -72,7 +87,9 @@ check("encode", encode)
 check("encode, one", lambda: distance([client.encode(MODEL, {"text": TEXTS[0]})["dense"]], ALONE))
 check(
     "encode, query and float16",
-    lambda: answered(client.encode(MODEL, items[:2], output_dtype="float16", options={"is_query": True})),
+    lambda: answered(
+        client.encode(MODEL, items[:2], output_dtype="float16", options={"is_query": True})
+    ),
 )
 check("score", score)
 check("list_models, get_model", models)
@@ -80,4 +97,9 @@ check("errors", lambda: refused(RequestError, lambda: client.encode("nobody/has-
 check("extract, a classifier", classes)
 check("extract, entities", entities)
 check("SIEAsyncClient.encode", asynchronous)
-check(f"encode {WAITED}", lambda: waits(lambda: distance((result["dense"] for result in limited.encode(MODEL, items)), VECTORS)))
+check(
+    f"encode {WAITED}",
+    lambda: waits(
+        lambda: distance((result["dense"] for result in limited.encode(MODEL, items)), VECTORS)
+    ),
+)

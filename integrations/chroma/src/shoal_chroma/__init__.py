@@ -1,4 +1,6 @@
-"""Shoal's models as embedding functions of Chroma. Importing this registers them, so that a stored collection finds them again."""
+"""Shoal's models as embedding functions of Chroma. Importing this registers them, so that a stored
+collection finds them again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The embedding functions. What `get_config` gives is stored with a collection: the token's variable, never the token."""
+"""The embedding functions. What `get_config` gives is stored with a collection: the token's
+variable, never the token.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-from chromadb.api.types import Documents, EmbeddingFunction, Embeddings, Space, SparseEmbeddingFunction, SparseVectors
+from chromadb.api.types import (
+    Documents,
+    EmbeddingFunction,
+    Embeddings,
+    Space,
+    SparseEmbeddingFunction,
+    SparseVectors,
+)
 from chromadb.base_types import SparseVector
-from chromadb.utils.embedding_functions import register_embedding_function, register_sparse_embedding_function
+from chromadb.utils.embedding_functions import (
+    register_embedding_function,
+    register_sparse_embedding_function,
+)
 from shoal import ModelHandle
 
 _FIXED: Final = ("model", "options", "query_instruction")
@@ -17,10 +29,11 @@ _FIXED: Final = ("model", "options", "query_instruction")
 
 
 class _OfModel:
-    """`model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default SHOAL_ADDRESS, else
-    127.0.0.1:50051. `token_env_var`: the variable that holds the token. `timeout`: seconds for a request, retries included.
-    `query_instruction` replaces the model's prompt of queries. `options`: further arguments of `shoal.Client.encode`, such as
-    {"dimensions": 256}."""
+    """`model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default
+    SHOAL_ADDRESS, else 127.0.0.1:50051. `token_env_var`: the variable that holds the token.
+    `timeout`: seconds for a request, retries included. `query_instruction` replaces the model's
+    prompt of queries. `options`: further arguments of `shoal.Client.encode`, such as {"dimensions":
+    256}."""
 
     def __init__(
         self,
@@ -55,7 +68,9 @@ class _OfModel:
     def get_config(self) -> dict[str, Any]:
         return dict(self._config)
 
-    def validate_config_update(self, old_config: dict[str, Any], new_config: dict[str, Any]) -> None:
+    def validate_config_update(
+        self, old_config: dict[str, Any], new_config: dict[str, Any]
+    ) -> None:
         """Raises ValueError if stored vectors and new ones would not be of one model."""
         for name in _FIXED:
             if name in new_config and new_config[name] != old_config.get(name):
@@ -68,7 +83,15 @@ class _OfModel:
         """Raises ValueError for a configuration that `build_from_config` would not take."""
         if not isinstance(config.get("model"), str) or not config["model"]:
             raise ValueError("the configuration names no model")
-        if unknown := set(config) - {"model", "address", "tenant", "token_env_var", "timeout", "query_instruction", "options"}:
+        if unknown := set(config) - {
+            "model",
+            "address",
+            "tenant",
+            "token_env_var",
+            "timeout",
+            "query_instruction",
+            "options",
+        }:
             raise ValueError(f"the configuration has unknown fields: {', '.join(sorted(unknown))}")
 
 
@@ -119,8 +142,8 @@ class ShoalSparseEmbeddingFunction(_OfModel, SparseEmbeddingFunction[Documents])
 
 
 def _token(variable: str) -> str | None:
-    """What the variable holds; without SHOAL_TOKEN the client looks for SHOAL_TOKEN_FILE. Raises ValueError for another that is
-    not set."""
+    """What the variable holds; without SHOAL_TOKEN the client looks for SHOAL_TOKEN_FILE. Raises
+    ValueError for another that is not set."""
     if variable != "SHOAL_TOKEN" and not os.environ.get(variable):
         raise ValueError(f"the token's variable {variable} is not set")
     return os.environ.get(variable) or None

@@ -1,4 +1,6 @@
-"""Shoal's models in DSPy: an embedder with roles, a retriever that uses them, a reranker and an extractor."""
+"""Shoal's models in DSPy: an embedder with roles, a retriever that uses them, a reranker and an
+extractor.
+"""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ Floats = npt.NDArray[np.float32]
 class ShoalEmbedder(dspy.Embedder):
     """Dense vectors in one role; float32 [texts, dimensions], or [dimensions] of a single text.
 
-    `role`: "query", "document" or None for no prompt. Other arguments as for `shoal.ModelHandle`. DSPy's cache is not used: it
-    tells callables apart by their source, which is the same for all models. Nor are its batches: the client splits lists by
-    itself.
+    `role`: "query", "document" or None for no prompt. Other arguments as for `shoal.ModelHandle`.
+    DSPy's cache is not used: it tells callables apart by their source, which is the same for all
+    models. Nor are its batches: the client splits lists by itself.
     """
 
     def __init__(self, model: str, *, role: Role | None = None, **settings: Any) -> None:
@@ -32,11 +32,23 @@ class ShoalEmbedder(dspy.Embedder):
         other.handle = self.handle
         return other
 
-    def __call__(self, inputs: str | list[str], batch_size: int | None = None, caching: bool | None = None, **_: Any) -> Floats:
+    def __call__(
+        self,
+        inputs: str | list[str],
+        batch_size: int | None = None,
+        caching: bool | None = None,
+        **_: Any,
+    ) -> Floats:
         texts = [inputs] if isinstance(inputs, str) else inputs
         return _array(self.handle.dense(texts, self.role), inputs)
 
-    async def acall(self, inputs: str | list[str], batch_size: int | None = None, caching: bool | None = None, **_: Any) -> Floats:
+    async def acall(
+        self,
+        inputs: str | list[str],
+        batch_size: int | None = None,
+        caching: bool | None = None,
+        **_: Any,
+    ) -> Floats:
         texts = [inputs] if isinstance(inputs, str) else inputs
         return _array(await self.handle.adense(texts, self.role), inputs)
 
@@ -45,10 +57,12 @@ class ShoalEmbedder(dspy.Embedder):
 
 
 class ShoalRetriever(dspy.retrievers.Embeddings):
-    """The `k` passages of a corpus that are nearest to a query. The corpus is encoded as documents and queries as queries, which
-    `dspy.retrievers.Embeddings` with one embedder cannot say."""
+    """The `k` passages of a corpus that are nearest to a query. The corpus is encoded as documents
+    and queries as queries, which `dspy.retrievers.Embeddings` with one embedder cannot say."""
 
-    def __init__(self, corpus: list[str], embedder: ShoalEmbedder, k: int = 5, **options: Any) -> None:
+    def __init__(
+        self, corpus: list[str], embedder: ShoalEmbedder, k: int = 5, **options: Any
+    ) -> None:
         super().__init__(corpus, embedder.for_role("document"), k, **options)
         self.embedder = embedder.for_role("query")
 

@@ -11,9 +11,10 @@ from shoal.handle import Findings
 
 
 class ShoalReranker(dspy.Module):
-    """`reranker(query=…, passages=…)` gives a Prediction with the `k` best `passages`, best first (0: all), their `indices` and
-    `scores`. Arguments as for `shoal.ModelHandle`. Any model that scores may serve: a cross-encoder, a language model, late
-    interaction (MaxSim) or an embedder (cosine)."""
+    """`reranker(query=…, passages=…)` gives a Prediction with the `k` best `passages`, best first
+    (0: all), their `indices` and `scores`. Arguments as for `shoal.ModelHandle`. Any model that
+    scores may serve: a cross-encoder, a language model, late interaction (MaxSim) or an embedder
+    (cosine)."""
 
     def __init__(self, model: str, *, k: int = 0, **settings: Any) -> None:
         super().__init__()
@@ -23,16 +24,28 @@ class ShoalReranker(dspy.Module):
     def forward(self, query: str, passages: Sequence[str], k: int | None = None) -> dspy.Prediction:
         return _prediction(passages, self.handle.rank(query, passages, self.k if k is None else k))
 
-    async def aforward(self, query: str, passages: Sequence[str], k: int | None = None) -> dspy.Prediction:
-        return _prediction(passages, await self.handle.arank(query, passages, self.k if k is None else k))
+    async def aforward(
+        self, query: str, passages: Sequence[str], k: int | None = None
+    ) -> dspy.Prediction:
+        return _prediction(
+            passages, await self.handle.arank(query, passages, self.k if k is None else k)
+        )
 
 
 class ShoalExtractor(dspy.Module):
-    """`extractor(text=…)` gives a Prediction with `found`: entities, labels or relations, maps with the fields of shoal's `Entity`,
-    `LabelScore` or `Relation`. `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
-    `shoal.ModelHandle`. As `dspy.Tool(extractor.tool)` it is a tool of an agent."""
+    """`extractor(text=…)` gives a Prediction with `found`: entities, labels or relations, maps with
+    the fields of shoal's `Entity`, `LabelScore` or `Relation`. `labels`: what to look for, for
+    zero-shot models; else the model's own. Other arguments as for `shoal.ModelHandle`. As
+    `dspy.Tool(extractor.tool)` it is a tool of an agent."""
 
-    def __init__(self, model: str, *, find: Findings = "entities", labels: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        find: Findings = "entities",
+        labels: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
         super().__init__()
         self.find: Findings = find
         self.labels = list(labels)

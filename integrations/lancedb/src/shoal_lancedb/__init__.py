@@ -1,5 +1,5 @@
-"""Shoal's models in LanceDB. Importing this registers the embedding functions "shoal" and "shoal-multivector", so that a stored
-table finds them again."""
+"""Shoal's models in LanceDB. Importing this registers the embedding functions "shoal" and
+"shoal-multivector", so that a stored table finds them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The embedding functions. Their fields are stored in a table's metadata; a token only as the name of a variable (`$var:name`)."""
+"""The embedding functions. Their fields are stored in a table's metadata; a token only as the name
+of a variable (`$var:name`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class _OfModel(EmbeddingFunction):
     model: str
     """The model's id, `org/name`."""
     address: str | None = None
-    """`host:port` of routers, several separated by commas. Default: SHOAL_ADDRESS, else 127.0.0.1:50051."""
+    """`host:port` of routers, several separated by commas. Default: SHOAL_ADDRESS, else
+    127.0.0.1:50051.
+    """
     tenant: str = ""
     token: str | None = Field(default=None, repr=False)
     """`$var:name` of LanceDB's registry. Default: SHOAL_TOKEN."""
@@ -82,8 +86,9 @@ class ShoalEmbeddings(_OfModel):
 class ShoalMultiVectorEmbeddings(_OfModel):
     """A vector for each token, for a column `MultiVector(function.ndims())` and metric "cosine".
 
-    A query is encoded by LanceDB. Rows are not: LanceDB (0.40) drops vectors of which there are not as many as they are long. So
-    add rows with `compute_source_embeddings(texts)` in the vector column.
+    A query is encoded by LanceDB. Rows are not: LanceDB (0.40) drops vectors of which there are not
+    as many as they are long. So add rows with `compute_source_embeddings(texts)` in the vector
+    column.
     """
 
     def ndims(self) -> int:

@@ -11,25 +11,39 @@ from shoal import ModelHandle
 from shoal.handle import Findings
 
 _ENTITY: Final = pa.struct(
-    [("start", pa.int32()), ("end", pa.int32()), ("label", pa.string()), ("score", pa.float32()), ("text", pa.string())]
+    [
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+        ("label", pa.string()),
+        ("score", pa.float32()),
+        ("text", pa.string()),
+    ]
 )
 _FOUND: Final[dict[Findings, pa.DataType]] = {
     "entities": _ENTITY,
     "labels": pa.struct([("label", pa.string()), ("score", pa.float32())]),
-    "relations": pa.struct([("head", _ENTITY), ("tail", _ENTITY), ("label", pa.string()), ("score", pa.float32())]),
+    "relations": pa.struct(
+        [("head", _ENTITY), ("tail", _ENTITY), ("label", pa.string()), ("score", pa.float32())]
+    ),
 }
 
 
 class ShoalReranker(Reranker):
     """Results of vector, full-text and hybrid searches, best first, with `_relevance_score`.
 
-    `column`: where the text is. `top_n`: how many are kept (0: all). `return_score` "all" keeps the searches' own scores. Other
-    arguments as for `shoal.ModelHandle`. Any model that scores may serve: a cross-encoder, a language model, late interaction
-    (MaxSim) or an embedder (cosine).
+    `column`: where the text is. `top_n`: how many are kept (0: all). `return_score` "all" keeps the
+    searches' own scores. Other arguments as for `shoal.ModelHandle`. Any model that scores may
+    serve: a cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine).
     """
 
     def __init__(
-        self, model: str, *, column: str = "text", top_n: int = 0, return_score: str = "relevance", **settings: Any
+        self,
+        model: str,
+        *,
+        column: str = "text",
+        top_n: int = 0,
+        return_score: str = "relevance",
+        **settings: Any,
     ) -> None:
         super().__init__(return_score)
         self.column = column
@@ -39,7 +53,9 @@ class ShoalReranker(Reranker):
     def __str__(self) -> str:
         return f"ShoalReranker({self._handle.model!r})"
 
-    def rerank_hybrid(self, query: str, vector_results: pa.Table, fts_results: pa.Table) -> pa.Table:
+    def rerank_hybrid(
+        self, query: str, vector_results: pa.Table, fts_results: pa.Table
+    ) -> pa.Table:
         merge = self._merge_and_keep_scores if self.score == "all" else self.merge_results
         return self._keep_relevance_score(self._ranked(query, merge(vector_results, fts_results)))
 
@@ -50,20 +66,33 @@ class ShoalReranker(Reranker):
         return self._keep_relevance_score(self._ranked(query, fts_results))
 
     def _ranked(self, query: str, found: pa.Table) -> pa.Table:
-        ranking = self._handle.rank(query, found[self.column].to_pylist(), self.top_n) if len(found) else []
+        ranking = (
+            self._handle.rank(query, found[self.column].to_pylist(), self.top_n)
+            if len(found)
+            else []
+        )
         best = found.take(pa.array([index for index, _ in ranking], pa.int64()))
-        return best.append_column("_relevance_score", pa.array([score for _, score in ranking], pa.float32()))
+        return best.append_column(
+            "_relevance_score", pa.array([score for _, score in ranking], pa.float32())
+        )
 
 
 class ShoalExtractor:
-    """Tables with one more column: `entities`, `labels` or `relations` of a text, lists of structs with the fields of shoal's
-    `Entity`, `LabelScore` or `Relation`.
+    """Tables with one more column: `entities`, `labels` or `relations` of a text, lists of structs
+    with the fields of shoal's `Entity`, `LabelScore` or `Relation`.
 
-    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for `shoal.ModelHandle`.
+    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
+    `shoal.ModelHandle`.
     """
 
     def __init__(
-        self, model: str, *, find: Findings = "entities", labels: Sequence[str] = (), column: str = "text", **settings: Any
+        self,
+        model: str,
+        *,
+        find: Findings = "entities",
+        labels: Sequence[str] = (),
+        column: str = "text",
+        **settings: Any,
     ) -> None:
         self.find: Findings = find
         self.labels = list(labels)
@@ -72,10 +101,14 @@ class ShoalExtractor:
 
     def enrich(self, rows: pa.Table) -> pa.Table:
         """The rows with the column, to be added to a table."""
-        return self._enriched(rows, self._handle.extract(rows[self.column].to_pylist(), self.find, self.labels))
+        return self._enriched(
+            rows, self._handle.extract(rows[self.column].to_pylist(), self.find, self.labels)
+        )
 
     async def aenrich(self, rows: pa.Table) -> pa.Table:
-        return self._enriched(rows, await self._handle.aextract(rows[self.column].to_pylist(), self.find, self.labels))
+        return self._enriched(
+            rows, await self._handle.aextract(rows[self.column].to_pylist(), self.find, self.labels)
+        )
 
     def _enriched(self, rows: pa.Table, found: list[list[dict[str, Any]]]) -> pa.Table:
         return rows.append_column(self.find, pa.array(found, pa.list_(_FOUND[self.find])))

@@ -1,6 +1,8 @@
-"""Shoal's models in LangChain: embeddings, a reranker, and extraction as a tool and as a transformer of documents.
+"""Shoal's models in LangChain: embeddings, a reranker, and extraction as a tool and as a
+transformer of documents.
 
-`ShoalSparseEmbeddings` needs langchain-qdrant, whose interface it has: `pip install 'shoal-langchain[qdrant]'`.
+`ShoalSparseEmbeddings` needs langchain-qdrant, whose interface it has: `pip install
+'shoal-langchain[qdrant]'`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from shoal_langchain.components import ShoalEmbeddings, ShoalExtractor, ShoalRer
 if TYPE_CHECKING:
     from shoal_langchain.sparse import ShoalSparseEmbeddings
 
-__all__ = ["ShoalEmbeddings", "ShoalExtractor", "ShoalReranker", "ShoalSparseEmbeddings", "ShoalTagger"]
+__all__ = [
+    "ShoalEmbeddings",
+    "ShoalExtractor",
+    "ShoalReranker",
+    "ShoalSparseEmbeddings",
+    "ShoalTagger",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""The classes over langchain-core. Their fields are their whole configuration: LangChain's `dumps` writes it without the token."""
+"""The classes over langchain-core. Their fields are their whole configuration: LangChain's `dumps`
+writes it without the token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class OfModel(Serializable):
     model: str
     """The model's id, `org/name`."""
     address: str | None = None
-    """`host:port` of routers, several separated by commas. Default: SHOAL_ADDRESS, else 127.0.0.1:50051."""
+    """`host:port` of routers, several separated by commas. Default: SHOAL_ADDRESS, else
+    127.0.0.1:50051.
+    """
     tenant: str = ""
     token: SecretStr | None = Field(default_factory=secret_from_env("SHOAL_TOKEN", default=None))
     timeout: float = 60.0
@@ -76,8 +80,9 @@ class ShoalEmbeddings(OfModel, Embeddings):
 
 
 class ShoalReranker(OfModel, BaseDocumentCompressor):
-    """The `top_n` best documents (0: all), best first, copied, with `metadata["relevance_score"]`. Any model that scores may serve:
-    a cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine)."""
+    """The `top_n` best documents (0: all), best first, copied, with `metadata["relevance_score"]`.
+    Any model that scores may serve: a cross-encoder, a language model, late interaction (MaxSim) or
+    an embedder (cosine)."""
 
     top_n: int = 0
 
@@ -93,8 +98,8 @@ class ShoalReranker(OfModel, BaseDocumentCompressor):
 
 
 class ShoalExtractor(OfModel, BaseTool):
-    """A tool that gives the entities, labels or relations of a text, as maps with the fields of shoal's `Entity`, `LabelScore` or
-    `Relation`."""
+    """A tool that gives the entities, labels or relations of a text, as maps with the fields of
+    shoal's `Entity`, `LabelScore` or `Relation`."""
 
     name: str = "extract"
     description: str = "Finds entities, labels or relations in a text."
@@ -110,19 +115,32 @@ class ShoalExtractor(OfModel, BaseTool):
 
 
 class ShoalTagger(OfModel, BaseDocumentTransformer):
-    """Copies of documents with what is found in them as `metadata[find]`, in the form that `ShoalExtractor` has."""
+    """Copies of documents with what is found in them as `metadata[find]`, in the form that
+    `ShoalExtractor` has.
+    """
 
     find: Findings = "entities"
     labels: list[str] = Field(default_factory=list)
 
     def transform_documents(self, documents: Sequence[Document], **_: Any) -> Sequence[Document]:
-        return self._tagged(documents, self._handle.extract(_contents(documents), self.find, self.labels))
+        return self._tagged(
+            documents, self._handle.extract(_contents(documents), self.find, self.labels)
+        )
 
-    async def atransform_documents(self, documents: Sequence[Document], **_: Any) -> Sequence[Document]:
-        return self._tagged(documents, await self._handle.aextract(_contents(documents), self.find, self.labels))
+    async def atransform_documents(
+        self, documents: Sequence[Document], **_: Any
+    ) -> Sequence[Document]:
+        return self._tagged(
+            documents, await self._handle.aextract(_contents(documents), self.find, self.labels)
+        )
 
-    def _tagged(self, documents: Sequence[Document], found: list[list[dict[str, Any]]]) -> list[Document]:
-        return [_with_metadata(document, self.find, one) for document, one in zip(documents, found, strict=True)]
+    def _tagged(
+        self, documents: Sequence[Document], found: list[list[dict[str, Any]]]
+    ) -> list[Document]:
+        return [
+            _with_metadata(document, self.find, one)
+            for document, one in zip(documents, found, strict=True)
+        ]
 
 
 def _contents(documents: Sequence[Document]) -> list[str]:

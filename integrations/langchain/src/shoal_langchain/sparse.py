@@ -8,7 +8,9 @@ from shoal_langchain.components import OfModel
 
 
 class ShoalSparseEmbeddings(OfModel, SparseEmbeddings):
-    """Rows of weights, for `QdrantVectorStore(retrieval_mode=RetrievalMode.HYBRID, sparse_embedding=...)`."""
+    """Rows of weights, for `QdrantVectorStore(retrieval_mode=RetrievalMode.HYBRID,
+    sparse_embedding=...)`.
+    """
 
     def embed_documents(self, texts: list[str]) -> list[SparseVector]:
         return _vectors(self._handle.sparse(texts, "document"))

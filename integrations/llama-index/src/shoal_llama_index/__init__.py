@@ -1,4 +1,6 @@
-"""Shoal's models in LlamaIndex: dense and sparse embeddings, a reranker and an extractor of metadata."""
+"""Shoal's models in LlamaIndex: dense and sparse embeddings, a reranker and an extractor of
+metadata.
+"""
 
 from __future__ import annotations
 

@@ -19,21 +19,27 @@ dispatcher = instrument.get_dispatcher(__name__)
 
 
 class ShoalReranker(OfModel, BaseNodePostprocessor):
-    """The `top_n` best nodes (0: all) with their scores, best first. Any model that scores may serve: a cross-encoder, a language
-    model, late interaction (MaxSim) or an embedder (cosine)."""
+    """The `top_n` best nodes (0: all) with their scores, best first. Any model that scores may
+    serve: a cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine)."""
 
     top_n: int = Field(default=0, ge=0)
-    metadata_mode: MetadataMode = Field(default=MetadataMode.EMBED, description="How much of a node's metadata the model reads.")
+    metadata_mode: MetadataMode = Field(
+        default=MetadataMode.EMBED, description="How much of a node's metadata the model reads."
+    )
 
     @classmethod
     def class_name(cls) -> str:
         return "ShoalReranker"
 
-    def _postprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None) -> list[NodeWithScore]:
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
         query = self._begin(nodes, query_bundle)
         return self._end(nodes, self.handle.rank(query, self._texts(nodes), self.top_n))
 
-    async def _apostprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None) -> list[NodeWithScore]:
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
         query = self._begin(nodes, query_bundle)
         return self._end(nodes, await self.handle.arank(query, self._texts(nodes), self.top_n))
 
@@ -43,32 +49,49 @@ class ShoalReranker(OfModel, BaseNodePostprocessor):
     def _begin(self, nodes: list[NodeWithScore], query: QueryBundle | None) -> str:
         if query is None:
             raise ValueError("a query is needed to rerank")
-        dispatcher.event(ReRankStartEvent(query=query, nodes=nodes, top_n=self.top_n or len(nodes), model_name=self.model_name))
+        dispatcher.event(
+            ReRankStartEvent(
+                query=query, nodes=nodes, top_n=self.top_n or len(nodes), model_name=self.model_name
+            )
+        )
         return query.query_str
 
-    def _end(self, nodes: list[NodeWithScore], ranking: list[tuple[int, float]]) -> list[NodeWithScore]:
+    def _end(
+        self, nodes: list[NodeWithScore], ranking: list[tuple[int, float]]
+    ) -> list[NodeWithScore]:
         ranked = [NodeWithScore(node=nodes[index].node, score=score) for index, score in ranking]
         dispatcher.event(ReRankEndEvent(nodes=ranked))
         return ranked
 
 
 class ShoalExtractor(OfModel, BaseExtractor):
-    """Adds what is found in nodes to their metadata, as `entities`, `labels` or `relations`: maps with the fields of shoal's
-    `Entity`, `LabelScore` or `Relation`."""
+    """Adds what is found in nodes to their metadata, as `entities`, `labels` or `relations`: maps
+    with the fields of shoal's `Entity`, `LabelScore` or `Relation`."""
 
     find: Findings = "entities"
-    labels: list[str] = Field(default_factory=list, description="What to look for, for zero-shot models; else the model's own.")
-    metadata_mode: MetadataMode = Field(default=MetadataMode.NONE, description="How much of a node's metadata the model reads.")
+    labels: list[str] = Field(
+        default_factory=list,
+        description="What to look for, for zero-shot models; else the model's own.",
+    )
+    metadata_mode: MetadataMode = Field(
+        default=MetadataMode.NONE, description="How much of a node's metadata the model reads."
+    )
 
     @classmethod
     def class_name(cls) -> str:
         return "ShoalExtractor"
 
     def extract(self, nodes: Sequence[BaseNode]) -> list[dict[str, Any]]:
-        return [{self.find: found} for found in self.handle.extract(self._texts(nodes), self.find, self.labels)]
+        return [
+            {self.find: found}
+            for found in self.handle.extract(self._texts(nodes), self.find, self.labels)
+        ]
 
     async def aextract(self, nodes: Sequence[BaseNode]) -> list[dict[str, Any]]:
-        return [{self.find: found} for found in await self.handle.aextract(self._texts(nodes), self.find, self.labels)]
+        return [
+            {self.find: found}
+            for found in await self.handle.aextract(self._texts(nodes), self.find, self.labels)
+        ]
 
     def _texts(self, nodes: Sequence[BaseNode]) -> list[str]:
         return [node.get_content(metadata_mode=self.metadata_mode) for node in nodes]

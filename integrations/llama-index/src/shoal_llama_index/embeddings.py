@@ -1,4 +1,6 @@
-"""Embeddings. Their fields are their whole configuration: `to_dict` and `to_json` write it without the token."""
+"""Embeddings. Their fields are their whole configuration: `to_dict` and `to_json` write it without
+the token.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,31 @@ from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, Secr
 from shoal import ModelHandle
 
 BATCH = 512
-"""Texts that LlamaIndex hands over at once. The client splits lists by itself; single batches of 10 would cost a call each."""
+"""Texts that LlamaIndex hands over at once. The client splits lists by itself; single batches of 10
+would cost a call each.
+"""
 
 
 class OfModel(BaseModel):
-    """The fields that all classes here share: those of `shoal.ModelHandle`. A class names its model in `model_name`."""
+    """The fields that all classes here share: those of `shoal.ModelHandle`. A class names its model
+    in `model_name`.
+    """
 
     model_name: str
-    address: str | None = Field(default=None, description="Routers, host:port separated by commas. Default: SHOAL_ADDRESS.")
+    address: str | None = Field(
+        default=None, description="Routers, host:port separated by commas. Default: SHOAL_ADDRESS."
+    )
     tenant: str = ""
-    token: SecretStr | None = Field(default=None, exclude=True, repr=False, description="Default: SHOAL_TOKEN.")
+    token: SecretStr | None = Field(
+        default=None, exclude=True, repr=False, description="Default: SHOAL_TOKEN."
+    )
     timeout: float = Field(default=60.0, description="Seconds for a request, retries included.")
-    query_instruction: str = Field(default="", description="Replaces the model's prompt of queries.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of shoal.Client's calls.")
+    query_instruction: str = Field(
+        default="", description="Replaces the model's prompt of queries."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of shoal.Client's calls."
+    )
     _handle: ModelHandle | None = PrivateAttr(default=None)
 
     @property
@@ -70,8 +84,8 @@ class ShoalEmbedding(OfModel, BaseEmbedding):
 
 
 class ShoalSparseEmbedding(OfModel, BaseSparseEmbedding):
-    """Rows of weights by column. `documents` and `queries` are what `QdrantVectorStore` takes as `sparse_doc_fn` and
-    `sparse_query_fn`."""
+    """Rows of weights by column. `documents` and `queries` are what `QdrantVectorStore` takes as
+    `sparse_doc_fn` and `sparse_query_fn`."""
 
     model_name: str = Field(description="The model's id, org/name.")
     embed_batch_size: int = Field(default=BATCH, gt=0, le=2048)
@@ -109,5 +123,7 @@ def _maps(rows: list[tuple[list[int], list[float]]]) -> list[SparseEmbedding]:
     return [dict(zip(columns, weights, strict=True)) for columns, weights in rows]
 
 
-def _columns_and_weights(rows: list[tuple[list[int], list[float]]]) -> tuple[list[list[int]], list[list[float]]]:
+def _columns_and_weights(
+    rows: list[tuple[list[int], list[float]]],
+) -> tuple[list[list[int]], list[list[float]]]:
     return [columns for columns, _ in rows], [weights for _, weights in rows]

@@ -1,4 +1,6 @@
-"""Shoal's models beside a Qdrant client: collections, points and searches of dense, sparse and multi-vectors, and reranking."""
+"""Shoal's models beside a Qdrant client: collections, points and searches of dense, sparse and
+multi-vectors, and reranking.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is done with the texts of payloads: reranking what was found, and extracting more payload from them."""
+"""What is done with the texts of payloads: reranking what was found, and extracting more payload
+from them.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +15,44 @@ from shoal.handle import Findings
 class ShoalReranker:
     """The best of the points that a search has found, best first, as copies with their new scores.
 
-    `text_key`: where a payload has its text. Other arguments as for `shoal.ModelHandle`. Any model that scores may serve: a
-    cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine).
+    `text_key`: where a payload has its text. Other arguments as for `shoal.ModelHandle`. Any model
+    that scores may serve: a cross-encoder, a language model, late interaction (MaxSim) or an
+    embedder (cosine).
     """
 
     def __init__(self, model: str, *, text_key: str = "text", **settings: Any) -> None:
         self.text_key = text_key
         self.handle = ModelHandle(model, **settings)
 
-    def rerank(self, query: str, points: Sequence[models.ScoredPoint], top_n: int = 0) -> list[models.ScoredPoint]:
+    def rerank(
+        self, query: str, points: Sequence[models.ScoredPoint], top_n: int = 0
+    ) -> list[models.ScoredPoint]:
         """The `top_n` best (0: all)."""
         return _ranked(points, self.handle.rank(query, _texts(points, self.text_key), top_n))
 
-    async def arerank(self, query: str, points: Sequence[models.ScoredPoint], top_n: int = 0) -> list[models.ScoredPoint]:
+    async def arerank(
+        self, query: str, points: Sequence[models.ScoredPoint], top_n: int = 0
+    ) -> list[models.ScoredPoint]:
         return _ranked(points, await self.handle.arank(query, _texts(points, self.text_key), top_n))
 
 
 class ShoalExtractor:
-    """Payloads with what is found in their texts, as `entities`, `labels` or `relations`: maps with the fields of shoal's `Entity`,
-    `LabelScore` or `Relation`, which Qdrant can filter by (`entities[].label`).
+    """Payloads with what is found in their texts, as `entities`, `labels` or `relations`: maps with
+    the fields of shoal's `Entity`, `LabelScore` or `Relation`, which Qdrant can filter by
+    (`entities[].label`).
 
-    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for `shoal.ModelHandle`.
+    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
+    `shoal.ModelHandle`.
     """
 
     def __init__(
-        self, model: str, *, find: Findings = "entities", labels: Sequence[str] = (), text_key: str = "text", **settings: Any
+        self,
+        model: str,
+        *,
+        find: Findings = "entities",
+        labels: Sequence[str] = (),
+        text_key: str = "text",
+        **settings: Any,
     ) -> None:
         self.find: Findings = find
         self.labels = list(labels)
@@ -46,13 +61,20 @@ class ShoalExtractor:
 
     def payloads(self, payloads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Copies with what was found."""
-        return self._filled(payloads, self.handle.extract([one[self.text_key] for one in payloads], self.find, self.labels))
+        return self._filled(
+            payloads,
+            self.handle.extract([one[self.text_key] for one in payloads], self.find, self.labels),
+        )
 
     async def apayloads(self, payloads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        found = await self.handle.aextract([one[self.text_key] for one in payloads], self.find, self.labels)
+        found = await self.handle.aextract(
+            [one[self.text_key] for one in payloads], self.find, self.labels
+        )
         return self._filled(payloads, found)
 
-    def _filled(self, payloads: Sequence[Mapping[str, Any]], found: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    def _filled(
+        self, payloads: Sequence[Mapping[str, Any]], found: list[list[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
         return [{**payload, self.find: one} for payload, one in zip(payloads, found, strict=True)]
 
 
@@ -60,9 +82,13 @@ def _texts(points: Sequence[models.ScoredPoint], key: str) -> list[str]:
     """Raises ValueError for a point without text: the search must ask for payloads."""
     for point in points:
         if not isinstance((point.payload or {}).get(key), str):
-            raise ValueError(f"the payload of point {point.id} has no text {key!r}; search with_payload=True")
+            raise ValueError(
+                f"the payload of point {point.id} has no text {key!r}; search with_payload=True"
+            )
     return [(point.payload or {})[key] for point in points]
 
 
-def _ranked(points: Sequence[models.ScoredPoint], ranking: list[tuple[int, float]]) -> list[models.ScoredPoint]:
+def _ranked(
+    points: Sequence[models.ScoredPoint], ranking: list[tuple[int, float]]
+) -> list[models.ScoredPoint]:
     return [points[index].model_copy(update={"score": score}) for index, score in ranking]

@@ -16,10 +16,12 @@ Vector = list[float] | list[list[float]] | models.SparseVector
 
 
 class ShoalVectorizer:
-    """Texts as points with one named vector for each of `forms`, all of one forward pass: "dense", "sparse", "multi_vector".
+    """Texts as points with one named vector for each of `forms`, all of one forward pass: "dense",
+    "sparse", "multi_vector".
 
-    `model`: its id, `org/name`. `names`: other names of the vectors, by form. Other arguments as for `shoal.ModelHandle`; the model
-    decides which forms there are. Methods with `a` in front are coroutines.
+    `model`: its id, `org/name`. `names`: other names of the vectors, by form. Other arguments as
+    for `shoal.ModelHandle`; the model decides which forms there are. Methods with `a` in front are
+    coroutines.
     """
 
     def __init__(
@@ -50,18 +52,23 @@ class ShoalVectorizer:
         )
 
     def collection(self, distance: models.Distance = models.Distance.COSINE) -> dict[str, Any]:
-        """`vectors_config` and `sparse_vectors_config` for `create_collection`, with the lengths that an encoded text has.
-        Multi-vectors are compared by MaxSim and, being there to rank what was found, not indexed."""
+        """`vectors_config` and `sparse_vectors_config` for `create_collection`, with the lengths
+        that an encoded text has. Multi-vectors are compared by MaxSim and, being there to rank what
+        was found, not indexed."""
         return self._collection(self.handle.forms([_PROBE], self.forms), distance)
 
-    async def acollection(self, distance: models.Distance = models.Distance.COSINE) -> dict[str, Any]:
+    async def acollection(
+        self, distance: models.Distance = models.Distance.COSINE
+    ) -> dict[str, Any]:
         return self._collection(await self.handle.aforms([_PROBE], self.forms), distance)
 
     def vectors(self, texts: Sequence[str], role: Role = "document") -> list[dict[str, Vector]]:
         """By text, the vectors by their names."""
         return self._named(len(texts), self.handle.forms(texts, self.forms, role))
 
-    async def avectors(self, texts: Sequence[str], role: Role = "document") -> list[dict[str, Vector]]:
+    async def avectors(
+        self, texts: Sequence[str], role: Role = "document"
+    ) -> list[dict[str, Vector]]:
         return self._named(len(texts), await self.handle.aforms(texts, self.forms, role))
 
     def points(
@@ -72,7 +79,9 @@ class ShoalVectorizer:
         *,
         text_key: str = "text",
     ) -> list[models.PointStruct]:
-        """Points for `upsert`, with the text in the payload. `ids`: whole numbers or UUIDs; default random ones."""
+        """Points for `upsert`, with the text in the payload. `ids`: whole numbers or UUIDs; default
+        random ones.
+        """
         return _points(texts, self.vectors(texts), payloads, ids, text_key)
 
     async def apoints(
@@ -88,8 +97,8 @@ class ShoalVectorizer:
     def query(self, text: str, limit: int = 10, *, candidates: int = 100) -> dict[str, Any]:
         """The arguments of `query_points` for a search by all forms.
 
-        Dense and sparse vectors find `candidates` each, which are fused by their ranks (RRF) or, where there are multi-vectors,
-        ranked by these. `limit`: points of the answer.
+        Dense and sparse vectors find `candidates` each, which are fused by their ranks (RRF) or,
+        where there are multi-vectors, ranked by these. `limit`: points of the answer.
         """
         (vectors,) = self.vectors([text], "query")
         return self._search(vectors, limit, candidates)
@@ -98,33 +107,49 @@ class ShoalVectorizer:
         (vectors,) = await self.avectors([text], "query")
         return self._search(vectors, limit, candidates)
 
-    def _collection(self, probe: Mapping[Form, list[Any]], distance: models.Distance) -> dict[str, Any]:
+    def _collection(
+        self, probe: Mapping[Form, list[Any]], distance: models.Distance
+    ) -> dict[str, Any]:
         vectors = {}
         for form in self.forms:
             if form == "dense":
-                vectors[self.names[form]] = models.VectorParams(size=len(probe[form][0]), distance=distance)
+                vectors[self.names[form]] = models.VectorParams(
+                    size=len(probe[form][0]), distance=distance
+                )
             elif form == "multi_vector":
                 vectors[self.names[form]] = models.VectorParams(
                     size=len(probe[form][0][0]),
                     distance=distance,
-                    multivector_config=models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+                    multivector_config=models.MultiVectorConfig(
+                        comparator=models.MultiVectorComparator.MAX_SIM
+                    ),
                     hnsw_config=models.HnswConfigDiff(m=0),
                 )
-        sparse = {self.names["sparse"]: models.SparseVectorParams()} if "sparse" in self.forms else None
+        sparse = (
+            {self.names["sparse"]: models.SparseVectorParams()} if "sparse" in self.forms else None
+        )
         return {"vectors_config": vectors, "sparse_vectors_config": sparse}
 
     def _named(self, rows: int, found: Mapping[Form, list[Any]]) -> list[dict[str, Vector]]:
-        return [{self.names[form]: _vector(form, found[form][row]) for form in self.forms} for row in range(rows)]
+        return [
+            {self.names[form]: _vector(form, found[form][row]) for form in self.forms}
+            for row in range(rows)
+        ]
 
     def _search(self, vectors: Mapping[str, Vector], limit: int, candidates: int) -> dict[str, Any]:
         found_by = [self.names[form] for form in self.forms if form != "multi_vector"]
-        prefetch = [models.Prefetch(query=vectors[name], using=name, limit=candidates) for name in found_by]
+        prefetch = [
+            models.Prefetch(query=vectors[name], using=name, limit=candidates) for name in found_by
+        ]
         common = {"limit": limit, "with_payload": True}
         if "multi_vector" in self.forms:
             name = self.names["multi_vector"]
             return {"query": vectors[name], "using": name, "prefetch": prefetch or None} | common
         if len(found_by) > 1:
-            return {"query": models.FusionQuery(fusion=models.Fusion.RRF), "prefetch": prefetch} | common
+            return {
+                "query": models.FusionQuery(fusion=models.Fusion.RRF),
+                "prefetch": prefetch,
+            } | common
         return {"query": vectors[found_by[0]], "using": found_by[0]} | common
 
 

@@ -1,4 +1,6 @@
-"""Shoal's models beside a Weaviate client: vectors that callers provide, reranking, and properties extracted from texts."""
+"""Shoal's models beside a Weaviate client: vectors that callers provide, reranking, and properties
+extracted from texts.
+"""
 
 from __future__ import annotations
 

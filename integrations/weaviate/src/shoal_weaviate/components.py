@@ -1,4 +1,6 @@
-"""What is done with the texts of properties: reranking what was found, and extracting more properties from them."""
+"""What is done with the texts of properties: reranking what was found, and extracting more
+properties from them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ Found = TypeVar("Found")
 
 
 class ShoalReranker:
-    """The best of the objects that a query has found, best first, as copies with `metadata.rerank_score`.
+    """The best of the objects that a query has found, best first, as copies with
+    `metadata.rerank_score`.
 
-    `text_key`: the property with the text. Other arguments as for `shoal.ModelHandle`. Any model that scores may serve: a
-    cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine).
+    `text_key`: the property with the text. Other arguments as for `shoal.ModelHandle`. Any model
+    that scores may serve: a cross-encoder, a language model, late interaction (MaxSim) or an
+    embedder (cosine).
     """
 
     def __init__(self, model: str, *, text_key: str = "text", **settings: Any) -> None:
@@ -35,14 +39,22 @@ class ShoalReranker:
 
 
 class ShoalExtractor:
-    """Rows with what is found in their texts as one more property, `entities`, `labels` or `relations`: maps with the fields of
-    shoal's `Entity`, `LabelScore` or `Relation`, which Weaviate keeps as object[].
+    """Rows with what is found in their texts as one more property, `entities`, `labels` or
+    `relations`: maps with the fields of shoal's `Entity`, `LabelScore` or `Relation`, which
+    Weaviate keeps as object[].
 
-    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for `shoal.ModelHandle`.
+    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
+    `shoal.ModelHandle`.
     """
 
     def __init__(
-        self, model: str, *, find: Findings = "entities", labels: Sequence[str] = (), text_key: str = "text", **settings: Any
+        self,
+        model: str,
+        *,
+        find: Findings = "entities",
+        labels: Sequence[str] = (),
+        text_key: str = "text",
+        **settings: Any,
     ) -> None:
         self.find: Findings = find
         self.labels = list(labels)
@@ -51,14 +63,26 @@ class ShoalExtractor:
 
     def properties(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Copies with what was found."""
-        return self._filled(rows, self.handle.extract([row[self.text_key] for row in rows], self.find, self.labels))
+        return self._filled(
+            rows, self.handle.extract([row[self.text_key] for row in rows], self.find, self.labels)
+        )
 
     async def aproperties(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return self._filled(rows, await self.handle.aextract([row[self.text_key] for row in rows], self.find, self.labels))
+        return self._filled(
+            rows,
+            await self.handle.aextract(
+                [row[self.text_key] for row in rows], self.find, self.labels
+            ),
+        )
 
-    def _filled(self, rows: Sequence[Mapping[str, Any]], found: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    def _filled(
+        self, rows: Sequence[Mapping[str, Any]], found: list[list[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
         return [{**row, self.find: one} for row, one in zip(rows, found, strict=True)]
 
 
 def _ranked(objects: Sequence[Any], ranking: list[tuple[int, float]]) -> list[Any]:
-    return [replace(objects[index], metadata=replace(objects[index].metadata, rerank_score=score)) for index, score in ranking]
+    return [
+        replace(objects[index], metadata=replace(objects[index].metadata, rerank_score=score))
+        for index, score in ranking
+    ]

@@ -15,24 +15,36 @@ Vectors = dict[str, Any]
 
 
 class ShoalVectorizer:
-    """Objects with one named vector for each of `forms`, all of one forward pass: "dense", "multi_vector".
+    """Objects with one named vector for each of `forms`, all of one forward pass: "dense",
+    "multi_vector".
 
-    `model`: its id, `org/name`. `names`: other names of the vectors, by form. Other arguments as for `shoal.ModelHandle`; the model
-    decides which forms there are. Methods with `a` in front are coroutines.
+    `model`: its id, `org/name`. `names`: other names of the vectors, by form. Other arguments as
+    for `shoal.ModelHandle`; the model decides which forms there are. Methods with `a` in front are
+    coroutines.
     """
 
     def __init__(
-        self, model: str, *, forms: Sequence[Form] = ("dense",), names: Mapping[Form, str] | None = None, **settings: Any
+        self,
+        model: str,
+        *,
+        forms: Sequence[Form] = ("dense",),
+        names: Mapping[Form, str] | None = None,
+        **settings: Any,
     ) -> None:
         if not forms or set(forms) - {"dense", "multi_vector"}:
-            raise ValueError(f'forms are "dense" and "multi_vector", not {list(forms)}: Weaviate stores no others')
+            raise ValueError(
+                f'forms are "dense" and "multi_vector", not {list(forms)}: Weaviate stores no others'
+            )
         self.forms = tuple(forms)
         self.names = {form: (names or {}).get(form, form) for form in self.forms}
         self.handle = ModelHandle(model, **settings)
 
     def vector_config(self) -> list[Any]:
         """The `vector_config` for `collections.create`: Weaviate computes none of these vectors."""
-        makers = {"dense": Configure.Vectors.self_provided, "multi_vector": Configure.MultiVectors.self_provided}
+        makers = {
+            "dense": Configure.Vectors.self_provided,
+            "multi_vector": Configure.MultiVectors.self_provided,
+        }
         return [makers[form](name=self.names[form]) for form in self.forms]
 
     def vectors(self, texts: Sequence[str], role: Role = "document") -> list[Vectors]:
@@ -42,15 +54,23 @@ class ShoalVectorizer:
     async def avectors(self, texts: Sequence[str], role: Role = "document") -> list[Vectors]:
         return self._named(len(texts), await self.handle.aforms(texts, self.forms, role))
 
-    def objects(self, rows: Sequence[Mapping[str, Any]], text_key: str = "text") -> list[DataObject[Any, Any]]:
-        """Objects for `collection.data.insert_many`, with the rows as properties and the vectors of their texts."""
+    def objects(
+        self, rows: Sequence[Mapping[str, Any]], text_key: str = "text"
+    ) -> list[DataObject[Any, Any]]:
+        """Objects for `collection.data.insert_many`, with the rows as properties and the vectors of
+        their texts.
+        """
         return _objects(rows, self.vectors([row[text_key] for row in rows]))
 
-    async def aobjects(self, rows: Sequence[Mapping[str, Any]], text_key: str = "text") -> list[DataObject[Any, Any]]:
+    async def aobjects(
+        self, rows: Sequence[Mapping[str, Any]], text_key: str = "text"
+    ) -> list[DataObject[Any, Any]]:
         return _objects(rows, await self.avectors([row[text_key] for row in rows]))
 
     def near(self, text: str, form: Form | None = None) -> dict[str, Any]:
-        """The arguments of `collection.query.near_vector` for a query by one form, default the first."""
+        """The arguments of `collection.query.near_vector` for a query by one form, default the
+        first.
+        """
         (vectors,) = self.vectors([text], "query")
         return self._near(vectors, form)
 
@@ -66,5 +86,10 @@ class ShoalVectorizer:
         return [{self.names[form]: found[form][row] for form in self.forms} for row in range(rows)]
 
 
-def _objects(rows: Sequence[Mapping[str, Any]], vectors: Sequence[Vectors]) -> list[DataObject[Any, Any]]:
-    return [DataObject(properties=dict(row), vector=named) for row, named in zip(rows, vectors, strict=True)]
+def _objects(
+    rows: Sequence[Mapping[str, Any]], vectors: Sequence[Vectors]
+) -> list[DataObject[Any, Any]]:
+    return [
+        DataObject(properties=dict(row), vector=named)
+        for row, named in zip(rows, vectors, strict=True)
+    ]

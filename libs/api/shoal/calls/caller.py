@@ -1,4 +1,5 @@
-"""Executes a call: splits its plan into requests, sends each with its deadline and retries, and merges their results.
+"""Executes a call: splits its plan into requests, sends each with its deadline and retries, and
+merges their results.
 
 Written once for both clients, over the protocols of `shoal.transport.wire`.
 """
@@ -35,7 +36,9 @@ Send = Callable[[Wire, str, float, Metadata], Awaitable[T]]
 
 @dataclass(frozen=True, slots=True)
 class _Partial(Generic[T]):
-    """The results of some requests of a call: those for the items at `kept`, in order, and the items that were refused."""
+    """The results of some requests of a call: those for the items at `kept`, in order, and the
+    items that were refused.
+    """
 
     results: Sequence[T] = ()
     kept: Sequence[int] = ()
@@ -52,8 +55,9 @@ def _concatenated(parts: Sequence[_Partial[T]]) -> _Partial[T]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`timeout`: seconds for one request, retries included. A call is split into requests of at most `items` items and about
-    `characters` characters, `concurrency` of them in flight. Raises ValueError unless all are positive."""
+    """`timeout`: seconds for one request, retries included. A call is split into requests of at
+    most `items` items and about `characters` characters, `concurrency` of them in flight. Raises
+    ValueError unless all are positive."""
 
     timeout: float
     concurrency: int
@@ -62,11 +66,15 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not self.timeout > 0 or min(self.concurrency, self.items, self.characters) < 1:
-            raise ValueError(f"timeout, concurrency, request_items and request_characters must be positive, not {self}")
+            raise ValueError(
+                f"timeout, concurrency, request_items and request_characters must be positive, not {self}"
+            )
 
 
 class Caller:
-    """Sends the requests of one client, to whichever router answers. `metadata` returns the headers of every request."""
+    """Sends the requests of one client, to whichever router answers. `metadata` returns the headers
+    of every request.
+    """
 
     def __init__(
         self,
@@ -80,7 +88,13 @@ class Caller:
         self._transport, self._addresses, self._metadata = transport, addresses, metadata
         self._limits, self._policy, self._budgets = limits, policy, RetryBudgets()
 
-    async def run(self, plan: Plan[Q, R, T], *, timeout: float | None = None, on_progress: Progress | None = None) -> T:
+    async def run(
+        self,
+        plan: Plan[Q, R, T],
+        *,
+        timeout: float | None = None,
+        on_progress: Progress | None = None,
+    ) -> T:
         """The result of a plan. Raises ShoalError."""
         places = plan.places()
         parts = self._split(plan, places)
@@ -99,7 +113,11 @@ class Caller:
             advance(0)
         else:
             jobs = [partial(send, plan, timeout, part) for part in parts]
-            sent = await self._transport.gather(jobs, limit=self._limits.concurrency, on_done=advance) if jobs else []
+            sent = (
+                await self._transport.gather(jobs, limit=self._limits.concurrency, on_done=advance)
+                if jobs
+                else []
+            )
         return _merged(plan, _concatenated(sent))
 
     async def unary(self, method: Method[Q, R], request: Q, *, timeout: float | None = None) -> R:
@@ -112,8 +130,8 @@ class Caller:
 
     @contextmanager
     def streaming(self) -> Iterator[tuple[str, Metadata]]:
-        """The router and the headers for one endless stream, which is not retried. If it is lost, the next stream asks another
-        router."""
+        """The router and the headers for one endless stream, which is not retried. If it is lost,
+        the next stream asks another router."""
         address, request_id = self._addresses.current, uuid.uuid4().hex
         try:
             yield address, (("x-request-id", request_id), *ANY_ANSWER, *self._metadata())
@@ -130,7 +148,9 @@ class Caller:
         found = spans(lengths, max_items=max_items, max_characters=self._limits.characters)
         return [places[span.start : span.stop] for span in found]
 
-    async def _send_part(self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire) -> _Partial[T]:
+    async def _send_part(
+        self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire
+    ) -> _Partial[T]:
         """One request, of which any invalid item fails the call."""
         try:
             stream = plan.stream if plan.is_large([plan.lengths[index] for index in part]) else None
@@ -141,11 +161,14 @@ class Caller:
             raise
         return _Partial([result], part)
 
-    async def _send_valid(self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire) -> _Partial[T]:
+    async def _send_valid(
+        self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire
+    ) -> _Partial[T]:
         """Skips an item that is refused and sends the others again, in two halves.
 
-        So n items, of which k are refused one after another, are at most 2 k + 1 requests, and no item is sent more than
-        log2(n) + 1 times: what is sent again gets shorter, instead of being the whole part each time.
+        So n items, of which k are refused one after another, are at most 2 k + 1 requests, and no
+        item is sent more than log2(n) + 1 times: what is sent again gets shorter, instead of being
+        the whole part each time.
         """
         if not part:
             return _Partial()
@@ -158,16 +181,29 @@ class Caller:
             refused: _Partial[T] = _Partial(skipped=[Skipped(index, error.reason, error.message)])
         rest = [other for other in part if other != index]
         halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        return _concatenated([refused, *[await self._send_valid(plan, timeout, half, wire) for half in halves]])
+        return _concatenated(
+            [refused, *[await self._send_valid(plan, timeout, half, wire) for half in halves]]
+        )
 
     async def _send(self, wire: Wire, path: str, send: Send[T], timeout: float | None) -> T:
-        request_id = uuid.uuid4().hex  # The same for all tries, by which the mesh recognises the request.
+        request_id = (
+            uuid.uuid4().hex
+        )  # The same for all tries, by which the mesh recognises the request.
         with call_span(path, request_id) as span:
-            metadata = (("x-request-id", request_id), *span.metadata, *ANY_ANSWER, *self._metadata())
+            metadata = (
+                ("x-request-id", request_id),
+                *span.metadata,
+                *ANY_ANSWER,
+                *self._metadata(),
+            )
             return await self._retry(wire, send, timeout, metadata, span)
 
-    async def _retry(self, wire: Wire, send: Send[T], timeout: float | None, metadata: Metadata, span: CallSpan) -> T:
-        deadline = time.monotonic() + _positive(self._limits.timeout if timeout is None else timeout)
+    async def _retry(
+        self, wire: Wire, send: Send[T], timeout: float | None, metadata: Metadata, span: CallSpan
+    ) -> T:
+        deadline = time.monotonic() + _positive(
+            self._limits.timeout if timeout is None else timeout
+        )
         attempts = Attempts(self._policy, deadline=deadline, addresses=len(self._addresses))
         last: ShoalError | None = None
         while True:
@@ -203,9 +239,13 @@ class Caller:
 
 
 class _Attempt(Generic[Q, R, T]):
-    """Sends the request for a part of a plan, at each try with a new sink, so that replies of a broken stream are dropped."""
+    """Sends the request for a part of a plan, at each try with a new sink, so that replies of a
+    broken stream are dropped.
+    """
 
-    def __init__(self, plan: Plan[Q, R, T], part: Sequence[int], stream: Method[Q, R] | None) -> None:
+    def __init__(
+        self, plan: Plan[Q, R, T], part: Sequence[int], stream: Method[Q, R] | None
+    ) -> None:
         self._plan, self._part, self._stream = plan, part, stream
         self._request = plan.build(part)
 
@@ -213,12 +253,25 @@ class _Attempt(Generic[Q, R, T]):
         sink = self._plan.sink(self._part)
         try:
             if self._stream is not None:
-                await wire.receive(address, self._stream, self._request, sink.take, timeout=timeout, metadata=metadata)
+                await wire.receive(
+                    address,
+                    self._stream,
+                    self._request,
+                    sink.take,
+                    timeout=timeout,
+                    metadata=metadata,
+                )
                 return sink.finish()
         except ShoalError as error:
-            if error.code != "UNIMPLEMENTED":  # A router that is older than the method is asked by the unary one.
+            if (
+                error.code != "UNIMPLEMENTED"
+            ):  # A router that is older than the method is asked by the unary one.
                 raise
-        sink.take(await wire.send(address, self._plan.method, self._request, timeout=timeout, metadata=metadata))
+        sink.take(
+            await wire.send(
+                address, self._plan.method, self._request, timeout=timeout, metadata=metadata
+            )
+        )
         return sink.finish()
 
 
@@ -229,7 +282,9 @@ def _merged(plan: Plan[Q, R, T], sent: _Partial[T]) -> T:
 
 
 def _with_history(error: ShoalError, before: ShoalError | None) -> ShoalError:
-    """Adds the error of the try before to a deadline that passed in a later try, since that is why there was one."""
+    """Adds the error of the try before to a deadline that passed in a later try, since that is why
+    there was one.
+    """
     if isinstance(error, DeadlinePassed) and before is not None:
         error.message = f"{error.message}; an earlier try failed: {before.message}"
         error.earlier = before

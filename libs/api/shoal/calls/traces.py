@@ -1,7 +1,9 @@
-"""The trace span of a call, if OpenTelemetry is installed (`pip install "shoal[otel]"`); else nothing is done.
+"""The trace span of a call, if OpenTelemetry is installed (`pip install "shoal[otel]"`); else
+nothing is done.
 
-One CLIENT span covers a request with all its tries: each failed try is an event of it, and the spans of all routers that were asked
-are its children. The application's own tracer provider and sampler decide whether it is recorded.
+One CLIENT span covers a request with all its tries: each failed try is an event of it, and the
+spans of all routers that were asked are its children. The application's own tracer provider and
+sampler decide whether it is recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class CallSpan:
     def try_failed(self, error: ShoalError, address: str) -> None:
         """Records one failed try, at one router."""
         if self._span is not None:
-            self._span.add_event("try failed", {"error.type": error.reason, "server.address": address})
+            self._span.add_event(
+                "try failed", {"error.type": error.reason, "server.address": address}
+            )
 
     def call_failed(self, error: ShoalError) -> None:
         """Records the error of the last try."""
@@ -49,13 +53,22 @@ class CallSpan:
 
 @contextmanager
 def call_span(path: str, request_id: str) -> Iterator[CallSpan]:
-    """`path`: of the method, /package.Service/Method. The span is a child of the application's current one."""
+    """`path`: of the method, /package.Service/Method. The span is a child of the application's
+    current one.
+    """
     if not HAS_OPENTELEMETRY:
         yield CallSpan(None, ())
         return
     service, _, name = path.lstrip("/").partition("/")
-    attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name, "shoal.request_id": request_id}
-    span = trace.get_tracer("shoal", VERSION).start_span(f"{service}/{name}", kind=SpanKind.CLIENT, attributes=attributes)
+    attributes = {
+        "rpc.system": "grpc",
+        "rpc.service": service,
+        "rpc.method": name,
+        "shoal.request_id": request_id,
+    }
+    span = trace.get_tracer("shoal", VERSION).start_span(
+        f"{service}/{name}", kind=SpanKind.CLIENT, attributes=attributes
+    )
     headers: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(headers, trace.set_span_in_context(span))
     call = CallSpan(span, tuple(headers.items()))

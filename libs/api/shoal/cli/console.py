@@ -1,7 +1,8 @@
 """Prints results to stdout, and notes, errors and progress bars to stderr.
 
-Names, labels and errors come from checkpoints, workers and callers. All that is printed goes through `Console`, which replaces
-their control characters; JSON goes through `shoal.cli.text.document`, which escapes them.
+Names, labels and errors come from checkpoints, workers and callers. All that is printed goes
+through `Console`, which replaces their control characters; JSON goes through
+`shoal.cli.text.document`, which escapes them.
 """
 
 from __future__ import annotations
@@ -27,20 +28,28 @@ WIDTH = 200
 
 
 class Console(rich.Console):
-    """Rich's console, with U+FFFD for each control character in texts; its own colours and cursor movements stay."""
+    """Rich's console, with U+FFFD for each control character in texts; its own colours and cursor
+    movements stay.
+    """
 
-    def render(self, renderable: RenderableType, options: rich.ConsoleOptions | None = None) -> Iterator[Segment]:
+    def render(
+        self, renderable: RenderableType, options: rich.ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
         """Replaces control characters in all output: cells of tables, bars, live screens."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Replaces them before texts are measured, too, so that columns stay aligned; `:cat:` in a name is not made an emoji."""
+        """Replaces them before texts are measured, too, so that columns stay aligned; `:cat:` in a
+        name is not made an emoji.
+        """
         return super().render_str(printable(text), **options | {"emoji": False})
 
 
 def show(renderable: RenderableType) -> None:
-    """Prints a text or table to stdout, without markup. Without a terminal, lines are WIDTH columns long."""
+    """Prints a text or table to stdout, without markup. Without a terminal, lines are WIDTH columns
+    long.
+    """
     Console(width=None if sys.stdout.isatty() else WIDTH, markup=False).print(renderable)
 
 
@@ -92,12 +101,21 @@ def size(count: float) -> str:
 
 
 @contextmanager
-def bar(description: str, total: int, least: int = BAR_ITEMS) -> Iterator[Callable[[int, int], None] | None]:
-    """Shows a progress bar and gives its `on_progress`; None for fewer than `least` or without a terminal."""
+def bar(
+    description: str, total: int, least: int = BAR_ITEMS
+) -> Iterator[Callable[[int, int], None] | None]:
+    """Shows a progress bar and gives its `on_progress`; None for fewer than `least` or without a
+    terminal.
+    """
     if total < least or not sys.stderr.isatty():
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(description, total=total)
         yield lambda done, _: progress.update(task, completed=done)

@@ -37,14 +37,20 @@ _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
         "with --tls-cert and --tls-key if it requires a client certificate)",
     ),
     (ModelNotFound, "`shoal models` lists the models that workers have"),
-    (ModelUnreachable, "`shoal models` lists the models that workers have on disk; `shoal up --model` adds a folder"),
+    (
+        ModelUnreachable,
+        "`shoal models` lists the models that workers have on disk; `shoal up --model` adds a folder",
+    ),
     (ModelBroken, "`shoal models show MODEL` says why it cannot be loaded"),
     (InputTooLong, "truncate it with --truncation end, or choose a model for longer texts"),
     (TaskNotSupported, "`shoal models show MODEL` lists its tasks"),
     (Overloaded, "the mesh is overloaded: try again later, or with a longer --timeout"),
     (NoCapacity, "`shoal status` shows the workers; without one, nothing can be answered"),
     (DeadlinePassed, "allow more time with --timeout SECONDS"),
-    (Unauthenticated, "give a token in the environment variable SHOAL_TOKEN, or a certificate with --tls-cert and --tls-key"),
+    (
+        Unauthenticated,
+        "give a token in the environment variable SHOAL_TOKEN, or a certificate with --tls-cert and --tls-key",
+    ),
     (
         PermissionDenied,
         "use another token or certificate: `models load`, `evict`, `pin`, `status`, `top` and `explain` require the role admin",
@@ -68,14 +74,22 @@ def exit_on_failure() -> Iterator[None]:
         details = [f"reason {error.reason}"]
         details += [f"field {error.field}"] if error.field else []
         details += [f"request {error.request_id}"] if error.request_id else []
-        print_error(error.message, [*getattr(error, "__notes__", []), ", ".join(details)], _advice(error))
+        print_error(
+            error.message, [*getattr(error, "__notes__", []), ", ".join(details)], _advice(error)
+        )
         raise typer.Exit(1) from None
     except InputError as error:
         print_error(str(error), [], "")
         raise typer.Exit(1) from None
     except OSError as error:
         # Without the error number.
-        print_error(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error), [], "")
+        print_error(
+            f"{error.filename}: {error.strerror}"
+            if error.filename and error.strerror
+            else str(error),
+            [],
+            "",
+        )
         raise typer.Exit(1) from None
 
 

@@ -29,7 +29,10 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -40,7 +43,9 @@ def build() -> typer.Typer:
     app = typer.Typer(name="shoal", no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback(help=HELP)(_root)
     for name in ("encode", "embed"):
-        app.command(name, rich_help_panel=INFERENCE, short_help=_ALIASES.get(name))(inference.encode)
+        app.command(name, rich_help_panel=INFERENCE, short_help=_ALIASES.get(name))(
+            inference.encode
+        )
     for name in ("score", "rerank"):
         app.command(name, rich_help_panel=INFERENCE, short_help=_ALIASES.get(name))(inference.score)
     app.add_typer(inference.extract, name="extract", rich_help_panel=INFERENCE)

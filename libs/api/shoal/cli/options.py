@@ -1,4 +1,6 @@
-"""The connection options of every command that talks to the mesh, and groups of options that commands share."""
+"""The connection options of every command that talks to the mesh, and groups of options that
+commands share.
+"""
 
 from __future__ import annotations
 
@@ -33,30 +35,69 @@ class Connection:
     """The connection options."""
 
     address: Annotated[
-        str, typer.Option(envvar="SHOAL_ADDRESS", help="Router, host:port; several separated by commas.", rich_help_panel=PANEL)
+        str,
+        typer.Option(
+            envvar="SHOAL_ADDRESS",
+            help="Router, host:port; several separated by commas.",
+            rich_help_panel=PANEL,
+        ),
     ] = DEFAULT_ADDRESS
-    tenant: Annotated[str, typer.Option(envvar="SHOAL_TENANT", help="Tenant, for fair queueing.", rich_help_panel=PANEL)] = ""
-    timeout: Annotated[float, typer.Option(help="Seconds for one request.", rich_help_panel=PANEL)] = 60.0
+    tenant: Annotated[
+        str,
+        typer.Option(
+            envvar="SHOAL_TENANT", help="Tenant, for fair queueing.", rich_help_panel=PANEL
+        ),
+    ] = ""
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for one request.", rich_help_panel=PANEL)
+    ] = 60.0
     token: Annotated[
-        str, typer.Option(envvar="SHOAL_TOKEN", help="Bearer token; better in the environment.", rich_help_panel=PANEL)
+        str,
+        typer.Option(
+            envvar="SHOAL_TOKEN",
+            help="Bearer token; better in the environment.",
+            rich_help_panel=PANEL,
+        ),
     ] = ""
     token_file: Annotated[
-        Path | None, typer.Option(envvar="SHOAL_TOKEN_FILE", help="File with the bearer token.", rich_help_panel=PANEL)
+        Path | None,
+        typer.Option(
+            envvar="SHOAL_TOKEN_FILE", help="File with the bearer token.", rich_help_panel=PANEL
+        ),
     ] = None
     tls: Annotated[
-        bool, typer.Option("--tls", envvar="SHOAL_TLS", help="Encrypt, with the system's certificates.", rich_help_panel=PANEL)
+        bool,
+        typer.Option(
+            "--tls",
+            envvar="SHOAL_TLS",
+            help="Encrypt, with the system's certificates.",
+            rich_help_panel=PANEL,
+        ),
     ] = False
     tls_ca: Annotated[
-        Path | None, typer.Option(envvar="SHOAL_TLS_CA", help="PEM file of the authority to trust.", rich_help_panel=PANEL)
+        Path | None,
+        typer.Option(
+            envvar="SHOAL_TLS_CA", help="PEM file of the authority to trust.", rich_help_panel=PANEL
+        ),
     ] = None
     tls_cert: Annotated[
-        Path | None, typer.Option(envvar="SHOAL_TLS_CERT", help="PEM file of the client certificate.", rich_help_panel=PANEL)
+        Path | None,
+        typer.Option(
+            envvar="SHOAL_TLS_CERT",
+            help="PEM file of the client certificate.",
+            rich_help_panel=PANEL,
+        ),
     ] = None
-    tls_key: Annotated[Path | None, typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.", rich_help_panel=PANEL)] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.", rich_help_panel=PANEL),
+    ] = None
     tls_name: Annotated[
         str,
         typer.Option(
-            envvar="SHOAL_TLS_NAME", help="Name in the router's certificate, if not that of the address.", rich_help_panel=PANEL
+            envvar="SHOAL_TLS_NAME",
+            help="Name in the router's certificate, if not that of the address.",
+            rich_help_panel=PANEL,
         ),
     ] = ""
 
@@ -66,22 +107,32 @@ class Connection:
             has_tls_options = self.tls_ca or self.tls_cert or self.tls_key or self.tls_name
             if not self.timeout > 0:
                 raise ValueError(f"--timeout must be above 0 seconds, not {self.timeout:g}")
-            tls = Tls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_name) if has_tls_options else self.tls
+            tls = (
+                Tls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_name)
+                if has_tls_options
+                else self.tls
+            )
             token = self.token or (TokenFile(self.token_file) if self.token_file else "")
-            return Client(self.address, tenant=self.tenant, timeout=self.timeout, token=token, tls=tls)
+            return Client(
+                self.address, tenant=self.tenant, timeout=self.timeout, token=token, tls=tls
+            )
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `Connection` after its own, which reports failures as `exit_on_failure` does.
+    """A command with the options of `Connection` after its own, which reports failures as
+    `exit_on_failure` does.
 
-    Its first parameter is an OpenClient, to be called after the command has checked its own options, so that errors in them are
-    reported without a router. A parameter whose type is a dataclass is a group of options: each field becomes one of the command.
+    Its first parameter is an OpenClient, to be called after the command has checked its own
+    options, so that errors in them are reported without a router. A parameter whose type is a
+    dataclass is a group of options: each field becomes one of the command.
     """
     declared = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     annotations = {parameter.name: parameter.annotation for parameter in declared}
-    groups: dict[str, Any] = {name: kind for name, kind in annotations.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {
+        name: kind for name, kind in annotations.items() if is_dataclass(kind)
+    }
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -98,9 +149,17 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     options = [
         option
         for parameter in declared
-        for option in (_options(groups[parameter.name]) if parameter.name in groups else [parameter])
+        for option in (
+            _options(groups[parameter.name]) if parameter.name in groups else [parameter]
+        )
     ]
-    set_parameters(run, [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in (*options, *_options(Connection))])
+    set_parameters(
+        run,
+        [
+            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for option in (*options, *_options(Connection))
+        ],
+    )
     return run
 
 
@@ -114,22 +173,29 @@ def _group(group: type[Any], values: dict[str, Any]) -> Any:
 
 
 def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
-    """Makes these the options of a command that takes keywords: typer reads them from the signature."""
+    """Makes these the options of a command that takes keywords: typer reads them from the
+    signature.
+    """
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def _reachable(client: Client) -> Client:
-    """Raises CannotConnect soon if no router answers, instead of retrying for the whole timeout of the command's request."""
+    """Raises CannotConnect soon if no router answers, instead of retrying for the whole timeout of
+    the command's request.
+    """
     try:
         client.healthy(timeout=REACH_SECONDS)
     except CannotConnect as error:
         raise _explained(error, client.address) from None
     except DeadlinePassed as passed:
-        if isinstance(passed.earlier, CannotConnect):  # The last try had too little time to find the cause.
+        if isinstance(
+            passed.earlier, CannotConnect
+        ):  # The last try had too little time to find the cause.
             raise _explained(passed.earlier, client.address) from None
         raise _explained(
-            CannotConnect(f"no router answers at {client.address} within {REACH_SECONDS:g} s"), client.address
+            CannotConnect(f"no router answers at {client.address} within {REACH_SECONDS:g} s"),
+            client.address,
         ) from None
     except ShoalError:
         pass  # A router answers. The command's own request reports its error better.
@@ -150,7 +216,10 @@ def _speaks_http(address: str) -> bool:
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return False
-    with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as connection:
+    with (
+        suppress(OSError),
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as connection,
+    ):
         connection.sendall(b"HEAD / HTTP/1.1\r\nHost: shoal\r\nConnection: close\r\n\r\n")
         return connection.recv(7) == b"HTTP/1."
     return False
@@ -161,8 +230,16 @@ def _suggest(client: Client, model: object, error: ShoalError) -> None:
     if not isinstance(model, str):
         return
     with suppress(ShoalError):
-        names = {one.model.lower(): one.model for one in client.models.list() if one.model != model and one.state != "failed"}
+        names = {
+            one.model.lower(): one.model
+            for one in client.models.list()
+            if one.model != model and one.state != "failed"
+        }
         by_name = {name.rpartition("/")[2]: whole for name, whole in names.items()}
-        found = get_close_matches(model.lower(), names, n=3) or get_close_matches(model.lower().rpartition("/")[2], by_name, n=3)
+        found = get_close_matches(model.lower(), names, n=3) or get_close_matches(
+            model.lower().rpartition("/")[2], by_name, n=3
+        )
         if found:
-            error.add_note(f"did you mean {' or '.join({**by_name, **names}[name] for name in found)}?")
+            error.add_note(
+                f"did you mean {' or '.join({**by_name, **names}[name] for name in found)}?"
+            )

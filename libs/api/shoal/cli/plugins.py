@@ -1,8 +1,9 @@
-"""Commands of other distributions: entry points of the group `shoal.commands`, such as `shoal up` of the services.
+"""Commands of other distributions: entry points of the group `shoal.commands`, such as `shoal up`
+of the services.
 
-One with a dot in its name is added to a group: `models.check` is `shoal models check`. An entry point names a `typer.Typer` or a
-function with typer's annotations. It is imported only when its command runs: `shoal up` may import torch, and `shoal status` must
-not wait for that.
+One with a dot in its name is added to a group: `models.check` is `shoal models check`. An entry
+point names a `typer.Typer` or a function with typer's annotations. It is imported only when its
+command runs: `shoal up` may import torch, and `shoal status` must not wait for that.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_op
 
 
 def add(app: typer.Typer) -> None:
-    """Adds a command for each entry point, and for each known command that is not installed one that says how to install it."""
-    taken = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    """Adds a command for each entry point, and for each known command that is not installed one
+    that says how to install it.
+    """
+    taken = {command.name for command in app.registered_commands} | {
+        group.name for group in app.registered_groups
+    }
     found = {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in taken}
     for name in sorted(_KNOWN | found):
         summary = _KNOWN.get(name, "") or f"From {found[name].value.partition(':')[0]}."
@@ -44,7 +49,9 @@ def add(app: typer.Typer) -> None:
 
 
 def _place(app: typer.Typer, name: str) -> tuple[typer.Typer, str]:
-    """The group of a command and its name there. The group is copied first, because other applications share it."""
+    """The group of a command and its name there. The group is copied first, because other
+    applications share it.
+    """
     group, _, own_name = name.rpartition(".")
     for info in app.registered_groups:
         if info.name == group and info.typer_instance is not None:
@@ -64,7 +71,10 @@ def _run(name: str, entry: EntryPoint | None) -> Callable[[typer.Context], None]
             print_error(f"`shoal {name}` cannot start: {error}", [], "")
             raise typer.Exit(1) from None
         if not isinstance(command, typer.Typer):
-            function, command = command, typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+            function, command = (
+                command,
+                typer.Typer(add_completion=False, pretty_exceptions_show_locals=False),
+            )
             command.command()(function)
         command(args=context.args, prog_name=f"{context.find_root().info_name} {name}")
 

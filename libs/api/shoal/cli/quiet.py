@@ -1,7 +1,8 @@
-"""Imports gRPC with its own log switched off: it writes seven lines to stderr for a failed handshake, which `failures.py` reports
-in one.
+"""Imports gRPC with its own log switched off: it writes seven lines to stderr for a failed
+handshake, which `failures.py` reports in one.
 
-gRPC reads the variable only at import; it is deleted after that, so that child processes do not inherit it.
+gRPC reads the variable only at import; it is deleted after that, so that child processes do not
+inherit it.
 """
 
 import os

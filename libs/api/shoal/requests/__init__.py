@@ -1,5 +1,6 @@
-"""From the arguments of a verb to request messages, and from replies to results. Pure, except for the array in `large.py`.
+"""From the arguments of a verb to request messages, and from replies to results. Pure, except for
+the array in `large.py`.
 
-`plan.py` is the interface, implemented for each inference verb. Messages, splitting and merging belong here; when and to which
-router requests are sent does not.
+`plan.py` is the interface, implemented for each inference verb. Messages, splitting and merging
+belong here; when and to which router requests are sent does not.
 """

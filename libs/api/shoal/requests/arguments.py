@@ -1,7 +1,7 @@
 """From the arguments of verbs to fields of request messages. Pure.
 
-The router validates requests. Only values that a message cannot hold at all are refused here, with the same InvalidInput and field
-path.
+The router validates requests. Only values that a message cannot hold at all are refused here, with
+the same InvalidInput and field path.
 """
 
 from __future__ import annotations
@@ -52,18 +52,23 @@ class Options:
         )
 
     def invalid(self, name: str, items: Sequence[Item]) -> list[Skipped] | None:
-        """Items that are invalid without asking a router: the empty ones, and what is neither a text nor an image. None: an invalid
-        item fails the call (`on_invalid="raise"`)."""
+        """Items that are invalid without asking a router: the empty ones, and what is neither a
+        text nor an image. None: an invalid item fails the call (`on_invalid="raise"`)."""
         if self.on_invalid == "raise":
             return None
         if self.on_invalid != "skip":
-            raise InvalidInput(f"on_invalid is {self.on_invalid!r}; it must be one of raise, skip", field="on_invalid")
+            raise InvalidInput(
+                f"on_invalid is {self.on_invalid!r}; it must be one of raise, skip",
+                field="on_invalid",
+            )
         found = ((index, _problem(f"{name}[{index}]", item)) for index, item in enumerate(items))
         return [Skipped(index, InvalidInput.reason, problem) for index, problem in found if problem]
 
 
 def message(kind: Callable[..., M], /, **values: object) -> M:
-    """A message. Raises InvalidInput if a value does not fit its field (a negative count, a lone surrogate, a wrong type)."""
+    """A message. Raises InvalidInput if a value does not fit its field (a negative count, a lone
+    surrogate, a wrong type).
+    """
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:
@@ -75,7 +80,9 @@ def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | N
     if value is None:
         return None
     if value not in choices:
-        raise InvalidInput(f"{field} is {value!r}; it must be one of {', '.join(choices)}", field=field)
+        raise InvalidInput(
+            f"{field} is {value!r}; it must be one of {', '.join(choices)}", field=field
+        )
     return choices[value]
 
 
@@ -88,10 +95,14 @@ _UNKNOWN_PAGES: Final = 16
 
 
 class SharedFiles:
-    """The files of the documents of one request that several of its parts read: they are sent once, beside the items."""
+    """The files of the documents of one request that several of its parts read: they are sent once,
+    beside the items.
+    """
 
     def __init__(self, items: Sequence[Item], places: Sequence[int]) -> None:
-        counts = Counter(_file_key(document) for index in places for document in _documents(items[index]))
+        counts = Counter(
+            _file_key(document) for index in places for document in _documents(items[index])
+        )
         shared = [key for key, count in counts.items() if count > 1][:_MAX_FILES]
         self._places = {key: place for place, key in enumerate(shared)}
         self._data: dict[int, bytes] = {}
@@ -142,14 +153,19 @@ def _item_pages(item: Item) -> int:
 
 
 def _asked_pages(document: Document) -> int:
-    return document.last_page - max(1, document.first_page) + 1 if document.last_page > 0 else _UNKNOWN_PAGES
+    return (
+        document.last_page - max(1, document.first_page) + 1
+        if document.last_page > 0
+        else _UNKNOWN_PAGES
+    )
 
 
 def item_list(items: Items, name: str = "items") -> list[Item]:
     """The items of an argument; a single text or image is a list of one.
 
     Raises:
-        InvalidInput: The argument has no order of items (a mapping, a set), is a table, or cannot be iterated.
+        InvalidInput: The argument has no order of items (a mapping, a set), is a table, or cannot
+        be iterated.
     """
     if isinstance(items, (str, Parts, Document)) or is_image(items):
         return [cast("Item", items)]
@@ -158,25 +174,40 @@ def item_list(items: Items, name: str = "items") -> list[Item]:
 
 
 def _refuse_unordered(items: object, name: str) -> None:
-    """Refuses what Python iterates in a way that no caller means: keys of a mapping, names of a table's columns."""
+    """Refuses what Python iterates in a way that no caller means: keys of a mapping, names of a
+    table's columns.
+    """
     kind = type(items).__name__
     columns = _column_names(items)
     if columns is not None:
         named = f'df["{columns[0]}"]' if columns else 'df["column"]'
         listed = f" Its columns are {', '.join(columns[:_MAX_NAMED_COLUMNS])}." if columns else ""
-        raise InvalidInput(f"{name} is a {kind}, a table: name the column with the items, such as {named}.{listed}", field=name)
+        raise InvalidInput(
+            f"{name} is a {kind}, a table: name the column with the items, such as {named}.{listed}",
+            field=name,
+        )
     if isinstance(items, Mapping):
-        raise InvalidInput(f"{name} is a {kind}: send its values as a list, such as list(d.values())", field=name)
+        raise InvalidInput(
+            f"{name} is a {kind}: send its values as a list, such as list(d.values())", field=name
+        )
     if isinstance(items, Set):
-        raise InvalidInput(f"{name} is a {kind}, which has no order, so no result could be matched: send a list", field=name)
+        raise InvalidInput(
+            f"{name} is a {kind}, which has no order, so no result could be matched: send a list",
+            field=name,
+        )
     if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
-        raise InvalidInput(f"{name} is a {kind}; it must be a text, an image, a document, or a list of these", field=name)
+        raise InvalidInput(
+            f"{name} is a {kind}; it must be a text, an image, a document, or a list of these",
+            field=name,
+        )
 
 
 def _column_names(items: object) -> list[str] | None:
-    """The names of a table's columns, without importing a library of tables; None for what is not a table.
+    """The names of a table's columns, without importing a library of tables; None for what is not a
+    table.
 
-    DataFrames of pandas and polars have `columns`, pyarrow's tables and Hugging Face's datasets `column_names`. A Series has none.
+    DataFrames of pandas and polars have `columns`, pyarrow's tables and Hugging Face's datasets
+    `column_names`. A Series has none.
     """
     for attribute in ("column_names", "columns"):
         names = getattr(items, attribute, None)
@@ -186,8 +217,8 @@ def _column_names(items: object) -> list[str] | None:
 
 
 def item_lengths(items: Sequence[Item]) -> list[int]:
-    """Characters of texts, bytes of images; a document's file counts for the first item that has it. Other types count 0 here and
-    fail in `item_message`, with their path."""
+    """Characters of texts, bytes of images; a document's file counts for the first item that has
+    it. Other types count 0 here and fail in `item_message`, with their path."""
     seen: set[object] = set()
     return [_length(item, seen) for item in items]
 
@@ -202,16 +233,22 @@ def _length(item: Item, seen: set[object]) -> int:
     return len(item) if isinstance(item, str) else image_length(item)
 
 
-def item_messages(name: str, items: Sequence[Item], places: Sequence[int], files: SharedFiles | None = None) -> list[pb.Item]:
+def item_messages(
+    name: str, items: Sequence[Item], places: Sequence[int], files: SharedFiles | None = None
+) -> list[pb.Item]:
     """The items at these indices. Raises InvalidInput.
 
     Paths are relative to the request, as the router's are; `ShoalError.move` makes them absolute.
     """
-    return [item_message(f"{name}[{number}]", items[index], files) for number, index in enumerate(places)]
+    return [
+        item_message(f"{name}[{number}]", items[index], files)
+        for number, index in enumerate(places)
+    ]
 
 
 def item_message(path: str, item: Item, files: SharedFiles | None = None) -> pb.Item:
-    """A text, an image, or an item of several parts. `files`: None where no item shares any. Raises InvalidInput.
+    """A text, an image, or an item of several parts. `files`: None where no item shares any. Raises
+    InvalidInput.
 
     A text that begins with `data:<media type>;base64,` is the file in it (`shoal.requests.uris`).
     """
@@ -223,7 +260,11 @@ def item_message(path: str, item: Item, files: SharedFiles | None = None) -> pb.
         return _filled(pb.Item(), path, item)
     files = SharedFiles((), ()) if files is None else files
     pieces = item.pieces if isinstance(item, Parts) else (item,)
-    return pb.Item(parts=[_part(f"{path}.parts[{number}]", piece, files) for number, piece in enumerate(pieces)])
+    return pb.Item(
+        parts=[
+            _part(f"{path}.parts[{number}]", piece, files) for number, piece in enumerate(pieces)
+        ]
+    )
 
 
 def _part(path: str, piece: Item, files: SharedFiles) -> pb.Part:
@@ -247,7 +288,10 @@ def _filled(holder: H, path: str, piece: Item) -> H:
     try:
         holder.text = piece
     except ValueError:
-        raise InvalidInput(f"{path} is not valid Unicode: it contains half of a surrogate pair", field=f"{path}.text") from None
+        raise InvalidInput(
+            f"{path} is not valid Unicode: it contains half of a surrogate pair",
+            field=f"{path}.text",
+        ) from None
     return holder
 
 
@@ -258,7 +302,11 @@ def entity_messages(path: str, given: Sequence[Given]) -> list[pb.Entity]:
 
 def _entity(path: str, entity: Given) -> pb.Entity:
     try:
-        start, end, label = (entity.start, entity.end, entity.label) if isinstance(entity, Entity) else (*entity, "")[:3]
+        start, end, label = (
+            (entity.start, entity.end, entity.label)
+            if isinstance(entity, Entity)
+            else (*entity, "")[:3]
+        )
         return pb.Entity(start=start, end=end, label=label)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{path} does not fit the request: {error}", field=path) from None
@@ -266,7 +314,9 @@ def _entity(path: str, entity: Given) -> pb.Entity:
 
 def _problem(path: str, item: Item) -> str:
     """Why an item is invalid; empty if nothing is found here."""
-    if (isinstance(item, (str, bytes)) and not item) or (isinstance(item, Parts) and not item.pieces):
+    if (isinstance(item, (str, bytes)) and not item) or (
+        isinstance(item, Parts) and not item.pieces
+    ):
         return f"{path} is empty"
     try:
         item_message(path, item)

@@ -36,15 +36,24 @@ class ChunkPlan:
         for name, given in (("contexts", chunking.contexts), ("spans", chunking.spans)):
             if given and (isinstance(given, str) or len(given) != len(items)):
                 wrong = f"chunking.{name} has {len(given)} entries for {len(items)} items"
-                raise InvalidInput(f"{wrong}; it must be a list with one for each item", field=f"chunking.{name}")
+                raise InvalidInput(
+                    f"{wrong}; it must be a list with one for each item", field=f"chunking.{name}"
+                )
         self._contexts, self._spans = chunking.contexts, chunking.spans
-        self._stride = max(1, (chunking.max_tokens or _DEFAULT_TOKENS) - chunking.overlap) * _CHARACTERS_PER_TOKEN
+        self._stride = (
+            max(1, (chunking.max_tokens or _DEFAULT_TOKENS) - chunking.overlap)
+            * _CHARACTERS_PER_TOKEN
+        )
 
     def lengths(self, lengths: Sequence[int]) -> list[int]:
         """The expected lengths of the chunks of items of so many characters."""
         if self._spans:
             return [self._stride] * sum(map(len, self._spans))
-        return [min(length, self._stride) for length in lengths for _ in range(length // self._stride + 1)]
+        return [
+            min(length, self._stride)
+            for length in lengths
+            for _ in range(length // self._stride + 1)
+        ]
 
     def complete(self, items: Sequence[pb.Item], places: Sequence[int]) -> None:
         """Adds contexts and spans to messages of the items at these indices."""
@@ -53,7 +62,12 @@ class ChunkPlan:
             if self._contexts:
                 item.context = message(pb.Item, context=self._contexts[place]).context
             if self._spans:
-                item.spans.extend([_span(f"{path}.spans[{index}]", span) for index, span in enumerate(self._spans[place])])
+                item.spans.extend(
+                    [
+                        _span(f"{path}.spans[{index}]", span)
+                        for index, span in enumerate(self._spans[place])
+                    ]
+                )
 
 
 def with_texts(result: EncodeResult, items: Sequence[Item]) -> EncodeResult:
@@ -63,7 +77,9 @@ def with_texts(result: EncodeResult, items: Sequence[Item]) -> EncodeResult:
 
 def _span(path: str, span: Span | tuple[int, int]) -> pb.Span:
     try:
-        start, end, context = (span.start, span.end, span.context) if isinstance(span, Span) else (*span, "")
+        start, end, context = (
+            (span.start, span.end, span.context) if isinstance(span, Span) else (*span, "")
+        )
         return pb.Span(start=start, end=end, context=context)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{path} does not fit the request: {error}", field=path) from None

@@ -1,8 +1,9 @@
-"""From reply messages to numpy and dataclasses. Pure; the only module of the client that reads replies.
+"""From reply messages to numpy and dataclasses. Pure; the only module of the client that reads
+replies.
 
-A protobuf `bytes` field is one Python object, of which numpy makes a view: a received matrix is not copied, except for bfloat16,
-which numpy does not have and which becomes float32. An inconsistent reply raises InternalError: whatever a server sends, callers
-get no exception but ShoalError.
+A protobuf `bytes` field is one Python object, of which numpy makes a view: a received matrix is not
+copied, except for bfloat16, which numpy does not have and which becomes float32. An inconsistent
+reply raises InternalError: whatever a server sends, callers get no exception but ShoalError.
 """
 
 from __future__ import annotations
@@ -97,8 +98,14 @@ class _Enum(Protocol):
 
 
 def _name(kind: _Enum, number: int, prefix: str) -> str:
-    """The name of an enum value in lower case, without `prefix`; `unknown_<number>` for a value that only a newer mesh has."""
-    return kind.Name(number).removeprefix(prefix).lower() if number in kind.values() else f"unknown_{number}"
+    """The name of an enum value in lower case, without `prefix`; `unknown_<number>` for a value
+    that only a newer mesh has.
+    """
+    return (
+        kind.Name(number).removeprefix(prefix).lower()
+        if number in kind.values()
+        else f"unknown_{number}"
+    )
 
 
 def _widened(upper: npt.NDArray[np.uint16]) -> Floats:
@@ -111,7 +118,9 @@ def _widened(upper: npt.NDArray[np.uint16]) -> Floats:
 def _array(tensor: tensor_pb2.Tensor) -> tuple[Numbers, DataType]:
     """The stored numbers in their shape; for BINARY the last axis is whole bytes."""
     if tensor.data_type not in _STORED:
-        raise ValueError(f"this client does not know data type {tensor.data_type}; use a newer version of shoal")
+        raise ValueError(
+            f"this client does not know data type {tensor.data_type}; use a newer version of shoal"
+        )
     data_type, stored = _STORED[tensor.data_type]
     shape = list(tensor.shape)
     if data_type == "binary" and shape:
@@ -137,7 +146,13 @@ def vectors(tensor: tensor_pb2.Tensor) -> Vectors:
     if array.ndim != 2:
         raise ValueError(f"vectors have the shape {array.shape}, which must have two dimensions")
     rows = len(array)
-    return Vectors(array, data_type, tensor.shape[-1], _per_row(tensor.scale, rows), _per_row(tensor.offset, rows))
+    return Vectors(
+        array,
+        data_type,
+        tensor.shape[-1],
+        _per_row(tensor.scale, rows),
+        _per_row(tensor.offset, rows),
+    )
 
 
 @_decoder
@@ -146,7 +161,9 @@ def ragged(message: tensor_pb2.Ragged) -> Ragged:
     values = _array(message.values)[0]
     scale = _per_row(message.values.scale, len(values))
     if scale is not None:
-        with np.errstate(over="ignore", invalid="ignore"):  # The scales are the mesh's, whatever they are.
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # The scales are the mesh's, whatever they are.
             values = values.astype(np.float32) * scale[:, None]
     return Ragged(values, _bounds(message.offsets, len(values)))
 
@@ -155,9 +172,15 @@ def ragged(message: tensor_pb2.Ragged) -> Ragged:
 def sparse(message: tensor_pb2.SparseMatrix) -> Sparse:
     values = _array(message.values)[0]
     offsets = _bounds(message.offsets, len(values))
-    indices: npt.NDArray[np.int32] = np.frombuffer(message.indices, dtype="<i4")  # uint32 below 2**31: columns of a vocabulary.
-    if indices.shape != values.shape or (len(indices) and not 0 <= indices.min() <= indices.max() < message.columns):
-        raise ValueError(f"the indices do not fit {len(values)} values in {message.columns} columns")
+    indices: npt.NDArray[np.int32] = np.frombuffer(
+        message.indices, dtype="<i4"
+    )  # uint32 below 2**31: columns of a vocabulary.
+    if indices.shape != values.shape or (
+        len(indices) and not 0 <= indices.min() <= indices.max() < message.columns
+    ):
+        raise ValueError(
+            f"the indices do not fit {len(values)} values in {message.columns} columns"
+        )
     return Sparse(values, indices, offsets, (len(offsets) - 1, message.columns), message.truncated)
 
 
@@ -190,7 +213,11 @@ def encode_result(response: inference_pb2.EncodeResponse) -> EncodeResult:
 
 def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
     message = response.chunks
-    starts, ends, tokens = _integers(message.starts), _integers(message.ends), _integers(message.tokens)
+    starts, ends, tokens = (
+        _integers(message.starts),
+        _integers(message.ends),
+        _integers(message.tokens),
+    )
     offsets = _bounds(message.offsets, len(starts))
     if len(ends) != len(starts) or len(tokens) != len(starts) or (ends < starts).any():
         raise ValueError(
@@ -212,13 +239,24 @@ def score_result(response: inference_pb2.ScoreResponse) -> ScoreResult:
 @_decoder
 def extract_result(response: inference_pb2.ExtractResponse) -> ExtractResult:
     results = tuple(_extraction(result) for result in response.results)
-    return ExtractResult(results, _flat(Usage, response.usage), _flat(Timings, response.timings), response.model_revision)
+    return ExtractResult(
+        results,
+        _flat(Usage, response.usage),
+        _flat(Timings, response.timings),
+        response.model_revision,
+    )
 
 
 @_decoder
 def tokenize_result(response: inference_pb2.TokenizeResponse) -> TokenizeResult:
     usage, timings = _flat(Usage, response.usage), _flat(Timings, response.timings)
-    return TokenizeResult(tuple(map(_tokens, response.results)), response.max_tokens, usage, timings, response.model_revision)
+    return TokenizeResult(
+        tuple(map(_tokens, response.results)),
+        response.max_tokens,
+        usage,
+        timings,
+        response.model_revision,
+    )
 
 
 def _tokens(message: inference_pb2.Tokenization) -> Tokens:
@@ -255,15 +293,26 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
         tuple(_flat(Entity, entity) for entity in message.entities),
         tuple(_flat(LabelScore, label) for label in message.labels),
         tuple(
-            Relation(_flat(Entity, relation.head), _flat(Entity, relation.tail), relation.label, relation.score)
+            Relation(
+                _flat(Entity, relation.head),
+                _flat(Entity, relation.tail),
+                relation.label,
+                relation.score,
+            )
             for relation in message.relations
         ),
         tuple(_flat(Region, region) for region in message.regions),
         message.text,
         tuple(_flat(PageText, page) for page in message.pages),
         message.document_pages,
-        tuple(Classification(one.name, tuple(_flat(LabelScore, label) for label in one.labels)) for one in message.classifications),
-        tuple(Structure(one.name, {field.name: _values(field) for field in one.fields}) for one in message.structures),
+        tuple(
+            Classification(one.name, tuple(_flat(LabelScore, label) for label in one.labels))
+            for one in message.classifications
+        ),
+        tuple(
+            Structure(one.name, {field.name: _values(field) for field in one.fields})
+            for one in message.structures
+        ),
         _FINISHES.get(message.finish_reason, ""),
         json_format.MessageToDict(message.json) if message.HasField("json") else None,
         message.truncated,
@@ -273,12 +322,21 @@ def _extraction(message: inference_pb2.Extraction) -> Extraction:
 
 
 def _token(message: inference_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.text, message.logprob, tuple(TokenLogprob(one.text, one.logprob) for one in message.top))
+    return TokenLogprob(
+        message.text,
+        message.logprob,
+        tuple(TokenLogprob(one.text, one.logprob) for one in message.top),
+    )
 
 
 def _values(field: inference_pb2.StructureField) -> tuple[Value, ...] | Value | None:
     found = tuple(
-        Value(one.text, one.score, one.start if one.HasField("start") else None, one.end if one.HasField("end") else None)
+        Value(
+            one.text,
+            one.score,
+            one.start if one.HasField("start") else None,
+            one.end if one.HasField("end") else None,
+        )
         for one in field.values
     )
     if field.list:
@@ -300,12 +358,17 @@ def model(message: models_pb2.Model) -> Model:
 
 def _card(message: models_pb2.ModelCard) -> ModelCard:
     tasks = tuple(_name(models_pb2.Task, task, "TASK_") for task in message.tasks)
-    representations = tuple(_name(inference_pb2.Representation, form, "REPRESENTATION_") for form in message.representations)
+    representations = tuple(
+        _name(inference_pb2.Representation, form, "REPRESENTATION_")
+        for form in message.representations
+    )
     return _flat(ModelCard, message, tasks=tasks, representations=representations)
 
 
 def _place(message: models_pb2.ModelPlace) -> ModelPlace:
-    return _flat(ModelPlace, message, state=_name(models_pb2.ModelState, message.state, "MODEL_STATE_"))
+    return _flat(
+        ModelPlace, message, state=_name(models_pb2.ModelState, message.state, "MODEL_STATE_")
+    )
 
 
 @_decoder
@@ -323,17 +386,25 @@ def mesh(message: mesh_pb2.Mesh) -> Mesh:
 
 def _worker(message: mesh_pb2.WorkerStatus) -> WorkerStatus:
     noticed = message.HasField("preempted_in_seconds")
-    return _flat(WorkerStatus, message, preempted_in_seconds=message.preempted_in_seconds if noticed else None)
+    return _flat(
+        WorkerStatus,
+        message,
+        preempted_in_seconds=message.preempted_in_seconds if noticed else None,
+    )
 
 
 @_decoder
 def placement(model: str, message: mesh_pb2.ExplainPlacementResponse) -> Placement:
     reasons = tuple(_flat(PlacementReason, worker) for worker in message.workers)
-    return Placement(model, message.summary, reasons, _flat(Scheduler, message.scheduler), message.plan)
+    return Placement(
+        model, message.summary, reasons, _flat(Scheduler, message.scheduler), message.plan
+    )
 
 
 def _flat(kind: type[T], message: Any, **given: object) -> T:
-    """A dataclass from the message's fields of the same names, except for `given` ones; repeated fields become tuples."""
+    """A dataclass from the message's fields of the same names, except for `given` ones; repeated
+    fields become tuples.
+    """
     values = dict(given)
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name not in values:

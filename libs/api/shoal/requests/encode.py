@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.errors import InternalError
-from shoal.requests.arguments import Options, SharedFiles, enum_value, item_lengths, item_list, item_messages, most_items
+from shoal.requests.arguments import (
+    Options,
+    SharedFiles,
+    enum_value,
+    item_lengths,
+    item_list,
+    item_messages,
+    most_items,
+)
 from shoal.requests.chunks import ChunkPlan, with_texts
 from shoal.requests.large import EncodeSink, Rows, is_large
 from shoal.requests.merging import merge_encode
@@ -36,7 +44,9 @@ _DATA_TYPES = {
 
 @dataclass(slots=True)
 class Encoding:
-    """The arguments that only `encode` has: how the model encodes texts, and in which forms vectors are returned."""
+    """The arguments that only `encode` has: how the model encodes texts, and in which forms vectors
+    are returned.
+    """
 
     role: Role | None
     representations: Form | Sequence[Form]
@@ -49,11 +59,17 @@ class Encoding:
 
     @property
     def forms(self) -> Sequence[Form]:
-        return [self.representations] if isinstance(self.representations, str) else self.representations
+        return (
+            [self.representations]
+            if isinstance(self.representations, str)
+            else self.representations
+        )
 
 
 _SPARSE_BYTES = 1024
-"""4,096 sparse vectors in a request at most: they share 32 MiB of its answer, and each has room for 1,024 weights."""
+"""4,096 sparse vectors in a request at most: they share 32 MiB of its answer, and each has room for
+1,024 weights.
+"""
 
 
 class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
@@ -75,14 +91,21 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             pooling_factor=encoding.pooling_factor,
         )
         self._items = item_list(items)
-        self._chunks = None if encoding.chunking is None else ChunkPlan(encoding.chunking, self._items)
+        self._chunks = (
+            None if encoding.chunking is None else ChunkPlan(encoding.chunking, self._items)
+        )
         if self._chunks is not None:
             self._frame.chunking.CopyFrom(self._chunks.message)
         self.most_items = most_items(self._items)
         self._rows = Rows(len(self._items))
         invalid = options.invalid("items", self._items)
         answered_bytes = _SPARSE_BYTES if "sparse" in self._forms else 0
-        super().__init__(item_lengths(self._items), invalid, repeated_bytes=self._frame.ByteSize(), answered_bytes=answered_bytes)
+        super().__init__(
+            item_lengths(self._items),
+            invalid,
+            repeated_bytes=self._frame.ByteSize(),
+            answered_bytes=answered_bytes,
+        )
 
     def is_large(self, lengths: Sequence[int]) -> bool:
         rows = lengths if self._chunks is None else self._chunks.lengths(lengths)
@@ -101,16 +124,24 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
     def sink(self, places: Sequence[int]) -> EncodeSink:
         if isinstance(places, range):
             return EncodeSink(self._rows, places[0], len(places))
-        return EncodeSink(Rows(len(places)), 0, len(places))  # Items are skipped: indices of rows are not those of items.
+        return EncodeSink(
+            Rows(len(places)), 0, len(places)
+        )  # Items are skipped: indices of rows are not those of items.
 
     def merge(self, results: Sequence[EncodeResult]) -> EncodeResult:
         if not results:
-            return no_vectors(self._forms, self._data_type, self._dimensions, is_divided=self._chunks is not None)
+            return no_vectors(
+                self._forms, self._data_type, self._dimensions, is_divided=self._chunks is not None
+            )
         merged = merge_encode(results)
         if (self._chunks is None) == merged.is_divided:
-            raise InternalError("the mesh divided items that were to be whole, or did not divide others")
+            raise InternalError(
+                "the mesh divided items that were to be whole, or did not divide others"
+            )
         return merged if self._chunks is None or self.invalid else with_texts(merged, self._items)
 
-    def insert_skipped(self, result: EncodeResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> EncodeResult:
+    def insert_skipped(
+        self, result: EncodeResult, kept: Sequence[int], skipped: Sequence[Skipped]
+    ) -> EncodeResult:
         found = with_skipped_vectors(result, kept, skipped)
         return found if self._chunks is None else with_texts(found, self._items)

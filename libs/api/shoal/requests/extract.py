@@ -31,8 +31,9 @@ from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
 
 _FOUND_BYTES = 16 << 10
-"""What each item of a request may have in its answer at least, where that depends on what is found: some hundred results. A request
-has no more items than that allows, since all of them share what an answer may have."""
+"""What each item of a request may have in its answer at least, where that depends on what is found:
+some hundred results. A request has no more items than that allows, since all of them share what an
+answer may have."""
 _DEFAULT_TOKENS = 256
 _TOKEN_BYTES = 4
 """Routers let 1,048,576 tokens be written for a request: a quarter of the bytes of an answer."""
@@ -87,7 +88,11 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
         self._items = item_list(items)
         self.most_items = most_items(self._items)
         self._entities = _given_entities(task, len(self._items))
-        self._seed = message(pb.Item, seed=task.seed) if isinstance(task, ReadText) and task.seed is not None else None
+        self._seed = (
+            message(pb.Item, seed=task.seed)
+            if isinstance(task, ReadText) and task.seed is not None
+            else None
+        )
         classify = self._frame.classify
         frame_bytes = self._frame.ByteSize()
         super().__init__(
@@ -108,7 +113,9 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
                 item.MergeFrom(self._seed)
         if self._entities:
             for number, (item, index) in enumerate(zip(request.items, places, strict=True)):
-                item.entities.extend(entity_messages(f"items[{number}].entities", self._entities[index]))
+                item.entities.extend(
+                    entity_messages(f"items[{number}].entities", self._entities[index])
+                )
         return request
 
     def whole(self) -> pb.ExtractRequest:
@@ -129,7 +136,9 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
     def merge(self, results: Sequence[ExtractResult]) -> ExtractResult:
         return merge_extract(results)
 
-    def insert_skipped(self, result: ExtractResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> ExtractResult:
+    def insert_skipped(
+        self, result: ExtractResult, kept: Sequence[int], skipped: Sequence[Skipped]
+    ) -> ExtractResult:
         return with_skipped_extractions(result, kept, skipped)
 
 
@@ -137,7 +146,10 @@ def _given_entities(task: Task, items: int) -> Sequence[Sequence[Given]]:
     """The entities that the caller gives for each item; empty if there are none."""
     given = task.entities if isinstance(task, Relations) else ()
     if given and len(given) != items:
-        raise InvalidInput(f"entities has {len(given)} lists for {items} items; it must have one for each", field="entities")
+        raise InvalidInput(
+            f"entities has {len(given)} lists for {items} items; it must have one for each",
+            field="entities",
+        )
     return given
 
 
@@ -196,7 +208,11 @@ def _task(task: Task) -> tuple[str, Message]:
                 threshold=task.threshold,
             )
         case Regions():
-            return "regions", message(pb.RegionsTask, labels=_labels(task.labels, "regions.labels"), threshold=task.threshold)
+            return "regions", message(
+                pb.RegionsTask,
+                labels=_labels(task.labels, "regions.labels"),
+                threshold=task.threshold,
+            )
         case Schema():
             return "structure", schema_message(task)
         case ReadText():
@@ -217,7 +233,9 @@ def _task(task: Task) -> tuple[str, Message]:
                 top_logprobs=task.top_logprobs,
                 raw_prompt=task.raw_prompt,
                 tools=_tools(task.tools),
-                tool_choice=pb.TextTask.TOOL_CHOICE_REQUIRED if task.tool_choice == "required" else None,
+                tool_choice=pb.TextTask.TOOL_CHOICE_REQUIRED
+                if task.tool_choice == "required"
+                else None,
                 tool=None if task.tool_choice in ("auto", "required") else task.tool_choice,
                 single_tool_call=task.single_tool_call,
                 item_role=enum_value("text.item_role", task.item_role, _ITEM_ROLES),
@@ -231,7 +249,9 @@ def _labels(labels: Iterable[str], field: str) -> list[str]:
         InvalidInput: The labels are a mapping, of which only the keys would be sent.
     """
     if isinstance(labels, Mapping):
-        raise InvalidInput(f"{field} is a {type(labels).__name__}; it must be a list of labels", field=field)
+        raise InvalidInput(
+            f"{field} is a {type(labels).__name__}; it must be a list of labels", field=field
+        )
     return [labels] if isinstance(labels, str) else list(labels)
 
 
@@ -253,25 +273,40 @@ def _turn(number: int, turn: Turn) -> pb.Turn:
     field = f"text.turns[{number}]"
     if not isinstance(turn, tuple | list) or not 2 <= len(turn) <= 3:
         raise InvalidInput(
-            f'{field} must be a pair such as ("user", "Hello"), with the calls of an assistant after it', field=field
+            f'{field} must be a pair such as ("user", "Hello"), with the calls of an assistant after it',
+            field=field,
         )
     role, text, *calls = turn
     if calls and not all(isinstance(call, ToolCall) for call in calls[0]):
         raise InvalidInput(f"{field}[2] must be a list of ToolCall", field=f"{field}.tool_calls")
     if not isinstance(text, str):
-        raise InvalidInput(f"{field}[1] must be a str: only the item itself may have images", field=f"{field}.text")
-    return message(pb.Turn, role=enum_value(f"{field}.role", role, _SPEAKERS), text=text, tool_calls=_calls(calls))
+        raise InvalidInput(
+            f"{field}[1] must be a str: only the item itself may have images", field=f"{field}.text"
+        )
+    return message(
+        pb.Turn,
+        role=enum_value(f"{field}.role", role, _SPEAKERS),
+        text=text,
+        tool_calls=_calls(calls),
+    )
 
 
 def _calls(calls: Sequence[Sequence[ToolCall]]) -> list[pb.ToolCall]:
-    return [message(pb.ToolCall, name=call.name, arguments=call.arguments) for each in calls for call in each]
+    return [
+        message(pb.ToolCall, name=call.name, arguments=call.arguments)
+        for each in calls
+        for call in each
+    ]
 
 
 def _box(region: tuple[float, float, float, float] | None) -> pb.Box | None:
     if region is None:
         return None
     if len(region) != 4:
-        raise InvalidInput(f"text.region has {len(region)} numbers: left, top, right and bottom are needed", field="text.region")
+        raise InvalidInput(
+            f"text.region has {len(region)} numbers: left, top, right and bottom are needed",
+            field="text.region",
+        )
     left, top, right, bottom = region
     return message(pb.Box, left=left, top=top, right=right, bottom=bottom)
 

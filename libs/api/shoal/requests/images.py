@@ -1,6 +1,7 @@
 """Pictures as items: files, bytes, arrays and images of Pillow to the bytes that are sent.
 
-Bytes and files are sent as they are. Pixels become a PNG, which loses nothing; Pillow is needed only for its own images.
+Bytes and files are sent as they are. Pixels become a PNG, which loses nothing; Pillow is needed
+only for its own images.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def is_pillow(item: object) -> TypeGuard[PillowImage]:
 
 
 def image_bytes(path: str, item: Item) -> bytes | None:
-    """The file's bytes of a picture; None for an item that is none. `path`: its place in the arguments. Raises InvalidInput."""
+    """The file's bytes of a picture; None for an item that is none. `path`: its place in the
+    arguments. Raises InvalidInput.
+    """
     data: bytes | None = None
     if isinstance(item, bytes):
         data = item
@@ -63,14 +66,22 @@ def document_bytes(path: str, document: Document) -> bytes:
     file = document.file
     data = _read(path, file, "document") if isinstance(file, Path) else file
     if not isinstance(data, bytes):
-        raise InvalidInput(f"{path} is a document of a {type(file).__name__}; it must be a Path or bytes", field=path)
+        raise InvalidInput(
+            f"{path} is a document of a {type(file).__name__}; it must be a Path or bytes",
+            field=path,
+        )
     if len(data) > MAX_BYTES:
-        raise InvalidInput(f"{path} has {len(data):,} bytes; a request has at most {MAX_BYTES:,}", field=f"{path}.document.data")
+        raise InvalidInput(
+            f"{path} has {len(data):,} bytes; a request has at most {MAX_BYTES:,}",
+            field=f"{path}.document.data",
+        )
     return data
 
 
 def image_length(item: Item) -> int:
-    """About how many bytes the picture will have; 0 for an item that is none, or a file that is not there."""
+    """About how many bytes the picture will have; 0 for an item that is none, or a file that is not
+    there.
+    """
     if isinstance(item, bytes):
         return len(item)
     if is_pixels(item):
@@ -88,7 +99,8 @@ def _read(path: str, file: Path, what: str = "image") -> bytes:
         if file.stat().st_size > MAX_BYTES:
             size = file.stat().st_size
             raise InvalidInput(
-                f"{path}: {file} has {size:,} bytes; a request has at most {MAX_BYTES:,}", field=f"{path}.{what}.data"
+                f"{path}: {file} has {size:,} bytes; a request has at most {MAX_BYTES:,}",
+                field=f"{path}.{what}.data",
             )
         return file.read_bytes()
     except FileNotFoundError:
@@ -101,13 +113,18 @@ def _read(path: str, file: Path, what: str = "image") -> bytes:
 def _saved(path: str, image: PillowImage) -> bytes:
     """Its current picture. The EXIF data, which says how a photo is turned, goes with it."""
     if image.mode in _WIDE_MODES:
-        raise InvalidInput(f"{path} is an image of mode {image.mode}, 32 bits a pixel; 8 and 16 are served", field=path)
+        raise InvalidInput(
+            f"{path} is an image of mode {image.mode}, 32 bits a pixel; 8 and 16 are served",
+            field=path,
+        )
     out = BytesIO()
     try:
         image = image if image.mode in _PNG_MODES else image.convert("RGB")
         image.save(out, "PNG", exif=image.getexif(), compress_level=_LEVEL)
     except (OSError, ValueError, TypeError) as error:
-        raise InvalidInput(f"{path} is an image of Pillow that cannot be written as PNG: {error}", field=path) from None
+        raise InvalidInput(
+            f"{path} is an image of Pillow that cannot be written as PNG: {error}", field=path
+        ) from None
     return out.getvalue()
 
 
@@ -117,7 +134,9 @@ def _png(path: str, pixels: NDArray[Any]) -> bytes:
     height, width, channels = pixels.shape
     if channels not in _COLOURS or not height or not width:
         shape = "height x width x 3 (colours), or 1 (grey), or 4 (with transparency)"
-        raise InvalidInput(f"{path} is an array of shape {pixels.shape}; pictures have {shape}", field=path)
+        raise InvalidInput(
+            f"{path} is an array of shape {pixels.shape}; pictures have {shape}", field=path
+        )
     rows = np.concatenate(
         [np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1
     )  # each begins with its filter: none

@@ -1,6 +1,8 @@
-"""Large answers: when they are requested as a stream, and how the rows of all messages of a call get into one array.
+"""Large answers: when they are requested as a stream, and how the rows of all messages of a call
+get into one array.
 
-Rows are copied to their place as they arrive and their messages are dropped, so that they are not in memory twice.
+Rows are copied to their place as they arrive and their messages are dropped, so that they are not
+in memory twice.
 """
 
 from __future__ import annotations
@@ -18,21 +20,35 @@ from shoal.results import DataType, EncodeResult, Form, Numbers
 from shoal.v1 import inference_pb2
 
 STREAMED_BYTES = 4 << 20
-"""A larger expected answer is requested as a stream: proxies may limit messages to this size, gRPC's default, and the router frees
-the memory of what it has sent. For smaller answers one message costs less."""
+"""A larger expected answer is requested as a stream: proxies may limit messages to this size,
+gRPC's default, and the router frees the memory of what it has sent. For smaller answers one message
+costs less."""
 ASSUMED_DIMENSIONS = 1_024
-"""Of dense vectors, if the call does not say: as many as large encoders have. Small ones have 384."""
+"""Of dense vectors, if the call does not say: as many as large encoders have. Small ones have
+384.
+"""
 ASSUMED_TOKEN_DIMENSIONS = 128
 """Of a token's vector: late-interaction models have 96 or 128."""
 ASSUMED_ENTRIES = 256
 """Entries of a sparse row, 8 bytes each: SPLADE models return 100 to 300."""
 CHARACTERS_PER_TOKEN = 4
 
-_BITS: dict[DataType, int] = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "uint8": 8, "binary": 1}
+_BITS: dict[DataType, int] = {
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "int8": 8,
+    "uint8": 8,
+    "binary": 1,
+}
 
 
-def is_large(lengths: Sequence[int], forms: Sequence[Form], data_type: DataType, dimensions: int) -> bool:
-    """Whether more than STREAMED_BYTES is expected for items of so many characters. `dimensions` 0: the model's own."""
+def is_large(
+    lengths: Sequence[int], forms: Sequence[Form], data_type: DataType, dimensions: int
+) -> bool:
+    """Whether more than STREAMED_BYTES is expected for items of so many characters. `dimensions` 0:
+    the model's own.
+    """
     bits = _BITS[data_type]
     expected = 0
     if "dense" in forms or not forms:
@@ -46,8 +62,8 @@ def is_large(lengths: Sequence[int], forms: Sequence[Form], data_type: DataType,
 
 
 class Rows:
-    """The dense vectors of `items` items, allocated when the first rows arrive with their dimensions. Threads may share an
-    object."""
+    """The dense vectors of `items` items, allocated when the first rows arrive with their
+    dimensions. Threads may share an object."""
 
     def __init__(self, items: int) -> None:
         self._items = items
@@ -56,16 +72,22 @@ class Rows:
         self._array: Numbers | None = None
 
     def put(self, first: int, rows: Numbers) -> Numbers:
-        """Copies rows to their place and returns a view of them there; if they are all rows, returns them uncopied. Raises
-        InternalError if they do not fit."""
+        """Copies rows to their place and returns a view of them there; if they are all rows,
+        returns them uncopied. Raises InternalError if they do not fit."""
         if len(rows) == self._items:
             return rows
         with self._lock:
             if self._array is None:
                 self._array = self._allocated(rows)
         whole = self._array
-        if whole.dtype != rows.dtype or whole.shape[1:] != rows.shape[1:] or first + len(rows) > len(whole):
-            raise InternalError("the mesh returned parts of this result in different shapes, or more rows than items")
+        if (
+            whole.dtype != rows.dtype
+            or whole.shape[1:] != rows.shape[1:]
+            or first + len(rows) > len(whole)
+        ):
+            raise InternalError(
+                "the mesh returned parts of this result in different shapes, or more rows than items"
+            )
         view = whole[first : first + len(rows)]
         view[:] = rows
         view.flags.writeable = False
@@ -75,7 +97,9 @@ class Rows:
         try:
             return np.empty((self._items, *rows.shape[1:]), rows.dtype)
         except (MemoryError, ValueError) as error:
-            raise InternalError(f"the mesh returned rows that do not fit into memory: {error}") from None
+            raise InternalError(
+                f"the mesh returned rows that do not fit into memory: {error}"
+            ) from None
 
 
 class EncodeSink:
@@ -93,7 +117,9 @@ class EncodeSink:
         count = _rows_of(result)
         if result.is_divided:  # How many rows there will be is not known before the last message.
             if len(result.chunks.starts) != count:
-                raise InternalError(f"the mesh returned {count} rows for {len(result.chunks.starts)} chunks")
+                raise InternalError(
+                    f"the mesh returned {count} rows for {len(result.chunks.starts)} chunks"
+                )
             count = len(result.chunks)
         elif "dense" in result.representations:
             array = self._rows.put(self._first + self._count, result.vectors.array)
@@ -102,7 +128,9 @@ class EncodeSink:
         self._count += count
 
     def finish(self) -> EncodeResult:
-        """Raises InternalError if rows are missing, ModelChanged if they come from two revisions."""
+        """Raises InternalError if rows are missing, ModelChanged if they come from two
+        revisions.
+        """
         if self._count != self._items:
             raise InternalError(f"the mesh returned {self._count} rows for {self._items} items")
         return merge_encode(self._parts)
@@ -116,5 +144,7 @@ def _rows_of(result: EncodeResult) -> int:
         *([len(result.multi_vector)] if "multi_vector" in forms else []),
     }
     if len(counts) != 1:
-        raise InternalError("the mesh's answer has no rows, or different numbers of rows in its representations")
+        raise InternalError(
+            "the mesh's answer has no rows, or different numbers of rows in its representations"
+        )
     return counts.pop()

@@ -10,14 +10,27 @@ import numpy.typing as npt
 
 from shoal.errors import InternalError, ModelChanged
 from shoal.requests.skipping import NO_EXTRACTIONS, NO_SCORES, NO_TEXTS, NO_TOKENS
-from shoal.results import Chunks, EncodeResult, ExtractResult, Numbers, Ragged, ScoreResult, Sparse, Timings, Usage, Vectors
+from shoal.results import (
+    Chunks,
+    EncodeResult,
+    ExtractResult,
+    Numbers,
+    Ragged,
+    ScoreResult,
+    Sparse,
+    Timings,
+    Usage,
+    Vectors,
+)
 from shoal.tokens import DetokenizeResult, TokenizeResult
 
 N = TypeVar("N", bound=np.number)
 
 
 def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
-    """There is at least one part. Raises InternalError if shapes differ, ModelChanged if revisions do."""
+    """There is at least one part. Raises InternalError if shapes differ, ModelChanged if revisions
+    do.
+    """
     if len(parts) == 1:
         return parts[0]
     return EncodeResult(
@@ -32,14 +45,21 @@ def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
 
 
 def merge_score(parts: Sequence[ScoreResult], *, top_n: int) -> ScoreResult:
-    """`top_n` 0 ranks all documents; equal scores keep document order. Raises as `merge_encode` does."""
+    """`top_n` 0 ranks all documents; equal scores keep document order. Raises as `merge_encode`
+    does.
+    """
     if len(parts) < 2:
         return parts[0] if parts else NO_SCORES
     scores = _joined([part.scores for part in parts])
     ranking = np.argsort(-scores, kind="stable")[: top_n or None]
     ranking.flags.writeable = False
-    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
-    return ScoreResult(scores, ranking, usage, timings, _revision([part.revision for part in parts]))
+    usage, timings = (
+        _usage([part.usage for part in parts]),
+        _timings([part.timings for part in parts]),
+    )
+    return ScoreResult(
+        scores, ranking, usage, timings, _revision([part.revision for part in parts])
+    )
 
 
 def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
@@ -47,7 +67,10 @@ def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
     if len(parts) < 2:
         return parts[0] if parts else NO_EXTRACTIONS
     results = tuple(result for part in parts for result in part.results)
-    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    usage, timings = (
+        _usage([part.usage for part in parts]),
+        _timings([part.timings for part in parts]),
+    )
     return ExtractResult(results, usage, timings, _revision([part.revision for part in parts]))
 
 
@@ -56,8 +79,13 @@ def merge_tokenize(parts: Sequence[TokenizeResult]) -> TokenizeResult:
     if len(parts) < 2:
         return parts[0] if parts else NO_TOKENS
     texts = tuple(text for part in parts for text in part.texts)
-    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
-    return TokenizeResult(texts, parts[0].max_tokens, usage, timings, _revision([part.revision for part in parts]))
+    usage, timings = (
+        _usage([part.usage for part in parts]),
+        _timings([part.timings for part in parts]),
+    )
+    return TokenizeResult(
+        texts, parts[0].max_tokens, usage, timings, _revision([part.revision for part in parts])
+    )
 
 
 def merge_detokenize(parts: Sequence[DetokenizeResult]) -> DetokenizeResult:
@@ -65,7 +93,10 @@ def merge_detokenize(parts: Sequence[DetokenizeResult]) -> DetokenizeResult:
     if len(parts) < 2:
         return parts[0] if parts else NO_TEXTS
     texts = tuple(text for part in parts for text in part.texts)
-    usage, timings = _usage([part.usage for part in parts]), _timings([part.timings for part in parts])
+    usage, timings = (
+        _usage([part.usage for part in parts]),
+        _timings([part.timings for part in parts]),
+    )
     return DetokenizeResult(texts, usage, timings, _revision([part.revision for part in parts]))
 
 
@@ -74,19 +105,32 @@ def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
     try:
         joined = np.concatenate(arrays) if joined is None else joined
     except (TypeError, ValueError) as error:
-        raise InternalError(f"the mesh answered the parts of this call in different shapes: {error}") from error
+        raise InternalError(
+            f"the mesh answered the parts of this call in different shapes: {error}"
+        ) from error
     joined.flags.writeable = False  # As the arrays of an unsplit answer are.
     return joined
 
 
 def _shared_base(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N] | None:
-    """The array of which these are consecutive rows, cut to them; None if they are not rows of one array and must be copied."""
+    """The array of which these are consecutive rows, cut to them; None if they are not rows of one
+    array and must be copied.
+    """
     whole = arrays[0].base
-    if not isinstance(whole, np.ndarray) or not whole.nbytes or whole.shape[1:] != arrays[0].shape[1:]:
+    if (
+        not isinstance(whole, np.ndarray)
+        or not whole.nbytes
+        or whole.shape[1:] != arrays[0].shape[1:]
+    ):
         return None
     begin = at = arrays[0].ctypes.data
     for array in arrays:
-        if array.base is not whole or array.dtype != whole.dtype or array.ctypes.data != at or not array.flags.c_contiguous:
+        if (
+            array.base is not whole
+            or array.dtype != whole.dtype
+            or array.ctypes.data != at
+            or not array.flags.c_contiguous
+        ):
             return None
         at += array.nbytes
     first, end = ((address - whole.ctypes.data) // whole.strides[0] for address in (begin, at))
@@ -110,13 +154,20 @@ def _vectors(parts: Sequence[Vectors]) -> Vectors | None:
 def _offsets(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """Row boundaries of the parts, each shifted by the ends of those before it."""
     starts = np.cumsum([0, *(int(part[-1]) for part in parts)])
-    return _joined([np.zeros(1, np.int64), *(part[1:] + start for part, start in zip(parts, starts, strict=False))])
+    return _joined(
+        [
+            np.zeros(1, np.int64),
+            *(part[1:] + start for part, start in zip(parts, starts, strict=False)),
+        ]
+    )
 
 
 def _ragged(parts: Sequence[Ragged]) -> Ragged | None:
     if not parts:
         return None
-    return Ragged(_joined([part.values for part in parts]), _offsets([part.offsets for part in parts]))
+    return Ragged(
+        _joined([part.values for part in parts]), _offsets([part.offsets for part in parts])
+    )
 
 
 def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
@@ -125,13 +176,21 @@ def _sparse(parts: Sequence[Sparse]) -> Sparse | None:
     data: Numbers = _joined([part.data for part in parts])
     indices = _joined([part.indices for part in parts])
     shape = (sum(len(part) for part in parts), parts[0].shape[1])
-    return Sparse(data, indices, _offsets([part.indptr for part in parts]), shape, any(part.truncated for part in parts))
+    return Sparse(
+        data,
+        indices,
+        _offsets([part.indptr for part in parts]),
+        shape,
+        any(part.truncated for part in parts),
+    )
 
 
 def _chunks(parts: Sequence[Chunks]) -> Chunks | None:
     if not parts:
         return None
-    starts, ends, tokens = (_joined([getattr(part, name) for part in parts]) for name in ("starts", "ends", "tokens"))
+    starts, ends, tokens = (
+        _joined([getattr(part, name) for part in parts]) for name in ("starts", "ends", "tokens")
+    )
     return Chunks(_offsets([part.offsets for part in parts]), starts, ends, tokens)
 
 

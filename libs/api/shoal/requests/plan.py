@@ -1,4 +1,5 @@
-"""The plan of an inference call: how its items become requests, and the replies one result. Implemented for each verb.
+"""The plan of an inference call: how its items become requests, and the replies one result.
+Implemented for each verb.
 
 `shoal.calls` executes plans; it knows nothing else of a verb.
 """
@@ -20,10 +21,12 @@ A = TypeVar("A", contravariant=True)
 B = TypeVar("B", covariant=True)
 
 MAX_REPEATED_BYTES: Final = 192 << 20
-"""What all items of a request may repeat: routers let a request make a worker read 256 MiB, of which items are 64 MiB at most."""
+"""What all items of a request may repeat: routers let a request make a worker read 256 MiB, of
+which items are 64 MiB at most.
+"""
 MAX_ANSWERED_BYTES: Final = 4 << 20
-"""What the answer to a request may repeat of its labels, each with its score, as routers allow; and what the results that depend on
-the items share."""
+"""What the answer to a request may repeat of its labels, each with its score, as routers allow; and
+what the results that depend on the items share."""
 
 
 ANY_NUMBER: Final = sys.maxsize
@@ -54,12 +57,14 @@ class SingleReply(Generic[R, T]):
 
 
 class Plan(ABC, Generic[Q, R, T]):
-    """An inference verb with its arguments, for a list of items that may be sent as several requests.
+    """An inference verb with its arguments, for a list of items that may be sent as several
+    requests.
 
-    `method`: called for each request. `name`: that of the list in requests and field paths. `lengths`: characters of each item.
-    `invalid`: items that are known to be invalid and are not sent; None: any invalid item fails the call. `repeated_bytes`: what
-    a model may read once more with each item, the query and labels; `answered_bytes`: what its answer may repeat for each item,
-    labels with their scores.
+    `method`: called for each request. `name`: that of the list in requests and field paths.
+    `lengths`: characters of each item. `invalid`: items that are known to be invalid and are not
+    sent; None: any invalid item fails the call. `repeated_bytes`: what a model may read once more
+    with each item, the query and labels; `answered_bytes`: what its answer may repeat for each
+    item, labels with their scores.
     """
 
     method: Method[Q, R]
@@ -67,10 +72,17 @@ class Plan(ABC, Generic[Q, R, T]):
     most_items: int = ANY_NUMBER
     """Of a request; fewer where items have pages of documents."""
     stream: Method[Q, R] | None = None
-    """The method for an answer that is expected to be large; a router that does not have it is called by `method`."""
+    """The method for an answer that is expected to be large; a router that does not have it is
+    called by `method`.
+    """
 
     def __init__(
-        self, lengths: Sequence[int], invalid: Sequence[Skipped] | None, *, repeated_bytes: int, answered_bytes: int = 0
+        self,
+        lengths: Sequence[int],
+        invalid: Sequence[Skipped] | None,
+        *,
+        repeated_bytes: int,
+        answered_bytes: int = 0,
     ) -> None:
         self.lengths, self.invalid = lengths, invalid
         self._repeated_bytes, self._answered_bytes = repeated_bytes, answered_bytes
@@ -79,7 +91,9 @@ class Plan(ABC, Generic[Q, R, T]):
     def max_items(self) -> int:
         """The most items of one request that a router admits."""
         read, answered = max(1, self._repeated_bytes), max(1, self._answered_bytes)
-        return max(1, min(self.most_items, MAX_REPEATED_BYTES // read, MAX_ANSWERED_BYTES // answered))
+        return max(
+            1, min(self.most_items, MAX_REPEATED_BYTES // read, MAX_ANSWERED_BYTES // answered)
+        )
 
     def places(self) -> Sequence[int]:
         """The indices of the items to send."""
@@ -107,4 +121,6 @@ class Plan(ABC, Generic[Q, R, T]):
 
     @abstractmethod
     def insert_skipped(self, result: T, kept: Sequence[int], skipped: Sequence[Skipped]) -> T:
-        """The result for all items, from that for the items at `kept`: the `skipped` ones get empty rows."""
+        """The result for all items, from that for the items at `kept`: the `skipped` ones get empty
+        rows.
+        """

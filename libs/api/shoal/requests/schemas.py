@@ -11,7 +11,9 @@ from shoal.v1 import inference_pb2 as pb
 
 _INSTANCES = 19
 _SCORE_BYTES = 16
-"""What routers count: for how many instances an answer repeats a relation or a field, and for a name beside its own bytes."""
+"""What routers count: for how many instances an answer repeats a relation or a field, and for a
+name beside its own bytes.
+"""
 _KINDS = {"list": pb.SchemaField.KIND_LIST, "str": pb.SchemaField.KIND_STRING}
 
 
@@ -22,7 +24,10 @@ def schema_message(schema: Schema) -> pb.StructureTask:
         entities=[_label(one) for one in schema.entities],
         classifications=[_classification(one) for one in schema.classifications],
         relations=[_label(one) for one in schema.relations],
-        structures=[_structure(one, f"structure.structures[{index}]") for index, one in enumerate(schema.structures)],
+        structures=[
+            _structure(one, f"structure.structures[{index}]")
+            for index, one in enumerate(schema.structures)
+        ],
         threshold=schema.threshold,
     )
 
@@ -30,9 +35,18 @@ def schema_message(schema: Schema) -> pb.StructureTask:
 def schema_bytes(task: pb.StructureTask) -> int:
     """Bytes that an answer may repeat for each item."""
     once = [one.label for one in task.entities]
-    once += [name for one in task.classifications for name in (one.name, *(label.label for label in one.labels))]
+    once += [
+        name
+        for one in task.classifications
+        for name in (one.name, *(label.label for label in one.labels))
+    ]
     often = [one.label for one in task.relations] + [one.name for one in task.structures]
-    often += [name for one in task.structures for field in one.fields for name in (field.name, *field.choices)]
+    often += [
+        name
+        for one in task.structures
+        for field in one.fields
+        for name in (field.name, *field.choices)
+    ]
     return _answered(once) + _INSTANCES * _answered(often)
 
 
@@ -41,7 +55,9 @@ def _answered(names: Iterable[str]) -> int:
 
 
 def _label(label: SchemaLabel) -> pb.SchemaLabel:
-    return message(pb.SchemaLabel, label=label.label, description=label.description, threshold=label.threshold)
+    return message(
+        pb.SchemaLabel, label=label.label, description=label.description, threshold=label.threshold
+    )
 
 
 def _classification(one: SchemaClassification) -> pb.SchemaClassification:

@@ -54,7 +54,9 @@ class ScorePlan(Plan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]):
         self._documents = item_list(documents, "documents")
         self.most_items = most_items(self._documents)
         invalid = options.invalid("documents", self._documents)
-        super().__init__(item_lengths(self._documents), invalid, repeated_bytes=self._frame.ByteSize())
+        super().__init__(
+            item_lengths(self._documents), invalid, repeated_bytes=self._frame.ByteSize()
+        )
 
     def build(self, places: Sequence[int]) -> pb.ScoreRequest:
         request = pb.ScoreRequest()
@@ -70,5 +72,7 @@ class ScorePlan(Plan[pb.ScoreRequest, pb.ScoreResponse, ScoreResult]):
     def merge(self, results: Sequence[ScoreResult]) -> ScoreResult:
         return merge_score(results, top_n=self._top_n)
 
-    def insert_skipped(self, result: ScoreResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> ScoreResult:
+    def insert_skipped(
+        self, result: ScoreResult, kept: Sequence[int], skipped: Sequence[Skipped]
+    ) -> ScoreResult:
         return with_skipped_scores(result, kept, skipped)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 
 def spans(lengths: Sequence[int], *, max_items: int, max_characters: int) -> list[range]:
-    """Consecutive ranges of item indices, each of at most `max_items` items and, unless it is a single item, `max_characters`.
+    """Consecutive ranges of item indices, each of at most `max_items` items and, unless it is a
+    single item, `max_characters`.
 
-    Ranges are of even size where the lengths allow, so that no small remainder is sent alone. None for an empty list.
+    Ranges are of even size where the lengths allow, so that no small remainder is sent alone. None
+    for an empty list.
     """
     if not lengths:
         return []

@@ -16,9 +16,13 @@ from shoal.transport.methods import DETOKENIZE, TOKENIZE
 from shoal.v1 import inference_pb2 as pb
 
 _ID_LENGTH: Final = 8
-"""Characters that an id counts as, so that a request of the usual size has no more ids than routers allow, 131,072."""
+"""Characters that an id counts as, so that a request of the usual size has no more ids than routers
+allow, 131,072.
+"""
 _NAMED_LENGTH: Final = 2
-"""How many times as long a text counts whose tokens are returned by name: its answer takes 20 bytes for each byte, not 12."""
+"""How many times as long a text counts whose tokens are returned by name: its answer takes 20 bytes
+for each byte, not 12.
+"""
 
 
 class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]):
@@ -26,7 +30,15 @@ class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]
 
     method, name = TOKENIZE, "texts"
 
-    def __init__(self, texts: str | Sequence[str], options: Options, *, special: bool, count_only: bool, names: bool) -> None:
+    def __init__(
+        self,
+        texts: str | Sequence[str],
+        options: Options,
+        *,
+        special: bool,
+        count_only: bool,
+        names: bool,
+    ) -> None:
         self._frame = message(
             pb.TokenizeRequest,
             model=options.model,
@@ -40,7 +52,10 @@ class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]
         self._texts = [texts] if isinstance(texts, str) else list(texts)
         for index, text in enumerate(self._texts):
             if not isinstance(text, str):
-                raise InvalidInput(f"texts[{index}] is a {type(text).__name__}, not a text", field=f"texts[{index}]")
+                raise InvalidInput(
+                    f"texts[{index}] is a {type(text).__name__}, not a text",
+                    field=f"texts[{index}]",
+                )
         longer = _NAMED_LENGTH if names else 1
         # In bytes, by which routers bound the answer.
         lengths = [len(text.encode("utf-8", "replace")) * longer for text in self._texts]
@@ -53,7 +68,9 @@ class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]
             try:
                 request.texts.append(self._texts[place])
             except ValueError as error:
-                raise InvalidInput(f"texts[{place}] is no Unicode text: {error}", field=f"texts[{place}]") from None
+                raise InvalidInput(
+                    f"texts[{place}] is no Unicode text: {error}", field=f"texts[{place}]"
+                ) from None
         return request
 
     def sink(self, places: Sequence[int]) -> SingleReply[pb.TokenizeResponse, TokenizeResult]:
@@ -62,7 +79,9 @@ class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]
     def merge(self, results: Sequence[TokenizeResult]) -> TokenizeResult:
         return merge_tokenize(results)
 
-    def insert_skipped(self, result: TokenizeResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> TokenizeResult:
+    def insert_skipped(
+        self, result: TokenizeResult, kept: Sequence[int], skipped: Sequence[Skipped]
+    ) -> TokenizeResult:
         raise NotImplementedError("no text is skipped")
 
 
@@ -71,7 +90,9 @@ class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, Detokeniz
 
     method, name = DETOKENIZE, "sequences"
 
-    def __init__(self, ids: TokenIds | Sequence[TokenIds], options: Options, *, skip_special: bool) -> None:
+    def __init__(
+        self, ids: TokenIds | Sequence[TokenIds], options: Options, *, skip_special: bool
+    ) -> None:
         self._frame = message(
             pb.DetokenizeRequest,
             model=options.model,
@@ -82,7 +103,11 @@ class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, Detokeniz
         given = list(ids)
         is_flat = bool(given) and not hasattr(given[0], "__len__")
         self._sequences = cast("list[TokenIds]", [given] if is_flat else given)
-        super().__init__([_ID_LENGTH * len(one) for one in self._sequences], None, repeated_bytes=self._frame.ByteSize())
+        super().__init__(
+            [_ID_LENGTH * len(one) for one in self._sequences],
+            None,
+            repeated_bytes=self._frame.ByteSize(),
+        )
 
     def build(self, places: Sequence[int]) -> pb.DetokenizeRequest:
         request = pb.DetokenizeRequest()
@@ -91,7 +116,9 @@ class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, Detokeniz
             try:
                 request.sequences.add(ids=map(int, self._sequences[place]))
             except (TypeError, ValueError) as error:
-                raise InvalidInput(f"sequences[{place}] has no ids of tokens: {error}", field=f"sequences[{place}]") from None
+                raise InvalidInput(
+                    f"sequences[{place}] has no ids of tokens: {error}", field=f"sequences[{place}]"
+                ) from None
         return request
 
     def sink(self, places: Sequence[int]) -> SingleReply[pb.DetokenizeResponse, DetokenizeResult]:
@@ -100,5 +127,7 @@ class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, Detokeniz
     def merge(self, results: Sequence[DetokenizeResult]) -> DetokenizeResult:
         return merge_detokenize(results)
 
-    def insert_skipped(self, result: DetokenizeResult, kept: Sequence[int], skipped: Sequence[Skipped]) -> DetokenizeResult:
+    def insert_skipped(
+        self, result: DetokenizeResult, kept: Sequence[int], skipped: Sequence[Skipped]
+    ) -> DetokenizeResult:
         raise NotImplementedError("no sequence is skipped")

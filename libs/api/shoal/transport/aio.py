@@ -14,7 +14,7 @@ import grpc.aio
 from shoal.transport.channels import Channels, PooledChannel, channel_options
 from shoal.transport.failures import translate
 from shoal.transport.methods import MULTIPLEX, Method
-from shoal.transport.multiplex import KINDS, MOST_BYTES, Streams, Unsupported
+from shoal.transport.multiplex import KINDS, MAX_BYTES, Streams, Unsupported
 from shoal.transport.trust import Tls
 from shoal.transport.wire import Metadata, Wire
 
@@ -31,15 +31,21 @@ class AsyncTransport:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(self._open, tls)
         # The state: streams of each channel.
-        self._streams: WeakKeyDictionary[PooledChannel[grpc.aio.Channel], Streams] = WeakKeyDictionary()
+        self._streams: WeakKeyDictionary[PooledChannel[grpc.aio.Channel], Streams] = (
+            WeakKeyDictionary()
+        )
 
-    async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+    async def send(
+        self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata
+    ) -> R:
         self._check_loop()
         pooled = self._channels.acquire(address)
         kind = KINDS.get(method.path)
         try:
             if kind is not None:
-                return await self._send_with_others(pooled, address, kind, method, request, timeout, metadata)
+                return await self._send_with_others(
+                    pooled, address, kind, method, request, timeout, metadata
+                )
             reply: R = await pooled.method(method)(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise translate(error, address) from None
@@ -61,11 +67,13 @@ class AsyncTransport:
         """On a stream, if other calls are in flight, else as `pooled.method` does."""
         streams = self._streams.get(pooled)
         if streams is None:
-            streams = self._streams[pooled] = Streams(lambda shared: pooled.exchange(MULTIPLEX)(metadata=shared), address)
+            streams = self._streams[pooled] = Streams(
+                lambda shared: pooled.exchange(MULTIPLEX)(metadata=shared), address
+            )
         group = streams.enter(metadata)
         try:
             stream = streams.stream(group)
-            if stream is not None and len(body := method.serialize(request)) <= MOST_BYTES:
+            if stream is not None and len(body := method.serialize(request)) <= MAX_BYTES:
                 try:
                     return method.parse(await stream.call(kind, body, timeout, metadata))
                 except Unsupported:
@@ -76,16 +84,33 @@ class AsyncTransport:
             streams.leave(group)
 
     async def receive(
-        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+        self,
+        address: str,
+        method: Method[Q, R],
+        request: Q,
+        take: Callable[[R], None],
+        *,
+        timeout: float,
+        metadata: Metadata,
     ) -> None:
-        async with aclosing(self.stream(address, method, request, timeout=timeout, metadata=metadata)) as replies:
+        async with aclosing(
+            self.stream(address, method, request, timeout=timeout, metadata=metadata)
+        ) as replies:
             async for reply in replies:
                 take(reply)
 
     async def stream(
-        self, address: str, method: Method[Q, R], request: Q, *, timeout: float | None = None, metadata: Metadata
+        self,
+        address: str,
+        method: Method[Q, R],
+        request: Q,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata,
     ) -> AsyncGenerator[R]:
-        """The replies of a server-streaming method; closing the generator cancels the call. Raises ShoalError."""
+        """The replies of a server-streaming method; closing the generator cancels the call. Raises
+        ShoalError.
+        """
         self._check_loop()
         pooled = self._channels.acquire(address)
         call = pooled.stream(method)(request, timeout=timeout, metadata=metadata)
@@ -103,7 +128,11 @@ class AsyncTransport:
         await asyncio.sleep(seconds)
 
     async def gather(
-        self, jobs: Sequence[Callable[[Wire], Awaitable[T]]], *, limit: int, on_done: Callable[[int], None]
+        self,
+        jobs: Sequence[Callable[[Wire], Awaitable[T]]],
+        *,
+        limit: int,
+        on_done: Callable[[int], None],
     ) -> list[T]:
         results: dict[int, T] = {}
 

@@ -1,4 +1,6 @@
-"""The transport of `Client`: blocking gRPC in the caller's thread, and a thread pool for the parts of a long list."""
+"""The transport of `Client`: blocking gRPC in the caller's thread, and a thread pool for the parts
+of a long list.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,26 @@ T = TypeVar("T")
 
 
 def finish(coroutine: Awaitable[T]) -> T:
-    """Runs a coroutine that never suspends to completion; every verb over a BlockingTransport is one."""
+    """Runs a coroutine that never suspends to completion; every verb over a BlockingTransport is
+    one.
+    """
     steps = coroutine.__await__()
     try:
         next(steps)
     except StopIteration as stop:
         result: T = stop.value
         return result
-    raise AssertionError("a coroutine suspended over the blocking transport; this is a fault of the client, please report it")
+    raise AssertionError(
+        "a coroutine suspended over the blocking transport; this is a fault of the client, please report it"
+    )
 
 
-def blocking(verb: Callable[Concatenate[S, P], Coroutine[object, None, T]]) -> Callable[Concatenate[S, P], T]:
-    """The coroutine method `verb` as a method that blocks until it has the result; signature and documentation are kept."""
+def blocking(
+    verb: Callable[Concatenate[S, P], Coroutine[object, None, T]],
+) -> Callable[Concatenate[S, P], T]:
+    """The coroutine method `verb` as a method that blocks until it has the result; signature and
+    documentation are kept.
+    """
 
     @wraps(verb)
     def call(client: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -56,7 +66,9 @@ class BlockingTransport:
         self._process = 0
         self._channels = Channels(self._open, tls)
 
-    async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+    async def send(
+        self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata
+    ) -> R:
         pooled = self.acquire(address)
         try:
             reply: R = pooled.method(method)(request, timeout=timeout, metadata=metadata)
@@ -67,16 +79,33 @@ class BlockingTransport:
         return reply
 
     async def receive(
-        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+        self,
+        address: str,
+        method: Method[Q, R],
+        request: Q,
+        take: Callable[[R], None],
+        *,
+        timeout: float,
+        metadata: Metadata,
     ) -> None:
-        with closing(self.stream(address, method, request, timeout=timeout, metadata=metadata)) as replies:
+        with closing(
+            self.stream(address, method, request, timeout=timeout, metadata=metadata)
+        ) as replies:
             for reply in replies:
                 take(reply)
 
     def stream(
-        self, address: str, method: Method[Q, R], request: Q, *, timeout: float | None = None, metadata: Metadata
+        self,
+        address: str,
+        method: Method[Q, R],
+        request: Q,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata,
     ) -> Generator[R]:
-        """The replies of a server-streaming method; closing the generator cancels the call. Raises ShoalError."""
+        """The replies of a server-streaming method; closing the generator cancels the call. Raises
+        ShoalError.
+        """
         pooled = self.acquire(address)
         call = pooled.stream(method)(request, timeout=timeout, metadata=metadata)
         try:
@@ -91,7 +120,11 @@ class BlockingTransport:
         time.sleep(seconds)  # noqa: ASYNC251 -- this is the blocking transport; see `finish`
 
     async def gather(
-        self, jobs: Sequence[Callable[[Wire], Awaitable[T]]], *, limit: int, on_done: Callable[[int], None]
+        self,
+        jobs: Sequence[Callable[[Wire], Awaitable[T]]],
+        *,
+        limit: int,
+        on_done: Callable[[int], None],
     ) -> list[T]:
         group = _Group(self)
 
@@ -99,12 +132,16 @@ class BlockingTransport:
             return finish(job(group))
 
         with ThreadPoolExecutor(min(limit, len(jobs)), thread_name_prefix="shoal") as threads:
-            futures: dict[Future[T], int] = {threads.submit(run, job): index for index, job in enumerate(jobs)}
+            futures: dict[Future[T], int] = {
+                threads.submit(run, job): index for index, job in enumerate(jobs)
+            }
             try:
                 for future in as_completed(futures):
                     future.result()
                     on_done(futures[future])
-            except BaseException:  # KeyboardInterrupt, too: the threads must not wait for results that nobody needs.
+            except (
+                BaseException
+            ):  # KeyboardInterrupt, too: the threads must not wait for results that nobody needs.
                 threads.shutdown(wait=False, cancel_futures=True)
                 group.stop()
                 raise
@@ -126,9 +163,12 @@ class BlockingTransport:
         for channel in self._channels.release(pooled):
             channel.close()
 
-    def failed(self, pooled: PooledChannel[grpc.Channel], error: grpc.RpcError, address: str) -> ShoalError:
-        """The ShoalError of a failed call. A channel that cannot connect is replaced: blocking gRPC connects only while a call
-        waits for the channel, and one that has failed once fails calls at once, so it might never connect again."""
+    def failed(
+        self, pooled: PooledChannel[grpc.Channel], error: grpc.RpcError, address: str
+    ) -> ShoalError:
+        """The ShoalError of a failed call. A channel that cannot connect is replaced: blocking gRPC
+        connects only while a call waits for the channel, and one that has failed once fails calls
+        at once, so it might never connect again."""
         failure = translate(error, address)
         if isinstance(failure, CannotConnect):
             self._channels.discard(pooled)
@@ -149,7 +189,9 @@ class BlockingTransport:
 
 
 class _Group:
-    """The Wire of the requests of one `gather`: when one fails, the calls and waits of the others end at once."""
+    """The Wire of the requests of one `gather`: when one fails, the calls and waits of the others
+    end at once.
+    """
 
     def __init__(self, transport: BlockingTransport) -> None:
         self._transport = transport
@@ -157,20 +199,33 @@ class _Group:
         self._stopped = threading.Event()
         self._calls: set[grpc.Future[Any]] = set()
 
-    async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+    async def send(
+        self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata
+    ) -> R:
         with (
             self._channel(address) as pooled,
-            self._cancellable(lambda: pooled.method(method).future(request, timeout=timeout, metadata=metadata)) as call,
+            self._cancellable(
+                lambda: pooled.method(method).future(request, timeout=timeout, metadata=metadata)
+            ) as call,
         ):
             reply: R = call.result()
         return reply
 
     async def receive(
-        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+        self,
+        address: str,
+        method: Method[Q, R],
+        request: Q,
+        take: Callable[[R], None],
+        *,
+        timeout: float,
+        metadata: Metadata,
     ) -> None:
         with (
             self._channel(address) as pooled,
-            self._cancellable(lambda: pooled.stream(method)(request, timeout=timeout, metadata=metadata)) as call,
+            self._cancellable(
+                lambda: pooled.stream(method)(request, timeout=timeout, metadata=metadata)
+            ) as call,
         ):
             for reply in call:
                 take(reply)

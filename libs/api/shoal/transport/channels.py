@@ -1,7 +1,8 @@
-"""The pool of gRPC channels of one client, one for each router: opened on first use, and replaced when certificates have changed.
+"""The pool of gRPC channels of one client, one for each router: opened on first use, and replaced
+when certificates have changed.
 
-The pool opens channels through a function that it is given, and returns those to close to its caller: the client's two transports
-and the worker's link use different kinds of channels.
+The pool opens channels through a function that it is given, and returns those to close to its
+caller: the client's two transports and the worker's link use different kinds of channels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from shoal.version import VERSION
 C = TypeVar("C")
 
 
-# No slots: CPython 3.12.3 (Ubuntu 24.04's) leaves a generic dataclass of `weakref_slot=True` without one.
+# No slots: CPython 3.12.3 (Ubuntu 24.04's) leaves a generic dataclass of `weakref_slot=True`
+# without one.
 @dataclass(eq=False)
 class PooledChannel(Generic[C]):
     """A channel and the number of calls in flight on it. Can be referenced weakly."""
@@ -31,7 +33,9 @@ class PooledChannel(Generic[C]):
     _methods: dict[str, Any] = field(default_factory=dict)
 
     def method(self, method: Method[Any, Any]) -> Any:
-        """gRPC's callable for a unary method, made once for each channel; its message types are those of the Method."""
+        """gRPC's callable for a unary method, made once for each channel; its message types are
+        those of the Method.
+        """
         found = self._methods.get(method.path)
         if found is None:
             channel: Any = self.channel
@@ -43,26 +47,34 @@ class PooledChannel(Generic[C]):
     def stream(self, method: Method[Any, Any]) -> Any:
         """gRPC's callable for a server-streaming method."""
         channel: Any = self.channel
-        return channel.unary_stream(method.path, request_serializer=method.serialize, response_deserializer=method.parse)
+        return channel.unary_stream(
+            method.path, request_serializer=method.serialize, response_deserializer=method.parse
+        )
 
     def exchange(self, method: Method[Any, Any]) -> Any:
         """gRPC's callable for a method that streams both ways."""
         channel: Any = self.channel
-        return channel.stream_stream(method.path, request_serializer=method.serialize, response_deserializer=method.parse)
+        return channel.stream_stream(
+            method.path, request_serializer=method.serialize, response_deserializer=method.parse
+        )
 
 
 class Channels(Generic[C]):
-    """`open` makes a channel to an address, with credentials or (None) without TLS. Threads may share one.
+    """`open` makes a channel to an address, with credentials or (None) without TLS. Threads may
+    share one.
 
-    Each call is between an `acquire` and a `release`, which returns the channels that no call uses any more, for the caller to
-    close.
+    Each call is between an `acquire` and a `release`, which returns the channels that no call uses
+    any more, for the caller to close.
     """
 
-    def __init__(self, open: Callable[[str, grpc.ChannelCredentials | None], C], tls: Tls | None) -> None:
+    def __init__(
+        self, open: Callable[[str, grpc.ChannelCredentials | None], C], tls: Tls | None
+    ) -> None:
         self._open = open
         self._watched = tls.watched() if tls is not None else None
         self._lock = threading.Lock()
-        # The certificates in use; current channels by address; replaced ones with calls in flight; those to close.
+        # The certificates in use; current channels by address; replaced ones with calls in flight;
+        # those to close.
         self._pem: Pem | None = None
         self._current: dict[str, PooledChannel[C]] = {}
         self._retired: set[PooledChannel[C]] = set()
@@ -77,7 +89,9 @@ class Channels(Generic[C]):
             self._renew()
             pooled = self._current.get(address)
             if pooled is None:
-                pooled = self._current[address] = PooledChannel(self._open(address, self._credentials()))
+                pooled = self._current[address] = PooledChannel(
+                    self._open(address, self._credentials())
+                )
             pooled.calls += 1
             return pooled
 
@@ -104,12 +118,17 @@ class Channels(Generic[C]):
         """Returns every channel, for the caller to close; closing them ends calls in flight."""
         with self._lock:
             self._closed = True
-            channels = [*self._unused, *(pooled.channel for pooled in (*self._current.values(), *self._retired))]
+            channels = [
+                *self._unused,
+                *(pooled.channel for pooled in (*self._current.values(), *self._retired)),
+            ]
             self._unused, self._current, self._retired = [], {}, set()
             return channels
 
     def _renew(self) -> None:
-        """Retires all channels when the certificates have changed: calls in flight finish on them, new calls open new ones."""
+        """Retires all channels when the certificates have changed: calls in flight finish on them,
+        new calls open new ones.
+        """
         pem = self._watched.get() if self._watched is not None else None
         if pem == self._pem:
             return
@@ -131,8 +150,9 @@ class Channels(Generic[C]):
 
 
 ANY_ANSWER: Final = (("x-shoal-max-answer-bytes", "-1"),)
-"""Metadata by which a router knows what `grpc.max_receive_message_length` of `channel_options` is: it is not sent by gRPC, and a
-router takes gRPC's default of 4 MiB for a client that does not say."""
+"""Metadata by which a router knows what `grpc.max_receive_message_length` of `channel_options` is:
+it is not sent by gRPC, and a router takes gRPC's default of 4 MiB for a client that does not
+say."""
 
 
 def channel_options(address: str, tls: Tls | None) -> list[tuple[str, str | int]]:
@@ -142,17 +162,21 @@ def channel_options(address: str, tls: Tls | None) -> list[tuple[str, str | int]
         # 512 documents as multi-vectors are more than 100 MB; the server bounds what it accepts.
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        # A peer that vanished without a FIN is noticed within 40 s; the server permits pings this often.
+        # A peer that vanished without a FIN is noticed within 40 s; the server permits pings this
+        # often.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # A restarted router is found again soon, and one that drops packets is given up for the next address.
+        # A restarted router is found again soon, and one that drops packets is given up for the
+        # next address.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # gRPC asks for a name again after 30 s at the earliest: a router that took another's place was found 17 s late.
+        # gRPC asks for a name again after 30 s at the earliest: a router that took another's place
+        # was found 17 s late.
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.min_reconnect_backoff_ms", 2_000),
-        # Connections and their backoff are not shared with other clients, nor with this client's next channel to the same router.
+        # Connections and their backoff are not shared with other clients, nor with this client's
+        # next channel to the same router.
         ("grpc.use_local_subchannel_pool", 1),
         # A name with several addresses (a headless Service) is spread over all of them.
         ("grpc.lb_policy_name", "round_robin"),
@@ -160,7 +184,8 @@ def channel_options(address: str, tls: Tls | None) -> list[tuple[str, str | int]
         ("grpc.service_config_disable_resolution", 1),
     ]
     if is_local(address):
-        # A proxy from the environment (https_proxy) would intercept traffic that is meant to stay on this machine.
+        # A proxy from the environment (https_proxy) would intercept traffic that is meant to stay
+        # on this machine.
         options.append(("grpc.enable_http_proxy", 0))
     if tls is not None and tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))

@@ -1,4 +1,6 @@
-"""From the status of a failed gRPC call to a ShoalError. The only reader of google.rpc details in the client."""
+"""From the status of a failed gRPC call to a ShoalError. The only reader of google.rpc details in
+the client.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ DOMAIN = "shoal"
 
 def translate(error: grpc.RpcError, address: str) -> ShoalError:
     """The ShoalError that a failed gRPC call means."""
-    trailing: Any = error.trailing_metadata() or ()  # Pairs in both; the stubs know only blocking gRPC's.
-    details: bytes = next((value for key, value in trailing if key == "grpc-status-details-bin"), b"")
+    trailing: Any = (
+        error.trailing_metadata() or ()
+    )  # Pairs in both; the stubs know only blocking gRPC's.
+    details: bytes = next(
+        (value for key, value in trailing if key == "grpc-status-details-bin"), b""
+    )
     return decode(error.code().name, error.details() or "", details, address=address)
 
 
@@ -25,32 +31,44 @@ def _subclasses(kind: type[ShoalError]) -> list[type[ShoalError]]:
     return [kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))]
 
 
-_BY_REASON = {kind.reason: kind for kind in reversed(_subclasses(ShoalError)) if kind is not ShoalError}
+_BY_REASON = {
+    kind.reason: kind for kind in reversed(_subclasses(ShoalError)) if kind is not ShoalError
+}
 # The broadest class of each code, for reasons that a newer mesh may have.
-_BY_CODE = {kind.code: kind for kind in reversed(_subclasses(ShoalError)) if ShoalError in kind.__bases__}
+_BY_CODE = {
+    kind.code: kind for kind in reversed(_subclasses(ShoalError)) if ShoalError in kind.__bases__
+}
 
 
 # Parts of BoringSSL's messages, which gRPC passes on, and what each means; the first match counts.
 _HANDSHAKE_FAILURES = (
     ("certificate has expired", "has a certificate that has expired"),
-    ("certificate is not yet valid", "has a certificate that is not valid yet; check the clocks of both machines"),
+    (
+        "certificate is not yet valid",
+        "has a certificate that is not valid yet; check the clocks of both machines",
+    ),
     ("unsupported certificate purpose", "has a certificate that is not a server certificate"),
-    ("CERTIFICATE_VERIFY_FAILED", "has a certificate from an authority that this client does not trust"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "has a certificate from an authority that this client does not trust",
+    ),
     ("WRONG_VERSION_NUMBER", "does not use TLS"),
     ("handshake failed", "failed the TLS handshake with this client"),
 )
 
 _NO_CONNECTION = ("last error: ", "DNS resolution failed")
-"""Parts of gRPC's messages for a call that found no connection; the message for a connection that broke has neither."""
+"""Parts of gRPC's messages for a call that found no connection; the message for a connection that
+broke has neither.
+"""
 
 
 def decode(code: str, text: str, details: bytes, *, address: str) -> ShoalError:
     """The error for the status of a failed call.
 
-    `code` is the gRPC status name, `details` the serialised google.rpc.Status of the trailing metadata
-    (`grpc-status-details-bin`), empty if there is none. UNAVAILABLE without our ErrorInfo does not come from a router but from
-    the network. CANCELLED means that the router ended with calls in flight: a caller that cancels a call of its own does not get
-    here.
+    `code` is the gRPC status name, `details` the serialised google.rpc.Status of the trailing
+    metadata (`grpc-status-details-bin`), empty if there is none. UNAVAILABLE without our ErrorInfo
+    does not come from a router but from the network. CANCELLED means that the router ended with
+    calls in flight: a caller that cancels a call of its own does not get here.
     """
     info, bad, retry = _details(details)
     if info is None and code in ("UNAVAILABLE", "CANCELLED"):
@@ -70,10 +88,13 @@ def decode(code: str, text: str, details: bytes, *, address: str) -> ShoalError:
 
 
 def _cannot_connect(address: str, text: str) -> CannotConnect:
-    # "connections to all backends failing; last error: UNKNOWN: ipv4:127.0.0.1:50051: Ssl handshake failed ..."
+    # "connections to all backends failing; last error: UNKNOWN: ipv4:127.0.0.1:50051: Ssl handshake
+    # failed ..."
     cause = text.partition("last error: ")[2] or text
     if match := re.search(r"Peer name (\S+) is not in peer certificate", cause):
-        return TlsFailed(f"the router at {address} has a certificate that is not valid for the name {match[1]}")
+        return TlsFailed(
+            f"the router at {address} has a certificate that is not valid for the name {match[1]}"
+        )
     for part, meaning in _HANDSHAKE_FAILURES:
         if part in cause:
             return TlsFailed(f"the router at {address} {meaning}")
@@ -86,8 +107,16 @@ def _cannot_connect(address: str, text: str) -> CannotConnect:
 
 def _details(
     data: bytes,
-) -> tuple[error_details_pb2.ErrorInfo | None, error_details_pb2.BadRequest | None, error_details_pb2.RetryInfo | None]:
-    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+) -> tuple[
+    error_details_pb2.ErrorInfo | None,
+    error_details_pb2.BadRequest | None,
+    error_details_pb2.RetryInfo | None,
+]:
+    info, bad, retry = (
+        error_details_pb2.ErrorInfo(),
+        error_details_pb2.BadRequest(),
+        error_details_pb2.RetryInfo(),
+    )
     has_info = has_bad = has_retry = False
     try:
         for detail in status_pb2.Status.FromString(data).details:

@@ -1,5 +1,6 @@
-"""Concurrent requests of one asyncio client to one router on one stream (InferenceService.Multiplex), in place of a gRPC call for
-each: it costs both sides a third of the CPU. Below `aio.py`, which opens streams and falls back on unary calls.
+"""Concurrent requests of one asyncio client to one router on one stream
+(InferenceService.Multiplex), in place of a gRPC call for each: it costs both sides a third of the
+CPU. Below `aio.py`, which opens streams and falls back on unary calls.
 
 Calls that are made in one turn of the event loop go out in one message.
 """
@@ -23,17 +24,21 @@ from shoal.v1 import multiplex_pb2 as pb
 
 KINDS: Final = {ENCODE.path: "encode", SCORE.path: "score", EXTRACT.path: "extract"}
 
-MOST_BYTES: Final = 8 << 10
-"""Larger requests are not for the stream: those behind them, and behind their answers, would wait."""
+MAX_BYTES: Final = 8 << 10
+"""Larger requests are not for the stream: those behind them, and behind their answers, would
+wait.
+"""
 
-MOST_CALLS: Final = 64
-"""Calls in flight on one stream. Where several routers stand behind one name, further streams reach others of them."""
+MAX_CALLS: Final = 64
+"""Calls in flight on one stream. Where several routers stand behind one name, further streams reach
+others of them.
+"""
 
 RENEW_SECONDS: Final = 30.0
-"""The age at which a stream is replaced, so that it reaches routers that are new, and lets go of those that close their connection
-in order: they let it live 75 s longer."""
+"""The age at which a stream is replaced, so that it reaches routers that are new, and lets go of
+those that close their connection in order: they let it live 75 s longer."""
 
-MOST_GROUPS: Final = 100
+MAX_GROUPS: Final = 100
 """Credentials and tenants that have streams on one channel: the calls of further ones are unary."""
 
 UNSUPPORTED_SECONDS: Final = 60.0
@@ -42,7 +47,9 @@ UNSUPPORTED_SECONDS: Final = 60.0
 _MESSAGE_BYTES: Final = 1 << 20
 _TRACESTATE_CHARACTERS: Final = 512
 _BROKEN: Final = "Internal error from Core"
-"""What grpc.aio says where a write meets a connection that has just broken, before its status is known."""
+"""What grpc.aio says where a write meets a connection that has just broken, before its status is
+known.
+"""
 _OF_CALLS: Final = ("x-request-id", "traceparent", "tracestate")
 _CODES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
@@ -52,8 +59,8 @@ class Unsupported(Exception):
 
 
 class Stream:
-    """One open stream. `call` raises ShoalError as a unary call does, and `Unsupported`; a call that is cancelled here is cancelled
-    at the router, too."""
+    """One open stream. `call` raises ShoalError as a unary call does, and `Unsupported`; a call
+    that is cancelled here is cancelled at the router, too."""
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call  # grpc.aio.StreamStreamCall, which is not generic in its stubs
@@ -61,7 +68,8 @@ class Stream:
         self._until = time.monotonic() + RENEW_SECONDS
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
-        # The state: calls that wait for their answer, by number; calls to be written; why the stream ended.
+        # The state: calls that wait for their answer, by number; calls to be written; why the
+        # stream ended.
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._outbox: list[pb.MultiplexedCall] = []
         self._news = asyncio.Event()
@@ -73,7 +81,11 @@ class Stream:
     @property
     def has_room(self) -> bool:
         """Whether another call may go on this stream."""
-        return self._error is None and len(self._waiting) < MOST_CALLS and time.monotonic() < self._until
+        return (
+            self._error is None
+            and len(self._waiting) < MAX_CALLS
+            and time.monotonic() < self._until
+        )
 
     @property
     def is_over(self) -> bool:
@@ -125,7 +137,9 @@ class Stream:
 
     def _late(self, answer: asyncio.Future[bytes]) -> None:
         if not answer.done():
-            answer.set_exception(decode("DEADLINE_EXCEEDED", "Deadline Exceeded", b"", address=self._address))
+            answer.set_exception(
+                decode("DEADLINE_EXCEEDED", "Deadline Exceeded", b"", address=self._address)
+            )
 
     async def _write(self) -> None:
         try:
@@ -157,7 +171,9 @@ class Stream:
             while (response := await self._call.read()) is not grpc.aio.EOF:
                 for answer in response.answers:
                     self._receive(answer)
-            self._end(decode("UNAVAILABLE", "the router ended the stream", b"", address=self._address))
+            self._end(
+                decode("UNAVAILABLE", "the router ended the stream", b"", address=self._address)
+            )
         except grpc.aio.AioRpcError as error:
             self._end(self._translated(error))
         except asyncio.CancelledError:  # the channel was closed, or this stream
@@ -208,7 +224,8 @@ class Streams:
     def __init__(self, open: Callable[[Metadata], Any], address: str) -> None:
         self._open = open
         self._address = address
-        # The state: until when the router is taken for one that knows no stream; calls and streams by what metadata they share.
+        # The state: until when the router is taken for one that knows no stream; calls and streams
+        # by what metadata they share.
         self._unary_until = 0.0
         self._groups: dict[Metadata, _Group] = {}
 
@@ -227,14 +244,16 @@ class Streams:
             self._groups.pop(group.metadata, None)
 
     def stream(self, group: _Group) -> Stream | None:
-        """A stream for a call of the group; None for one that is made by itself: there is no other, or the router is too old."""
+        """A stream for a call of the group; None for one that is made by itself: there is no other,
+        or the router is too old.
+        """
         if time.monotonic() < self._unary_until:
             return None
         streams = group.streams
         if streams and (streams[-1].is_over or not streams[-1].has_room):
             streams = group.streams = [stream for stream in streams if not self._ended(stream)]
         found = next((stream for stream in reversed(streams) if stream.has_room), None)
-        if found is None and group.calls > 1 and (streams or len(self._groups) <= MOST_GROUPS):
+        if found is None and group.calls > 1 and (streams or len(self._groups) <= MAX_GROUPS):
             found = Stream(self._open(group.metadata), self._address)
             streams.append(found)
         return found

@@ -1,6 +1,7 @@
 """TLS and bearer tokens of a caller, read again when their files have changed.
 
-Python's gRPC does not reload a client's certificates: `channels.py` opens a new channel when those of `Tls.watched` have changed.
+Python's gRPC does not reload a client's certificates: `channels.py` opens a new channel when those
+of `Tls.watched` have changed.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ T = TypeVar("T")
 LOOK_SECONDS = 1.0
 """Between two checks of the same files for changes."""
 SETTLE_SECONDS = 0.5
-"""How long a changed file must have been unmodified before it is read: one that is still being written would be read in part."""
+"""How long a changed file must have been unmodified before it is read: one that is still being
+written would be read in part.
+"""
 _TOKEN = re.compile(r"[!-~]+")
 
 
 class Watched(Generic[T]):
-    """The value that `read` makes of `files`, read again when they have changed; checked once a second at most.
+    """The value that `read` makes of `files`, read again when they have changed; checked once a
+    second at most.
 
-    Changed files are read once they have been unmodified for half a second. While they are missing, cannot be read, or do not
-    match (a new certificate whose key is not there yet), the last value stays. Threads may share an object. The constructor
-    raises what `read` raises: OSError or ValueError. `clock`: monotonic seconds; `wall`: Unix seconds, as the times of files are.
+    Changed files are read once they have been unmodified for half a second. While they are missing,
+    cannot be read, or do not match (a new certificate whose key is not there yet), the last value
+    stays. Threads may share an object. The constructor raises what `read` raises: OSError or
+    ValueError. `clock`: monotonic seconds; `wall`: Unix seconds, as the times of files are.
     """
 
     def __init__(
@@ -44,8 +49,8 @@ class Watched(Generic[T]):
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._files, self._read, self._clock, self._wall = tuple(files), read, clock, wall
-        # The stamps of the files that were read, their value, when to check again; stamps that `read` refused, and those of the
-        # last check.
+        # The stamps of the files that were read, their value, when to check again; stamps that
+        # `read` refused, and those of the last check.
         self._read_stamps = self._stamps()
         self._value = read()
         self._next_check = clock() + LOOK_SECONDS
@@ -63,7 +68,10 @@ class Watched(Generic[T]):
                 value = self._read()
             except (OSError, ValueError) as error:
                 if self._refused_stamps != stamps:
-                    log.warning("changed files cannot be used, so the values read before stay in use: %s", error)
+                    log.warning(
+                        "changed files cannot be used, so the values read before stay in use: %s",
+                        error,
+                    )
                 self._refused_stamps = stamps
             else:
                 if self._stamps() == stamps:  # else a file changed while it was read
@@ -71,8 +79,8 @@ class Watched(Generic[T]):
         return self._value
 
     def _is_settled(self, stamps: Sequence[tuple[int, ...] | None]) -> bool:
-        """Whether the files have not changed for a while: by their times, or, should their clock be ahead of ours, since the last
-        check."""
+        """Whether the files have not changed for a while: by their times, or, should their clock be
+        ahead of ours, since the last check."""
         before, self._last_stamps = self._last_stamps, stamps
         modified = max((stamp[1] / 1e9 for stamp in stamps if stamp is not None), default=0.0)
         return stamps == before or self._wall() - modified >= SETTLE_SECONDS
@@ -99,10 +107,12 @@ class Pem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files or their contents. `root_certificates` None: the system's; the certificate chain and key are for mutual TLS.
-    `server_name`: the name in the server's certificate, where it is not that of the address.
+    """PEM files or their contents. `root_certificates` None: the system's; the certificate chain
+    and key are for mutual TLS. `server_name`: the name in the server's certificate, where it is not
+    that of the address.
 
-    Files are read again when they change: new calls then use a new connection, those in flight finish on the old one.
+    Files are read again when they change: new calls then use a new connection, those in flight
+    finish on the old one.
     """
 
     root_certificates: str | Path | bytes | None = field(default=None, repr=False)
@@ -115,27 +125,47 @@ class Tls:
             raise ValueError("mutual TLS needs both certificate_chain and private_key")
 
     def read(self) -> Pem:
-        """Raises ValueError, naming the file, if one cannot be read or parsed, or if the key is not that of the certificate."""
-        pem = Pem(*(_contents(source) for source in (self.root_certificates, self.private_key, self.certificate_chain)))
+        """Raises ValueError, naming the file, if one cannot be read or parsed, or if the key is not
+        that of the certificate.
+        """
+        pem = Pem(
+            *(
+                _contents(source)
+                for source in (self.root_certificates, self.private_key, self.certificate_chain)
+            )
+        )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if pem.root_certificates is not None:
             try:
-                context.load_verify_locations(cadata=pem.root_certificates.decode("ascii", "replace"))
+                context.load_verify_locations(
+                    cadata=pem.root_certificates.decode("ascii", "replace")
+                )
             except (ssl.SSLError, ValueError):
-                raise ValueError(f"{_name(self.root_certificates)} holds no PEM certificates of an authority") from None
+                raise ValueError(
+                    f"{_name(self.root_certificates)} holds no PEM certificates of an authority"
+                ) from None
         chain, key = self.certificate_chain, self.private_key
-        if chain is not None and key is not None and not isinstance(chain, bytes) and not isinstance(key, bytes):
+        if (
+            chain is not None
+            and key is not None
+            and not isinstance(chain, bytes)
+            and not isinstance(key, bytes)
+        ):
             try:
                 context.load_cert_chain(chain, key, password=lambda: "")
             except (OSError, ValueError) as error:
                 cause = getattr(error, "reason", None) or "not PEM"
-                raise ValueError(f"{chain} and {key} are not a certificate and its unencrypted key: {cause}") from None
+                raise ValueError(
+                    f"{chain} and {key} are not a certificate and its unencrypted key: {cause}"
+                ) from None
         return pem
 
     def watched(self) -> Watched[Pem]:
         """The contents, read again when the files change. Raises ValueError as `read` does."""
         sources = (self.root_certificates, self.certificate_chain, self.private_key)
-        return Watched([Path(source) for source in sources if isinstance(source, (str, Path))], self.read)
+        return Watched(
+            [Path(source) for source in sources if isinstance(source, (str, Path))], self.read
+        )
 
 
 def _contents(source: str | Path | bytes | None) -> bytes | None:
@@ -152,7 +182,9 @@ def _name(source: str | Path | bytes | None) -> str:
 
 
 class TokenFile:
-    """A function that returns the bearer token in a file, read again when the file changes. The constructor raises ValueError."""
+    """A function that returns the bearer token in a file, read again when the file changes. The
+    constructor raises ValueError.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -168,11 +200,15 @@ class TokenFile:
         try:
             token = self._path.read_text("utf-8").strip()
         except OSError as error:
-            raise ValueError(f"the token file {self._path} cannot be read: {error.strerror}") from None
+            raise ValueError(
+                f"the token file {self._path} cannot be read: {error.strerror}"
+            ) from None
         except UnicodeDecodeError:
             raise ValueError(f"the token file {self._path} is not text") from None
         if not _TOKEN.fullmatch(token):
-            raise ValueError(f"the token file {self._path} must hold one token: visible ASCII characters without spaces")
+            raise ValueError(
+                f"the token file {self._path} must hold one token: visible ASCII characters without spaces"
+            )
         return token
 
 
@@ -184,13 +220,21 @@ class Trust:
     token: str | Callable[[], str] = field(default="", repr=False)
     """The token, or a function that returns the current one."""
     token_without_tls: bool = False
-    """Whether the token may be sent in plain text to other machines, because something else protects the network."""
+    """Whether the token may be sent in plain text to other machines, because something else
+    protects the network.
+    """
 
     def check(self, addresses: Iterable[str]) -> None:
-        """Raises ValueError if files cannot be used, or the token would be sent unencrypted to another machine."""
+        """Raises ValueError if files cannot be used, or the token would be sent unencrypted to
+        another machine.
+        """
         if self.tls is not None:
             self.tls.read()
-        elif self.token and not self.token_without_tls and not all(is_local(address) for address in addresses):
+        elif (
+            self.token
+            and not self.token_without_tls
+            and not all(is_local(address) for address in addresses)
+        ):
             raise ValueError(
                 f"the token would be sent unencrypted to {', '.join(addresses)}: use tls (SHOAL_TLS_CA), or set"
                 " token_without_tls=True (SHOAL_TOKEN_WITHOUT_TLS=1)"
@@ -200,17 +244,27 @@ class Trust:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Trust:
-        """From the variables SHOAL_TLS… and SHOAL_TOKEN…. Raises ValueError, naming the variable or the file."""
-        return Trust(tls_from(environ), token_from(environ), flag(environ, "SHOAL_TOKEN_WITHOUT_TLS"))
+        """From the variables SHOAL_TLS… and SHOAL_TOKEN…. Raises ValueError, naming the variable or
+        the file.
+        """
+        return Trust(
+            tls_from(environ), token_from(environ), flag(environ, "SHOAL_TOKEN_WITHOUT_TLS")
+        )
 
     def describe(self) -> str:
         """For logs: whether TLS and a token are used, without their contents."""
-        tls = "no TLS" if self.tls is None else "mutual TLS" if self.tls.certificate_chain is not None else "TLS"
+        tls = (
+            "no TLS"
+            if self.tls is None
+            else "mutual TLS"
+            if self.tls.certificate_chain is not None
+            else "TLS"
+        )
         return f"{tls}, {'a token' if self.token else 'no token'}"
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The authorization header. Raises ValueError for a token that a header cannot hold; gRPC's own error would show the
-        token."""
+        """The authorization header. Raises ValueError for a token that a header cannot hold; gRPC's
+        own error would show the token."""
         token = self.token if isinstance(self.token, str) else self.token()
         if not token:
             return ()
@@ -220,22 +274,32 @@ class Trust:
 
 
 def tls_from(environ: Mapping[str, str] = os.environ) -> Tls | None:
-    """From SHOAL_TLS, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME; None if all are empty. Raises ValueError."""
-    ca, chain, key, name = (environ.get(f"SHOAL_TLS_{part}") or None for part in ("CA", "CERT", "KEY", "NAME"))
+    """From SHOAL_TLS, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME; None if all
+    are empty. Raises ValueError.
+    """
+    ca, chain, key, name = (
+        environ.get(f"SHOAL_TLS_{part}") or None for part in ("CA", "CERT", "KEY", "NAME")
+    )
     wanted = flag(environ, "SHOAL_TLS")
     if (chain is None) != (key is None):
-        raise ValueError("SHOAL_TLS_CERT and SHOAL_TLS_KEY must be set together: a certificate and its key")
+        raise ValueError(
+            "SHOAL_TLS_CERT and SHOAL_TLS_KEY must be set together: a certificate and its key"
+        )
     return Tls(ca, chain, key, name or "") if wanted or ca or chain or name else None
 
 
 def token_from(environ: Mapping[str, str] = os.environ) -> str | TokenFile:
-    """The token of SHOAL_TOKEN, else that in the file SHOAL_TOKEN_FILE, else an empty one. Raises ValueError."""
+    """The token of SHOAL_TOKEN, else that in the file SHOAL_TOKEN_FILE, else an empty one. Raises
+    ValueError.
+    """
     file = environ.get("SHOAL_TOKEN_FILE")
     return environ.get("SHOAL_TOKEN") or (TokenFile(file) if file else "")
 
 
 def flag(environ: Mapping[str, str], name: str) -> bool:
-    """The value of a Boolean variable. Raises ValueError unless it is 1, true, 0, false or empty."""
+    """The value of a Boolean variable. Raises ValueError unless it is 1, true, 0, false or
+    empty.
+    """
     value = environ.get(name, "").strip().lower()
     if value not in ("", "0", "false", "1", "true"):
         raise ValueError(f"{name} must be 1 or 0, not {value!r}")

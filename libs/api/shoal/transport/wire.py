@@ -1,8 +1,9 @@
-"""The interface between the logic of a call (`shoal.calls`) and the two ways of sending it (`blocking.py`, `aio.py`).
+"""The interface between the logic of a call (`shoal.calls`) and the two ways of sending it
+(`blocking.py`, `aio.py`).
 
-The client's logic is written once, as coroutines over these protocols. Over grpc.aio they are awaited. Over blocking gRPC nothing
-in them ever suspends, and `blocking.finish` runs them to completion in the caller's thread, without an event loop or another
-thread.
+The client's logic is written once, as coroutines over these protocols. Over grpc.aio they are
+awaited. Over blocking gRPC nothing in them ever suspends, and `blocking.finish` runs them to
+completion in the caller's thread, without an event loop or another thread.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ Metadata = tuple[tuple[str, str], ...]
 class Wire(Protocol):
     """Sends requests and waits between them."""
 
-    async def send(self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata) -> R:
+    async def send(
+        self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata
+    ) -> R:
         """The reply. Raises ShoalError."""
 
     async def receive(
-        self, address: str, method: Method[Q, R], request: Q, take: Callable[[R], None], *, timeout: float, metadata: Metadata
+        self,
+        address: str,
+        method: Method[Q, R],
+        request: Q,
+        take: Callable[[R], None],
+        *,
+        timeout: float,
+        metadata: Metadata,
     ) -> None:
         """Passes each reply of a server-streaming method to `take`, in order. Raises ShoalError."""
 
@@ -36,7 +46,12 @@ class Transport(Wire, Protocol):
     """A Wire with its own channels to routers, opened on first use."""
 
     async def gather(
-        self, jobs: Sequence[Callable[[Wire], Awaitable[T]]], *, limit: int, on_done: Callable[[int], None]
+        self,
+        jobs: Sequence[Callable[[Wire], Awaitable[T]]],
+        *,
+        limit: int,
+        on_done: Callable[[int], None],
     ) -> list[T]:
-        """The results of `jobs` in their order. At most `limit` run at a time; `on_done(index)` is called after each, in the
-        caller's thread. The first failure cancels the other jobs and is raised."""
+        """The results of `jobs` in their order. At most `limit` run at a time; `on_done(index)` is
+        called after each, in the caller's thread. The first failure cancels the other jobs and is
+        raised."""

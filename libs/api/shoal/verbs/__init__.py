@@ -1,5 +1,7 @@
-"""The methods of the clients: `encode`, `score`, `extract` … (`inference.py`), `mesh`, `explain`, `models.list` … (`operation.py`).
+"""The methods of the clients: `encode`, `score`, `extract` … (`inference.py`), `mesh`, `explain`,
+`models.list` … (`operation.py`).
 
-Each verb is written once, as a coroutine function whose first argument is the client; `shoal.client` binds it to `AsyncClient` as
-it is and to `Client` through `blocking`. Arguments and their documentation belong here; how requests are built or sent does not.
+Each verb is written once, as a coroutine function whose first argument is the client;
+`shoal.client` binds it to `AsyncClient` as it is and to `Client` through `blocking`. Arguments and
+their documentation belong here; how requests are built or sent does not.
 """

@@ -1,4 +1,6 @@
-"""The base classes of both clients: the settings of a connection, and the object that sends requests."""
+"""The base classes of both clients: the settings of a connection, and the object that sends
+requests.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,17 @@ _HEADER = re.compile(r"[ -~]*")
 class ClientBase:
     """What both clients have in common.
 
-    `address`: `host:port`, or several separated by commas: one is used until it fails, then the next. Default: the environment
-    variable SHOAL_ADDRESS, else 127.0.0.1:50051. `tenant`: the tenant for fair queueing. `token`: a bearer token, or a function
-    that returns the current one, such as `TokenFile(path)`; default: SHOAL_TOKEN, else the token in the file SHOAL_TOKEN_FILE. It
-    is sent only over TLS or to this machine, unless `token_without_tls` (SHOAL_TOKEN_WITHOUT_TLS=1). `tls`: True for the system's
-    certificates, `Tls(...)`, or False; default: from SHOAL_TLS=1, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME.
-    Files of certificates and tokens are read again when they change. `timeout`: seconds for one request, retries included. A call
-    of more than `request_items` items or about `request_characters` characters is split into requests, `concurrency` of which are
-    in flight at a time. `retry`: when failed requests are sent again. The first call connects. Raises ValueError for invalid
+    `address`: `host:port`, or several separated by commas: one is used until it fails, then the
+    next. Default: the environment variable SHOAL_ADDRESS, else 127.0.0.1:50051. `tenant`: the
+    tenant for fair queueing. `token`: a bearer token, or a function that returns the current one,
+    such as `TokenFile(path)`; default: SHOAL_TOKEN, else the token in the file SHOAL_TOKEN_FILE. It
+    is sent only over TLS or to this machine, unless `token_without_tls`
+    (SHOAL_TOKEN_WITHOUT_TLS=1). `tls`: True for the system's certificates, `Tls(...)`, or False;
+    default: from SHOAL_TLS=1, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME. Files
+    of certificates and tokens are read again when they change. `timeout`: seconds for one request,
+    retries included. A call of more than `request_items` items or about `request_characters`
+    characters is split into requests, `concurrency` of which are in flight at a time. `retry`: when
+    failed requests are sent again. The first call connects. Raises ValueError for invalid
     arguments.
     """
 
@@ -82,12 +87,16 @@ class ModelsBase:
         return f"{self._client!r}.models"
 
 
-def _trust(tls: Tls | bool | None, token: str | Callable[[], str] | None, token_without_tls: bool | None) -> Trust:
+def _trust(
+    tls: Tls | bool | None, token: str | Callable[[], str] | None, token_without_tls: bool | None
+) -> Trust:
     """What the arguments say, and for None the environment. Raises ValueError."""
     return Trust(
         tls_from() if tls is None else Tls() if tls is True else tls or None,
         token_from() if token is None else token,
-        flag(os.environ, "SHOAL_TOKEN_WITHOUT_TLS") if token_without_tls is None else token_without_tls,
+        flag(os.environ, "SHOAL_TOKEN_WITHOUT_TLS")
+        if token_without_tls is None
+        else token_without_tls,
     )
 
 

@@ -52,21 +52,36 @@ async def encode(
     on_progress: Progress | None = None,
     writable: bool = False,
 ) -> EncodeResult:
-    """Encodes texts as vectors; row i of the result is for item i, and a single text is a list of one.
+    """Encodes texts as vectors; row i of the result is for item i, and a single text is a list of
+    one.
 
-    `role` selects the model's prompt, `instruction` replaces it. `representations`: default the model's main one. `data_type`:
-    default float32. `dimensions`: keep the first so many numbers (Matryoshka; 0: all); `normalize` is applied after that, default
-    as configured for the model. `pooling_factor`: return so many times fewer vectors of each multi-vector, the means of clusters
-    of similar ones (2 to 64; 0: all). `chunking`: divide each text; rows are for chunks then, and `result.chunks[i]` are those of
-    item i. `truncation` "none" refuses items that are too long, "end" (default) and "start" cut there.
-    `adapter`: a LoRA adapter of the model, `org/name`, or the name of a task that it has one of its own for. `pool`: the workers
-    to serve it, default as the mesh's catalog says. `priority`: "interactive" (default) or "bulk". `on_invalid` "skip": an item
-    that is empty, too long or not a text does not fail the call; its row is NaN, and `result.skipped` says why.
-    `on_progress(done, total)` is called after each request of a long list. `writable`: returns arrays that may be modified. An
-    empty list sends no request: its result has no rows. Raises ShoalError.
+    `role` selects the model's prompt, `instruction` replaces it. `representations`: default the
+    model's main one. `data_type`: default float32. `dimensions`: keep the first so many numbers
+    (Matryoshka; 0: all); `normalize` is applied after that, default as configured for the model.
+    `pooling_factor`: return so many times fewer vectors of each multi-vector, the means of clusters
+    of similar ones (2 to 64; 0: all). `chunking`: divide each text; rows are for chunks then, and
+    `result.chunks[i]` are those of item i. `truncation` "none" refuses items that are too long,
+    "end" (default) and "start" cut there. `adapter`: a LoRA adapter of the model, `org/name`, or
+    the name of a task that it has one of its own for. `pool`: the workers to serve it, default as
+    the mesh's catalog says. `priority`: "interactive" (default) or "bulk". `on_invalid` "skip": an
+    item that is empty, too long or not a text does not fail the call; its row is NaN, and
+    `result.skipped` says why. `on_progress(done, total)` is called after each request of a long
+    list. `writable`: returns arrays that may be modified. An empty list sends no request: its
+    result has no rows. Raises ShoalError.
     """
-    encoding = Encoding(role, representations, data_type, dimensions, normalize, instruction, pooling_factor, chunking)
-    plan = EncodePlan(items, encoding, Options(model, truncation, adapter, pool, priority, on_invalid))
+    encoding = Encoding(
+        role,
+        representations,
+        data_type,
+        dimensions,
+        normalize,
+        instruction,
+        pooling_factor,
+        chunking,
+    )
+    plan = EncodePlan(
+        items, encoding, Options(model, truncation, adapter, pool, priority, on_invalid)
+    )
     result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
     return results.writable(result) if writable else result
 
@@ -89,12 +104,16 @@ async def score(
     on_progress: Progress | None = None,
     writable: bool = False,
 ) -> ScoreResult:
-    """Scores how relevant each document is to the query: `scores` in document order, and the `top_n` best (0: all) as `ranking`.
+    """Scores how relevant each document is to the query: `scores` in document order, and the
+    `top_n` best (0: all) as `ranking`.
 
-    `scale`: "logit" or "probability", default the model's own. Other arguments as for `encode`. Raises ShoalError.
+    `scale`: "logit" or "probability", default the model's own. Other arguments as for `encode`.
+    Raises ShoalError.
     """
     scoring = Scoring(query, instruction, scale, top_n)
-    plan = ScorePlan(documents, scoring, Options(model, truncation, adapter, pool, priority, on_invalid))
+    plan = ScorePlan(
+        documents, scoring, Options(model, truncation, adapter, pool, priority, on_invalid)
+    )
     result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
     return results.writable(result) if writable else result
 
@@ -113,7 +132,9 @@ async def extract(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Runs `task` (`Entities`, `Classify`, `Relations`, `Regions`, `ReadText` or a `Schema`) on each item. Raises ShoalError."""
+    """Runs `task` (`Entities`, `Classify`, `Relations`, `Regions`, `ReadText` or a `Schema`) on
+    each item. Raises ShoalError.
+    """
     plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
@@ -135,7 +156,9 @@ async def entities(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Finds named entities: `result[i].entities`, in order of their start. `extract` with `Entities(...)`. Raises ShoalError."""
+    """Finds named entities: `result[i].entities`, in order of their start. `extract` with
+    `Entities(...)`. Raises ShoalError.
+    """
     task = Entities(labels=labels, threshold=threshold, flat=flat, aggregation=aggregation)
     plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
@@ -159,8 +182,16 @@ async def classify(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Classifies items: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises ShoalError."""
-    task = Classify(labels=labels, multi_label=multi_label, threshold=threshold, hypothesis=hypothesis, among_labels=among_labels)
+    """Classifies items: `result[i].labels`, best first. `extract` with `Classify(...)`. Raises
+    ShoalError.
+    """
+    task = Classify(
+        labels=labels,
+        multi_label=multi_label,
+        threshold=threshold,
+        hypothesis=hypothesis,
+        among_labels=among_labels,
+    )
     plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
@@ -182,11 +213,15 @@ async def relations(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> ExtractResult:
-    """Finds relations between entities: `result[i].relations`, best first. `extract` with `Relations(...)`. Raises ShoalError.
+    """Finds relations between entities: `result[i].relations`, best first. `extract` with
+    `Relations(...)`. Raises ShoalError.
 
-    A model either finds the entities by `entity_labels`, or is given them: `entities` has a list for each item, of `(start, end)`,
-    `(start, end, label)` or the `Entity` objects of another model's result.
+    A model either finds the entities by `entity_labels`, or is given them: `entities` has a list
+    for each item, of `(start, end)`, `(start, end, label)` or the `Entity` objects of another
+    model's result.
     """
-    task = Relations(labels=labels, entity_labels=entity_labels, threshold=threshold, entities=entities)
+    task = Relations(
+        labels=labels, entity_labels=entity_labels, threshold=threshold, entities=entities
+    )
     plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)

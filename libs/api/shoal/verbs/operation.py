@@ -1,10 +1,21 @@
-"""The verbs of operators: the state of the mesh and of its models. See `shoal.verbs` for how clients get them."""
+"""The verbs of operators: the state of the mesh and of its models. See `shoal.verbs` for how
+clients get them.
+"""
 
 from __future__ import annotations
 
 from shoal.requests import codec
 from shoal.status import Mesh, Model, Placement
-from shoal.transport.methods import EVICT_MODEL, EXPLAIN, GET_MESH, GET_MODEL, HEALTH, LIST_MODELS, LOAD_MODEL, PIN_MODEL
+from shoal.transport.methods import (
+    EVICT_MODEL,
+    EXPLAIN,
+    GET_MESH,
+    GET_MODEL,
+    HEALTH,
+    LIST_MODELS,
+    LOAD_MODEL,
+    PIN_MODEL,
+)
 from shoal.v1 import mesh_pb2, models_pb2
 from shoal.verbs.base import ClientBase, ModelsBase
 
@@ -16,42 +27,68 @@ async def mesh(client: ClientBase, *, timeout: float | None = None) -> Mesh:
 
 
 async def explain(client: ClientBase, model: str, *, timeout: float | None = None) -> Placement:
-    """Explains the placement of a model: the reasons for each worker, and the scheduler's plan. Raises ShoalError."""
-    response = await client._caller.unary(EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=model), timeout=timeout)
+    """Explains the placement of a model: the reasons for each worker, and the scheduler's plan.
+    Raises ShoalError.
+    """
+    response = await client._caller.unary(
+        EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=model), timeout=timeout
+    )
     return codec.placement(model, response)
 
 
 async def healthy(client: ClientBase, service: str = "", *, timeout: float | None = None) -> bool:
-    """Whether the router (or one of its services, such as `shoal.v1.InferenceService`) reports SERVING. Raises ShoalError."""
+    """Whether the router (or one of its services, such as `shoal.v1.InferenceService`) reports
+    SERVING. Raises ShoalError.
+    """
     return await client._caller.unary(HEALTH, service, timeout=timeout)
 
 
 async def list_models(models: ModelsBase, *, timeout: float | None = None) -> list[Model]:
-    """The models that a worker has on disk or in memory, or failed to load, ordered by id. Raises ShoalError."""
-    response = await models._client._caller.unary(LIST_MODELS, models_pb2.ListModelsRequest(), timeout=timeout)
+    """The models that a worker has on disk or in memory, or failed to load, ordered by id. Raises
+    ShoalError.
+    """
+    response = await models._client._caller.unary(
+        LIST_MODELS, models_pb2.ListModelsRequest(), timeout=timeout
+    )
     return [codec.model(entry) for entry in response.models]
 
 
 async def get_model(models: ModelsBase, model: str, *, timeout: float | None = None) -> Model:
     """The state of one model. Raises ModelNotFound if no worker can find it."""
-    response = await models._client._caller.unary(GET_MODEL, models_pb2.GetModelRequest(model=model), timeout=timeout)
+    response = await models._client._caller.unary(
+        GET_MODEL, models_pb2.GetModelRequest(model=model), timeout=timeout
+    )
     return codec.model(response.model)
 
 
-async def load_model(models: ModelsBase, model: str, *, pool: str = "", timeout: float | None = None) -> Model:
-    """Loads a model on one more worker of the pool (default: its first), waits until it is resident. Raises ShoalError."""
-    response = await models._client._caller.unary(LOAD_MODEL, models_pb2.LoadModelRequest(model=model, pool=pool), timeout=timeout)
+async def load_model(
+    models: ModelsBase, model: str, *, pool: str = "", timeout: float | None = None
+) -> Model:
+    """Loads a model on one more worker of the pool (default: its first), waits until it is
+    resident. Raises ShoalError.
+    """
+    response = await models._client._caller.unary(
+        LOAD_MODEL, models_pb2.LoadModelRequest(model=model, pool=pool), timeout=timeout
+    )
     return codec.model(response.model)
 
 
 async def evict_model(models: ModelsBase, model: str, *, timeout: float | None = None) -> list[str]:
-    """Unloads a model everywhere, after the batches in flight; returns the ids of these workers. Raises ShoalError."""
-    response = await models._client._caller.unary(EVICT_MODEL, models_pb2.EvictModelRequest(model=model), timeout=timeout)
+    """Unloads a model everywhere, after the batches in flight; returns the ids of these workers.
+    Raises ShoalError.
+    """
+    response = await models._client._caller.unary(
+        EVICT_MODEL, models_pb2.EvictModelRequest(model=model), timeout=timeout
+    )
     return list(response.worker_ids)
 
 
-async def pin_model(models: ModelsBase, model: str, pinned: bool = True, *, timeout: float | None = None) -> Model:
-    """Pins a model where it is resident, or with `pinned=False` unpins it; returns its new state. Raises ShoalError."""
+async def pin_model(
+    models: ModelsBase, model: str, pinned: bool = True, *, timeout: float | None = None
+) -> Model:
+    """Pins a model where it is resident, or with `pinned=False` unpins it; returns its new state.
+    Raises ShoalError.
+    """
     response = await models._client._caller.unary(
         PIN_MODEL, models_pb2.PinModelRequest(model=model, pinned=pinned), timeout=timeout
     )

@@ -26,15 +26,19 @@ async def tokenize(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> TokenizeResult:
-    """Returns the tokens that the model's own tokenizer makes of texts: ids, places in the text, and counts.
+    """Returns the tokens that the model's own tokenizer makes of texts: ids, places in the text,
+    and counts.
 
-    The model is loaded as for `encode`, but computes nothing. Every token of a text is returned, and how many of them `encode`
-    would keep; with `truncation` "end" or "start" only those that it keeps, and "none" refuses a text that is too long.
-    `count_only`: counts alone. `return_tokens`: the tokens as the vocabulary writes them, too. A single text is a list of one;
-    each has at most 512 KiB. Prompts are not added. Raises ShoalError.
+    The model is loaded as for `encode`, but computes nothing. Every token of a text is returned,
+    and how many of them `encode` would keep; with `truncation` "end" or "start" only those that it
+    keeps, and "none" refuses a text that is too long. `count_only`: counts alone. `return_tokens`:
+    the tokens as the vocabulary writes them, too. A single text is a list of one; each has at most
+    512 KiB. Prompts are not added. Raises ShoalError.
     """
     options = Options(model, truncation, "", pool, priority, "raise")
-    plan = TokenizePlan(texts, options, special=add_special_tokens, count_only=count_only, names=return_tokens)
+    plan = TokenizePlan(
+        texts, options, special=add_special_tokens, count_only=count_only, names=return_tokens
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -49,6 +53,10 @@ async def detokenize(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> DetokenizeResult:
-    """Returns the texts that the model's tokenizer makes of ids: of one sequence, or of several. Raises ShoalError."""
-    plan = DetokenizePlan(ids, Options(model, None, "", pool, priority, "raise"), skip_special=skip_special_tokens)
+    """Returns the texts that the model's tokenizer makes of ids: of one sequence, or of several.
+    Raises ShoalError.
+    """
+    plan = DetokenizePlan(
+        ids, Options(model, None, "", pool, priority, "raise"), skip_special=skip_special_tokens
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)

@@ -26,12 +26,16 @@ _SIMILARITIES: dict[str, Scoring] = {
 
 
 def dense(files: Checkpoint, card: Card) -> Card:
-    """The card of a model with dense vectors. Raises ModelBroken for modules without pooling, or that do not fit each other."""
+    """The card of a model with dense vectors. Raises ModelBroken for modules without pooling, or
+    that do not fit each other.
+    """
     card = _with_own_adapters(files, card)
     if card.family == V5 and not files.modules.pooling:
         return _v5(files, card)
     if files.modules.listed and not files.modules.pooling:
-        raise ModelBroken("modules.json: names no Pooling, without which there is no vector of a text")
+        raise ModelBroken(
+            "modules.json: names no Pooling, without which there is no vector of a text"
+        )
     pooling = files.modules.pooling or ("mean",)
     card = replace(
         card,
@@ -55,7 +59,8 @@ def dense(files: Checkpoint, card: Card) -> Card:
 def _with_own_adapters(files: Checkpoint, card: Card) -> Card:
     """The card with the checkpoint's own LoRA adapters, and their prompts beside those of roles.
 
-    Copies of jina-embeddings-v3 with one adapter merged still name all of them in config.json: they have none.
+    Copies of jina-embeddings-v3 with one adapter merged still name all of them in config.json: they
+    have none.
     """
     own = read_own_adapters(files.config)
     if own.names and not own.folder and not any(map(is_parametrized, tensor_names(files))):
@@ -65,7 +70,9 @@ def _with_own_adapters(files: Checkpoint, card: Card) -> Card:
 
 
 def _v5(files: Checkpoint, card: Card) -> Card:
-    """The card of jina-embeddings-v5-text, whose own code takes the last token's state and scales it to length 1."""
+    """The card of jina-embeddings-v5-text, whose own code takes the last token's state and scales
+    it to length 1.
+    """
     return replace(
         card,
         tasks=("encode", "score", "classify"),
@@ -84,7 +91,9 @@ def tensor_names(files: Checkpoint) -> Iterator[str]:
 
 
 def similarity(top: Config) -> Scoring:
-    """Return how two dense vectors are compared. Raises ModelBroken for a function that sentence-transformers does not have."""
+    """Return how two dense vectors are compared. Raises ModelBroken for a function that
+    sentence-transformers does not have.
+    """
     name = top.text("similarity_fn_name")
     if name not in _SIMILARITIES:
         known = ", ".join(name for name in _SIMILARITIES if name)
@@ -93,7 +102,9 @@ def similarity(top: Config) -> Scoring:
 
 
 def hidden_size(config: Config) -> int:
-    """The width of the encoder's hidden states. Raises ModelBroken if config.json has none of the known keys."""
+    """The width of the encoder's hidden states. Raises ModelBroken if config.json has none of the
+    known keys.
+    """
     for key in _HIDDEN_KEYS:
         if size := config.number(key):
             return size
@@ -101,7 +112,9 @@ def hidden_size(config: Config) -> int:
 
 
 def dimensions(modules: Sequence[DenseModule], size: int) -> int:
-    """The width after the dense modules, the first of which takes `size` numbers. Raises ModelBroken where widths do not match."""
+    """The width after the dense modules, the first of which takes `size` numbers. Raises
+    ModelBroken where widths do not match.
+    """
     for module in modules:
         if module.in_features != size:
             raise ModelBroken(

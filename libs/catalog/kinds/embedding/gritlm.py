@@ -1,7 +1,9 @@
-"""GritLM (arXiv 2402.09906): a Mistral that embeds with bidirectional attention, which only its own code says.
+"""GritLM (arXiv 2402.09906): a Mistral that embeds with bidirectional attention, which only its own
+code says.
 
-config.json is a Mistral's but for `auto_map`, which names the file of that code; the file is never read or run. What it does is
-written here: no causal mask and no window, and the mean of the text's states without those of the instruction, scaled to length 1.
+config.json is a Mistral's but for `auto_map`, which names the file of that code; the file is never
+read or run. What it does is written here: no causal mask and no window, and the mean of the text's
+states without those of the instruction, scaled to length 1.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from libs.catalog.card import Card
 
 _CODE: Final = "gritlm"
 _EMBED: Final = "<|embed|>\n"
-"""What stands before each text; an instruction goes before it, as `<|user|>`, the instruction and a line feed."""
+"""What stands before each text; an instruction goes before it, as `<|user|>`, the instruction and a
+line feed.
+"""
 
 
 def is_gritlm(config: Mapping[str, object]) -> bool:

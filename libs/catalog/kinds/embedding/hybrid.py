@@ -1,7 +1,9 @@
-"""Models with dense, sparse and multi-vector embeddings from one forward pass (BAAI/bge-m3), by two linear layers in extra files.
+"""Models with dense, sparse and multi-vector embeddings from one forward pass (BAAI/bge-m3), by two
+linear layers in extra files.
 
-FlagEmbedding, which trains them, writes the layers as torch checkpoints (`sparse_linear.pt`, `colbert_linear.pt`: `weight` and
-`bias` of a torch Linear). The store converts them to safetensors files of the same stems, which are served.
+FlagEmbedding, which trains them, writes the layers as torch checkpoints (`sparse_linear.pt`,
+`colbert_linear.pt`: `weight` and `bias` of a torch Linear). The store converts them to safetensors
+files of the same stems, which are served.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ _REPRESENTATIONS: dict[str, Representation] = {SPARSE_FILE: "sparse", TOKENS_FIL
 
 
 def layer_files(files: Checkpoint) -> tuple[str, ...]:
-    """The files of the extra layers that the checkpoint has as safetensors; a hybrid model has at least one."""
+    """The files of the extra layers that the checkpoint has as safetensors; a hybrid model has at
+    least one.
+    """
     return tuple(name for name in _REPRESENTATIONS if (files.directory / name).is_file())
 
 
 def pickled_layers(files: Checkpoint) -> tuple[str, ...]:
-    """Notes for the card: the representations that are missing because their layers are there as torch checkpoints only."""
+    """Notes for the card: the representations that are missing because their layers are there as
+    torch checkpoints only.
+    """
     notes = []
     for name, representation in _REPRESENTATIONS.items():
         pickle = name.replace(".safetensors", ".pt")
@@ -36,18 +42,31 @@ def pickled_layers(files: Checkpoint) -> tuple[str, ...]:
 
 
 def hybrid(files: Checkpoint, card: Card) -> Card:
-    """A dense model's card with the other representations. The first token ([CLS], the dense vector) has no token vector."""
+    """A dense model's card with the other representations. The first token ([CLS], the dense
+    vector) has no token vector.
+    """
     card, names = dense(files, card), layer_files(files)
     if not names:
-        raise ModelBroken(f"{TOKENS_FILE}: missing from {files.directory}, and so is {SPARSE_FILE}: a hybrid model has one")
+        raise ModelBroken(
+            f"{TOKENS_FILE}: missing from {files.directory}, and so is {SPARSE_FILE}: a hybrid model has one"
+        )
     if not card.pool_prompt:
-        raise ModelBroken("1_Pooling/config.json: `include_prompt` is false, which is not served for hybrid models")
-    representations: tuple[Representation, ...] = ("dense", *(_REPRESENTATIONS[name] for name in names))
-    found = replace(card, representations=representations, scoring="hybrid", notes=pickled_layers(files))
+        raise ModelBroken(
+            "1_Pooling/config.json: `include_prompt` is false, which is not served for hybrid models"
+        )
+    representations: tuple[Representation, ...] = (
+        "dense",
+        *(_REPRESENTATIONS[name] for name in names),
+    )
+    found = replace(
+        card, representations=representations, scoring="hybrid", notes=pickled_layers(files)
+    )
     if SPARSE_FILE in names:
         found = replace(found, sparse=Sparse(columns(files)))
     if TOKENS_FILE in names:
-        found = replace(found, late=LateInteraction(leading=1), multi_vector_dimensions=_width(files))
+        found = replace(
+            found, late=LateInteraction(leading=1), multi_vector_dimensions=_width(files)
+        )
     return found
 
 

@@ -1,7 +1,9 @@
-"""Late-interaction models (ColBERT): prompts, lengths, query expansion and skip lists, from the three formats in use.
+"""Late-interaction models (ColBERT): prompts, lengths, query expansion and skip lists, from the
+three formats in use.
 
-sentence-transformers 6 stores them in sentence_bert_config.json and the MultiVectorMask module, PyLate at the top of
-config_sentence_transformers.json, Stanford's ColBERT in artifact.metadata. Defaults are those of each format's own loader.
+sentence-transformers 6 stores them in sentence_bert_config.json and the MultiVectorMask module,
+PyLate at the top of config_sentence_transformers.json, Stanford's ColBERT in artifact.metadata.
+Defaults are those of each format's own loader.
 """
 
 from __future__ import annotations
@@ -33,12 +35,16 @@ _PUNCTUATION = tuple(string.punctuation)
 def is_multi_vector(files: Checkpoint) -> bool:
     """Whether the checkpoint is in one of the three formats."""
     native = files.top.text("model_type") == "MultiVectorEncoder" or files.modules.token_level
-    return native or files.architecture == _STANFORD or (_is_pylate(files.top) and not files.modules.pooling)
+    return (
+        native
+        or files.architecture == _STANFORD
+        or (_is_pylate(files.top) and not files.modules.pooling)
+    )
 
 
 def multi_vector(files: Checkpoint, card: Card) -> Card:
-    """The card of a late-interaction model. Token vectors are always normalised in the formats of PyLate and Stanford; in that of
-    sentence-transformers 6 only if modules.json has a Normalize."""
+    """The card of a late-interaction model. Token vectors are always normalised in the formats of
+    PyLate and Stanford; in that of sentence-transformers 6 only if modules.json has a Normalize."""
     prompts, normalize, modules = dict(card.prompts), True, files.modules.dense
     if files.architecture == _STANFORD and not modules:
         found, own = _stanford(files.directory)
@@ -63,7 +69,9 @@ def multi_vector(files: Checkpoint, card: Card) -> Card:
 
 
 def _is_pylate(top: Config) -> bool:
-    """Whether config_sentence_transformers.json is PyLate's; early versions of PyLate wrote no model_type."""
+    """Whether config_sentence_transformers.json is PyLate's; early versions of PyLate wrote no
+    model_type.
+    """
     return top.text("model_type") == "ColBERT" or any(key in top.values for key in _PYLATE_KEYS)
 
 
@@ -87,13 +95,19 @@ def _stanford(directory: Path) -> tuple[LateInteraction, dict[str, str]]:
 def _stanford_projection(files: Checkpoint) -> DenseModule:
     shape = tensor_shape(files.directory, files.tensors, "linear.weight")
     if shape is None or len(shape) != 2:
-        raise ModelBroken(f"{files.tensors[0]}: has no matrix `linear.weight`, which the architecture {_STANFORD} needs")
-    return DenseModule("", in_features=shape[1], out_features=shape[0], bias=False, activation="identity")
+        raise ModelBroken(
+            f"{files.tensors[0]}: has no matrix `linear.weight`, which the architecture {_STANFORD} needs"
+        )
+    return DenseModule(
+        "", in_features=shape[1], out_features=shape[0], bias=False, activation="identity"
+    )
 
 
 def _pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
     """Settings and prompts of a PyLate checkpoint: prefixes are put before the prompts."""
-    prompts = {name: text for name, text in top.part("prompts").values.items() if isinstance(text, str)}
+    prompts = {
+        name: text for name, text in top.part("prompts").values.items() if isinstance(text, str)
+    }
     markers = []
     for key, name in (("query_prefix", "query"), ("document_prefix", "document")):
         if prefix := top.text(key):
@@ -107,7 +121,9 @@ def _pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
         query_tokens=0 if expansion else top.number("query_length"),
         document_tokens=top.number("document_length"),
         expansion=expansion,
-        skip_words=top.texts("skiplist_words") if top.values.get("skiplist_words") is not None else _PUNCTUATION,
+        skip_words=top.texts("skiplist_words")
+        if top.values.get("skiplist_words") is not None
+        else _PUNCTUATION,
         markers=tuple(markers),
     )
     return late, prompts
@@ -116,7 +132,9 @@ def _pylate(top: Config) -> tuple[LateInteraction, dict[str, str]]:
 def _native(sentence: Config, mask: Config | None) -> LateInteraction:
     """Settings of a checkpoint that sentence-transformers 6 wrote."""
     if mask is not None and mask.values.get("keep_only_token_ids"):
-        raise mask.broken("keep_only_token_ids", "is set, which is for pictures; these are not served")
+        raise mask.broken(
+            "keep_only_token_ids", "is set, which is for pictures; these are not served"
+        )
     return LateInteraction(
         query_tokens=sentence.number("query_length"),
         document_tokens=sentence.number("document_length"),
@@ -135,4 +153,6 @@ def _native_expansion(sentence: Config) -> Expansion | None:
         raise found.broken("strategy", f"is {strategy!r}, which is not one of fixed, min")
     if length < 1:
         raise found.broken("length", "must be at least 1")
-    return Expansion(length, attend=found.flag("attend"), fixed=strategy == "fixed", token=found.text("token"))
+    return Expansion(
+        length, attend=found.flag("attend"), fixed=strategy == "fixed", token=found.text("token")
+    )

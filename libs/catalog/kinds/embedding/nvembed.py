@@ -1,7 +1,8 @@
-"""NV-Embed (arXiv 2405.17428): a bidirectional Mistral whose states go through a latent attention layer before their mean.
+"""NV-Embed (arXiv 2405.17428): a bidirectional Mistral whose states go through a latent attention
+layer before their mean.
 
-config.json holds the Mistral's configuration and that of the layer; the encoder's tensors have a prefix. The code that the
-checkpoint comes with is never run.
+config.json holds the Mistral's configuration and that of the layer; the encoder's tensors have a
+prefix. The code that the checkpoint comes with is never run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _MOST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """The latent attention layer: `latents` learnt keys, `heads` of `head_size`. `ends`: the eos token ends a text."""
+    """The latent attention layer: `latents` learnt keys, `heads` of `head_size`. `ends`: the eos
+    token ends a text.
+    """
 
     latents: int
     heads: int
@@ -38,15 +41,23 @@ def is_nvembed(directory: Path) -> bool:
 
 
 def nvembed_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at fault."""
+    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
+    fault.
+    """
     read_latent(directory)
     config = need_config(directory, "config.json")
     if not (directory / "tokenizer.json").is_file():
-        raise ModelBroken(f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained")
-    texts, named = config.part("text_config"), model.partition("@")[2] or directory.name.partition("@")[2]
+        raise ModelBroken(
+            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained"
+        )
+    texts, named = (
+        config.part("text_config"),
+        model.partition("@")[2] or directory.name.partition("@")[2],
+    )
     return Card(
         model=model,
-        revision=named or digest(directory, ["config.json", "tokenizer_config.json"], tensor_files(directory, "")),
+        revision=named
+        or digest(directory, ["config.json", "tokenizer_config.json"], tensor_files(directory, "")),
         family=texts.text("model_type"),
         kind="dense",
         tasks=("encode", "score", "classify"),
@@ -66,11 +77,15 @@ def read_latent(directory: Path) -> Latent:
     """The layer's settings. Raises ModelBroken for values that are not served."""
     config = need_config(directory, "config.json")
     if not config.part("text_config").text("model_type"):
-        raise config.broken("text_config", "is missing, or its model_type: it describes the encoder")
+        raise config.broken(
+            "text_config", "is missing, or its model_type: it describes the encoder"
+        )
     own, hidden = config.part("latent_attention_config"), _hidden(config)
     for key in ("hidden_dim", "latent_dim"):
         if own.number(key, _HIDDEN) != hidden:
-            raise own.broken(key, f"is {own.number(key, _HIDDEN)}, but the encoder's hidden size is {hidden}")
+            raise own.broken(
+                key, f"is {own.number(key, _HIDDEN)}, but the encoder's hidden size is {hidden}"
+            )
     sizes = {"num_latents_value": 512, "num_cross_heads": 8, "cross_dim_head": _HIDDEN}
     latents, heads, size = (own.number(key, default) for key, default in sizes.items())
     for key, found in zip(sizes, (latents, heads, size), strict=True):

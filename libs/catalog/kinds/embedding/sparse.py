@@ -8,7 +8,8 @@ from libs.catalog.card import Card, Sparse, SparsePooling, SpladeActivation, Sta
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config
 
-_IDF = "idf.json"  # query token weights of opensearch's doc-only models older than sentence-transformers 5
+# query token weights of opensearch's doc-only models older than sentence-transformers 5
+_IDF = "idf.json"
 _POOLINGS: dict[str, SparsePooling] = {"max": "max", "sum": "sum"}
 _ACTIVATIONS: dict[str, SpladeActivation] = {"relu": "log1p_relu", "log1p_relu": "log1p_relu_twice"}
 
@@ -16,23 +17,34 @@ _ACTIVATIONS: dict[str, SpladeActivation] = {"relu": "log1p_relu", "log1p_relu":
 def is_sparse(files: Checkpoint) -> bool:
     """Whether a checkpoint's files identify it as SPLADE.
 
-    A masked language model without modules.json is identified by a file of query weights or by sentence-transformers' model_type.
-    Without either it may as well be meant for dense vectors, and a card of the catalog has to set `kind: sparse`.
+    A masked language model without modules.json is identified by a file of query weights or by
+    sentence-transformers' model_type. Without either it may as well be meant for dense vectors, and
+    a card of the catalog has to set `kind: sparse`.
     """
     named = files.top.text("model_type") == "SparseEncoder"
     if files.modules.splade is not None or (named and not files.modules.listed):
         return True
     if named:
         raise files.top.broken(
-            "model_type", "is 'SparseEncoder', but modules.json names no SpladePooling, the only pooling that is served"
+            "model_type",
+            "is 'SparseEncoder', but modules.json names no SpladePooling, the only pooling that is served",
         )
-    return not files.modules.listed and files.architecture.endswith("ForMaskedLM") and (files.directory / _IDF).exists()
+    return (
+        not files.modules.listed
+        and files.architecture.endswith("ForMaskedLM")
+        and (files.directory / _IDF).exists()
+    )
 
 
 def sparse(files: Checkpoint, card: Card) -> Card:
-    """The card of a SPLADE model. Scores are dot products, or cosines if the checkpoint's similarity function is cosine."""
+    """The card of a SPLADE model. Scores are dot products, or cosines if the checkpoint's
+    similarity function is cosine.
+    """
     if not files.architecture.endswith("ForMaskedLM"):
-        raise files.config.broken("architectures", f"is {files.architecture!r}: SPLADE needs a masked language model (ForMaskedLM)")
+        raise files.config.broken(
+            "architectures",
+            f"is {files.architecture!r}: SPLADE needs a masked language model (ForMaskedLM)",
+        )
     queries = files.modules.static
     if queries is None and not files.modules.listed and (files.directory / _IDF).exists():
         queries = StaticQueries(folder="", file=_IDF)
@@ -42,7 +54,12 @@ def sparse(files: Checkpoint, card: Card) -> Card:
         card,
         tasks=("encode", "score"),
         representations=("sparse",),
-        sparse=replace(found, columns=columns(files), strongest=files.top.number("max_active_dims"), queries=queries),
+        sparse=replace(
+            found,
+            columns=columns(files),
+            strongest=files.top.number("max_active_dims"),
+            queries=queries,
+        ),
         scoring="sparse_cosine" if cosine else "dot",
     )
 
@@ -60,7 +77,12 @@ def splade(config: Config) -> Sparse:
     pooling = config.text("pooling_strategy", "max")
     activation = config.text("activation_function", "relu")
     if pooling not in _POOLINGS:
-        raise config.broken("pooling_strategy", f"is {pooling!r}, which is not one of {', '.join(_POOLINGS)}")
+        raise config.broken(
+            "pooling_strategy", f"is {pooling!r}, which is not one of {', '.join(_POOLINGS)}"
+        )
     if activation not in _ACTIVATIONS:
-        raise config.broken("activation_function", f"is {activation!r}, which is not one of {', '.join(_ACTIVATIONS)}")
+        raise config.broken(
+            "activation_function",
+            f"is {activation!r}, which is not one of {', '.join(_ACTIVATIONS)}",
+        )
     return Sparse(columns=0, pooling=_POOLINGS[pooling], activation=_ACTIVATIONS[activation])

@@ -1,7 +1,8 @@
 """Static embedders, whose vector of a text is the mean of fixed vectors of its tokens.
 
-Model2Vec and sentence-transformers' StaticEmbedding have a tokenizer.json and a table in model.safetensors. The rules of Model2Vec
-apply where config.json has its model_type: unknown tokens are left out, and a text has at most 512 tokens by default.
+Model2Vec and sentence-transformers' StaticEmbedding have a tokenizer.json and a table in
+model.safetensors. The rules of Model2Vec apply where config.json has its model_type: unknown tokens
+are left out, and a text has at most 512 tokens by default.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.files import Config, digest, read_config, read_json, tensor_entries, tensor_files
+from libs.catalog.checkpoint.files import (
+    Config,
+    digest,
+    read_config,
+    read_json,
+    tensor_entries,
+    tensor_files,
+)
 from libs.catalog.checkpoint.modules import prompts_of, read_modules
 from libs.catalog.kinds.embedding.dense import dimensions, similarity
 from libs.errors import ModelBroken
@@ -37,27 +45,42 @@ def is_static(directory: Path) -> bool:
     if _model2vec_config(directory) is not None:
         return True
     listed = read_json(directory, "modules.json")
-    types = [entry.get("type") for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    types = (
+        [entry.get("type") for entry in listed if isinstance(entry, dict)]
+        if isinstance(listed, list)
+        else []
+    )
     return any(str(name).endswith(_MODULE) for name in types)
 
 
 def static_card(directory: Path, model: str) -> Card:
-    """Return the card of a static embedder. Raises ModelBroken naming the file and the key or tensor at fault."""
+    """Return the card of a static embedder. Raises ModelBroken naming the file and the key or
+    tensor at fault.
+    """
     config, modules = _model2vec_config(directory), read_modules(directory)
     folder = modules.encoder_folder
     if not (directory / folder / "tokenizer.json").is_file():
         raise ModelBroken(f"tokenizer.json: missing from {directory / folder}")
     tensors = tensor_files(directory, folder)
-    entries = {name: entry for file in tensors for name, entry in tensor_entries(directory, file).items()}
+    entries = {
+        name: entry for file in tensors for name, entry in tensor_entries(directory, file).items()
+    }
     table = next((entries[name] for name in TABLES if name in entries), None)
     if table is None or len(table.shape) != 2 or min(table.shape) < 1:
         raise ModelBroken(f"{tensors[0]}: needs a table of vectors, {' or '.join(TABLES)}")
     top = read_config(directory, _TOP) or Config(_TOP, {})
     prompts, default = prompts_of(top)
-    configs = ["config.json", "modules.json", _TOP, *(f"{module.folder}/config.json" for module in modules.dense)]
+    configs = [
+        "config.json",
+        "modules.json",
+        _TOP,
+        *(f"{module.folder}/config.json" for module in modules.dense),
+    ]
     return Card(
         model=model,
-        revision=model.partition("@")[2] or directory.name.partition("@")[2] or digest(directory, configs, tensors),
+        revision=model.partition("@")[2]
+        or directory.name.partition("@")[2]
+        or digest(directory, configs, tensors),
         family=STATIC_EMBEDDING if config is None else MODEL2VEC,
         kind="dense",
         tasks=("encode", "score", "classify"),

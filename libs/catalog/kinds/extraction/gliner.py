@@ -1,7 +1,9 @@
-"""Zero-shot entity and relation models of the gliner package (GLiNER, arXiv 2311.08526): gliner_config.json, and a Card from it.
+"""Zero-shot entity and relation models of the gliner package (GLiNER, arXiv 2311.08526):
+gliner_config.json, and a Card from it.
 
-The whole model is in one directory: gliner_config.json with the encoder's configuration in it, model.safetensors with a prefix
-before the encoder's tensors, tokenizer.json, and for models with a second encoder, for labels, a folder with its tokenizer.
+The whole model is in one directory: gliner_config.json with the encoder's configuration in it,
+model.safetensors with a prefix before the encoder's tensors, tokenizer.json, and for models with a
+second encoder, for labels, a folder with its tokenizer.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card, Task
-from libs.catalog.checkpoint.files import MAX_COUNT, Config, digest, need_config, read_config, tensor_files
+from libs.catalog.checkpoint.files import (
+    MAX_COUNT,
+    Config,
+    digest,
+    need_config,
+    read_config,
+    tensor_files,
+)
 from libs.errors import ModelBroken
 
 FILE: Final = "gliner_config.json"
@@ -40,23 +49,25 @@ _OFF: dict[str, tuple[object, ...]] = {
     "triples_layer": (None,),
     "words_splitter_type": (None, "whitespace"),
 }
-# Tokens, for encoders with relative positions, which have no limit: more than 384 words and 256 labels need.
+# Tokens, for encoders with relative positions, which have no limit: more than 384 words and 256
+# labels need.
 _ANY_LENGTH: Final = 4096
 # Tokens; tokenizers write a huge number for "no limit".
 _NO_LIMIT: Final = 1_000_000
-_MOST_WIDTH: Final = 256  # words; for each text, words x width spans are enumerated
-MOST_WORDS: Final = 1 << 16
+_MAX_WIDTH: Final = 256  # words; for each text, words x width spans are enumerated
+MAX_WORDS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Gliner:
     """How words and labels become scores.
 
-    `hidden`: width of the states of words and labels. `max_width`: words of the longest span; unused with `token_level`.
-    `max_words`: of a text. `pooling`: of a word's tokens. `recurrent`: LSTM layers over the words; 0: none. `*_index`: the markers'
-    ids; -1: not given. `marks_*`: a label is the state of its marker, else that of the token after it. `labels`: the configuration
-    of the encoder for labels; None: one encoder reads labels and text. `adjacency`: which pairs of entities are scored for
-    relations; "": the model has no relations, "none": all pairs.
+    `hidden`: width of the states of words and labels. `max_width`: words of the longest span;
+    unused with `token_level`. `max_words`: of a text. `pooling`: of a word's tokens. `recurrent`:
+    LSTM layers over the words; 0: none. `*_index`: the markers' ids; -1: not given. `marks_*`: a
+    label is the state of its marker, else that of the token after it. `labels`: the configuration
+    of the encoder for labels; None: one encoder reads labels and text. `adjacency`: which pairs of
+    entities are scored for relations; "": the model has no relations, "none": all pairs.
     """
 
     span_mode: SpanMode
@@ -82,7 +93,9 @@ def is_gliner(directory: Path) -> bool:
 
 
 def gliner_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at fault, and how to convert it."""
+    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
+    fault, and how to convert it.
+    """
     settings = read_gliner(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
     configs = [FILE, "tokenizer_config.json", f"{LABELS_FOLDER}/tokenizer_config.json"]
@@ -103,7 +116,9 @@ def gliner_card(directory: Path, model: str) -> Card:
 
 
 def read_gliner(directory: Path) -> Gliner:
-    """The settings in gliner_config.json. Raises ModelBroken for values that are not served, and for missing keys and files."""
+    """The settings in gliner_config.json. Raises ModelBroken for values that are not served, and
+    for missing keys and files.
+    """
     config = need_config(directory, FILE)
     _need_files(directory, config)
     for key, values in _OFF.items():
@@ -112,14 +127,18 @@ def read_gliner(directory: Path) -> Gliner:
     relations, labels = config.text("relations_layer"), config.text("labels_encoder")
     mode = _span_mode(config)
     if mode == "token_level" and not relations and config.flag("represent_spans"):
-        raise config.broken("represent_spans", "is true, which is not served for the span_mode token_level")
+        raise config.broken(
+            "represent_spans", "is true, which is not served for the span_mode token_level"
+        )
     if relations and labels:
-        raise config.broken("labels_encoder", "is set together with `relations_layer`, which is not served")
+        raise config.broken(
+            "labels_encoder", "is set together with `relations_layer`, which is not served"
+        )
     return Gliner(
         span_mode=mode,
         hidden=count(config, "hidden_size", 512),
-        max_width=count(config, "max_width", 12, most=_MOST_WIDTH),
-        max_words=count(config, "max_len", 384, most=MOST_WORDS),
+        max_width=count(config, "max_width", 12, most=_MAX_WIDTH),
+        max_words=count(config, "max_len", 384, most=MAX_WORDS),
         pooling=_pooling(config),
         # Models with an encoder for labels have the LSTM's tensors, but the package never runs it.
         recurrent=0 if labels else config.number("num_rnn_layers", 1),
@@ -137,7 +156,9 @@ def read_gliner(directory: Path) -> Gliner:
 
 def _need_files(directory: Path, config: Config) -> None:
     if not config.part("encoder_config").text("model_type"):
-        raise config.broken("encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}")
+        raise config.broken(
+            "encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}"
+        )
     if config.text("model_type") == "gliner_streaming_span":
         raise config.broken("model_type", "is gliner_streaming_span, which is not served")
     if not (directory / "tokenizer.json").is_file():
@@ -161,7 +182,9 @@ def _pooling(config: Config) -> Pooling:
         if name == pooling:
             found: Pooling = pooling
             return found
-    raise config.broken("subtoken_pooling", f"is {name!r}; served are {', '.join(get_args(Pooling))}")
+    raise config.broken(
+        "subtoken_pooling", f"is {name!r}; served are {', '.join(get_args(Pooling))}"
+    )
 
 
 def _adjacency(config: Config, name: str) -> Adjacency:
@@ -169,14 +192,17 @@ def _adjacency(config: Config, name: str) -> Adjacency:
         if name == adjacency:
             found: Adjacency = adjacency
             return found
-    raise config.broken("relations_layer", f"is {name!r}; served are {', '.join(filter(None, get_args(Adjacency)))}")
+    raise config.broken(
+        "relations_layer", f"is {name!r}; served are {', '.join(filter(None, get_args(Adjacency)))}"
+    )
 
 
 def _labels(directory: Path, config: Config) -> Mapping[str, object]:
     labels = config.part("labels_encoder_config")
     if not labels.text("model_type"):
         raise config.broken(
-            "labels_encoder_config", f"is missing, or its model_type: it describes the encoder for labels. {ADVICE}"
+            "labels_encoder_config",
+            f"is missing, or its model_type: it describes the encoder for labels. {ADVICE}",
         )
     if not (directory / LABELS_FOLDER / "tokenizer.json").is_file():
         raise ModelBroken(f"{LABELS_FOLDER}/tokenizer.json: missing from {directory}. {ADVICE}")
@@ -198,7 +224,9 @@ def _index(config: Config, key: str) -> int:
 
 def longest_sequence(directory: Path, encoder: Config) -> int:
     """The most tokens of a sequence: the tokenizer's limit, and at most the number of positions."""
-    tokenizer = read_config(directory, "tokenizer_config.json") or Config("tokenizer_config.json", {})
+    tokenizer = read_config(directory, "tokenizer_config.json") or Config(
+        "tokenizer_config.json", {}
+    )
     limits = [tokenizer.number("model_max_length", _NO_LIMIT, most=math.inf)]
     if encoder.flag("position_biased_input", True):
         limits.append(encoder.number("max_position_embeddings", _NO_LIMIT))

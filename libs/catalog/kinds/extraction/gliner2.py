@@ -1,8 +1,9 @@
-"""Models of the gliner2 package (GLiNER2, arXiv 2507.18546), which answer to schemas: their config.json, and a Card from it.
+"""Models of the gliner2 package (GLiNER2, arXiv 2507.18546), which answer to schemas: their
+config.json, and a Card from it.
 
-There are two architectures: `span` scores all spans up to a width, `boundary` (GLiNER2.5) starts and ends. The directory is as
-the package saves it: config.json of the type "extractor", the encoder's configuration in encoder_config/, all tensors in
-model.safetensors, and the tokenizer.
+There are two architectures: `span` scores all spans up to a width, `boundary` (GLiNER2.5) starts
+and ends. The directory is as the package saves it: config.json of the type "extractor", the
+encoder's configuration in encoder_config/, all tensors in model.safetensors, and the tokenizer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, tensor_files
-from libs.catalog.kinds.extraction.gliner import MOST_WORDS, count, longest_sequence
+from libs.catalog.kinds.extraction.gliner import MAX_WORDS, count, longest_sequence
 from libs.errors import ModelBroken
 
 ENCODER_FILE: Final = "encoder_config/config.json"
@@ -24,14 +25,17 @@ ADVICE: Final = "Write it with the gliner2 package (2.1.0): `gliner2.GLiNER2.fro
 Counting = Literal["count_lstm", "count_lstm_v2", "count_lstm_moe"]
 
 _MODEL_TYPE = "extractor"
-_MOST_WIDTH: Final = 64  # words; for each text, words x width spans are scored
-_MOST_SIZE: Final = 4096  # of boundaries' states and of pairs'; the tensors must have it, too
-_MOST_LAYERS: Final = 16
-_MOST_ENDS: Final = 128  # starts and ends of a text, all pairs of which are scored once
-_MOST_PAIRS: Final = 1024  # of a text, each of which is scored for every label
-_STRUCTURED_SINCE: Final = 3  # the config_version from which heads of relations and records are there unless config.json denies it
+_MAX_WIDTH: Final = 64  # words; for each text, words x width spans are scored
+_MAX_SIZE: Final = 4096  # of boundaries' states and of pairs'; the tensors must have it, too
+_MAX_LAYERS: Final = 16
+_MAX_ENDS: Final = 128  # starts and ends of a text, all pairs of which are scored once
+_MAX_PAIRS: Final = 1024  # of a text, each of which is scored for every label
+# the config_version from which heads of relations and records are there unless config.json denies
+# it
+_STRUCTURED_SINCE: Final = 3
 
-# What the published GLiNER2.5 checkpoints have in common, and the package's default for it: anything else is refused.
+# What the published GLiNER2.5 checkpoints have in common, and the package's default for it:
+# anything else is refused.
 _FIXED: dict[str, tuple[object, object]] = {
     "candidate_pool": ("shared", "per_query"),
     "candidate_attention_layers": (0, 2),
@@ -51,7 +55,9 @@ _FIXED: dict[str, tuple[object, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gliner2:
-    """`max_width`: words of the longest span. `counting`: the layer that makes a query for each instance of a label."""
+    """`max_width`: words of the longest span. `counting`: the layer that makes a query for each
+    instance of a label.
+    """
 
     max_width: int
     counting: Counting
@@ -61,7 +67,8 @@ class Gliner2:
 class RelationSettings:
     """Of a relation, the best `heads` and `tails` make pairs, the best `pairs` of which are scored.
 
-    `directional`: a relation is the states of head and tail end to end, else their mean. `content`: the words within are compared.
+    `directional`: a relation is the states of head and tail end to end, else their mean. `content`:
+    the words within are compared.
     """
 
     heads: int
@@ -73,11 +80,13 @@ class RelationSettings:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """GLiNER2.5's heads. `size`: of a boundary's state, `pair_size` of a pair's, `content_size` of the words within it.
+    """GLiNER2.5's heads. `size`: of a boundary's state, `pair_size` of a pair's, `content_size` of
+    the words within it.
 
-    `attention_layers` over boundaries have `heads` and see `window` boundaries on each side (0: all); `layers` without attention
-    follow. The best `ends` starts and `ends` ends make pairs, the best `pairs` of which are scored, the best `reserved` of each
-    label among them. `abstention`: a label whose probability of absence is above it has no spans. `class_temperature` divides the
+    `attention_layers` over boundaries have `heads` and see `window` boundaries on each side (0:
+    all); `layers` without attention follow. The best `ends` starts and `ends` ends make pairs, the
+    best `pairs` of which are scored, the best `reserved` of each label among them. `abstention`: a
+    label whose probability of absence is above it has no spans. `class_temperature` divides the
     logits of classes.
     """
 
@@ -104,13 +113,20 @@ def is_gliner2(directory: Path) -> bool:
 
 
 def gliner2_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at fault."""
+    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
+    fault.
+    """
     read_gliner2(directory)
     encoder = need_config(directory, ENCODER_FILE)
     named = model.partition("@")[2] or directory.name.partition("@")[2]
     return Card(
         model=model,
-        revision=named or digest(directory, ["config.json", ENCODER_FILE, "tokenizer_config.json"], tensor_files(directory, "")),
+        revision=named
+        or digest(
+            directory,
+            ["config.json", ENCODER_FILE, "tokenizer_config.json"],
+            tensor_files(directory, ""),
+        ),
         family=encoder.text("model_type"),
         kind="gliner2",
         tasks=("entities", "structure"),
@@ -122,11 +138,15 @@ def gliner2_card(directory: Path, model: str) -> Card:
 
 
 def read_gliner2(directory: Path) -> Gliner2 | Boundary:
-    """The settings in config.json. Raises ModelBroken for values that are not served, and for missing keys and files."""
+    """The settings in config.json. Raises ModelBroken for values that are not served, and for
+    missing keys and files.
+    """
     config = need_config(directory, "config.json")
     architecture = config.text("architecture", "span") or "span"
     if architecture not in ("span", "boundary"):
-        raise config.broken("architecture", f"is {architecture!r}, which is not served; 'span' and 'boundary' are")
+        raise config.broken(
+            "architecture", f"is {architecture!r}, which is not served; 'span' and 'boundary' are"
+        )
     _need_files(directory)
     pooling = config.text("token_pooling", "first")
     if pooling in ("mean", "max"):  # the package takes any other word for "first"
@@ -135,7 +155,9 @@ def read_gliner2(directory: Path) -> Gliner2 | Boundary:
         return _boundary(config)
     head = config.part("span_head")
     spans = head if "max_width" in head.values else config
-    return Gliner2(max_width=count(spans, "max_width", 8, most=_MOST_WIDTH), counting=_counting(config))
+    return Gliner2(
+        max_width=count(spans, "max_width", 8, most=_MAX_WIDTH), counting=_counting(config)
+    )
 
 
 def _boundary(config: Config) -> Boundary:
@@ -149,23 +171,28 @@ def _boundary(config: Config) -> Boundary:
         value = default if value is None else value
         if value != served:
             raise head.broken(key, f"is {value!r}, which is not served; {served!r} is")
-    size, heads = count(head, "boundary_dim", 128, most=_MOST_SIZE), count(head, "boundary_attention_heads", 4, most=_MOST_SIZE)
-    attention = head.number("boundary_attention_layers", 0, most=_MOST_LAYERS)
+    size, heads = (
+        count(head, "boundary_dim", 128, most=_MAX_SIZE),
+        count(head, "boundary_attention_heads", 4, most=_MAX_SIZE),
+    )
+    attention = head.number("boundary_attention_layers", 0, most=_MAX_LAYERS)
     if attention and size % heads:
-        raise head.broken("boundary_attention_heads", f"is {heads}, which does not divide `boundary_dim`, {size}")
-    pairs = count(head, "pool_size", 384, most=_MOST_PAIRS)
+        raise head.broken(
+            "boundary_attention_heads", f"is {heads}, which does not divide `boundary_dim`, {size}"
+        )
+    pairs = count(head, "pool_size", 384, most=_MAX_PAIRS)
     return Boundary(
         size=size,
-        pair_size=count(head, "pair_dim", 128, most=_MOST_SIZE),
-        content_size=count(head, "content_dim", 64, most=_MOST_SIZE),
+        pair_size=count(head, "pair_dim", 128, most=_MAX_SIZE),
+        content_size=count(head, "content_dim", 64, most=_MAX_SIZE),
         attention_layers=attention,
         heads=heads,
-        window=head.number("boundary_attention_window", 0, most=MOST_WORDS),
-        layers=head.number("boundary_refinement_layers", 1, most=_MOST_LAYERS),
-        ends=count(head, "pool_boundary_top_k", 64, most=_MOST_ENDS),
+        window=head.number("boundary_attention_window", 0, most=MAX_WORDS),
+        layers=head.number("boundary_refinement_layers", 1, most=_MAX_LAYERS),
+        ends=count(head, "pool_boundary_top_k", 64, most=_MAX_ENDS),
         pairs=pairs,
         reserved=head.number("min_pool_per_query", 8, most=pairs),
-        record_size=count(head, "record_dim", 128, most=_MOST_SIZE),
+        record_size=count(head, "record_dim", 128, most=_MAX_SIZE),
         relations=_relations(head),
         abstention=_real(head, "abstention_threshold", 0.5, most=1.0),
         class_temperature=_temperature(head, "classification_temperature"),
@@ -174,9 +201,9 @@ def _boundary(config: Config) -> Boundary:
 
 def _relations(head: Config) -> RelationSettings:
     return RelationSettings(
-        heads=count(head, "relation_heads_per_type", 32, most=_MOST_ENDS),
-        tails=count(head, "relation_tails_per_type", 32, most=_MOST_ENDS),
-        pairs=count(head, "relation_pair_cap", 128, most=_MOST_PAIRS),
+        heads=count(head, "relation_heads_per_type", 32, most=_MAX_ENDS),
+        tails=count(head, "relation_tails_per_type", 32, most=_MAX_ENDS),
+        pairs=count(head, "relation_pair_cap", 128, most=_MAX_PAIRS),
         directional=head.flag("directional_relation_states"),
         content=head.flag("relation_biaffine_content"),
     )
@@ -194,14 +221,21 @@ def _real(head: Config, key: str, default: float, *, most: float = math.inf) -> 
     value = head.values.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= most:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not 0 <= value <= most
+    ):
         raise head.broken(key, f"must be a number from 0 to {most}, not {value!r}")
     return float(value)
 
 
 def _need_files(directory: Path) -> None:
     if not need_config(directory, ENCODER_FILE).text("model_type"):
-        raise ModelBroken(f"{ENCODER_FILE}: `model_type` is missing: it names the encoder's family. {ADVICE}")
+        raise ModelBroken(
+            f"{ENCODER_FILE}: `model_type` is missing: it names the encoder's family. {ADVICE}"
+        )
     if not (directory / "tokenizer.json").is_file():
         raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
     if not list(directory.glob("model*.safetensors")):
@@ -214,4 +248,6 @@ def _counting(config: Config) -> Counting:
         if name == counting:
             found: Counting = counting
             return found
-    raise config.broken("counting_layer", f"is {name!r}; served are {', '.join(get_args(Counting))}")
+    raise config.broken(
+        "counting_layer", f"is {name!r}; served are {', '.join(get_args(Counting))}"
+    )

@@ -1,8 +1,10 @@
-"""Zero-shot relation models of the glirel package (GLiREL, arXiv 2501.03172): glirel_config.json, and a Card from it.
+"""Zero-shot relation models of the glirel package (GLiREL, arXiv 2501.03172): glirel_config.json,
+and a Card from it.
 
-The package's own checkpoints are a torch checkpoint and a configuration that only names the encoder: the store converts the one and
-completes the other (`libs/conversion/base_model.py`). Served is a directory with the encoder's configuration in glirel_config.json,
-and tokenizer.json (docs/api.md has the steps for directories outside the store).
+The package's own checkpoints are a torch checkpoint and a configuration that only names the
+encoder: the store converts the one and completes the other (`libs/conversion/base_model.py`).
+Served is a directory with the encoder's configuration in glirel_config.json, and tokenizer.json
+(docs/api.md has the steps for directories outside the store).
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from typing import Final, Literal, get_args
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import Config, digest, need_config, tensor_files
-from libs.catalog.kinds.extraction.gliner import ENCODER_PREFIX, MOST_WORDS, Pooling, count, longest_sequence
+from libs.catalog.kinds.extraction.gliner import (
+    ENCODER_PREFIX,
+    MAX_WORDS,
+    Pooling,
+    count,
+    longest_sequence,
+)
 from libs.errors import ModelBroken
 
 FILE: Final = "glirel_config.json"
@@ -44,9 +52,10 @@ _OFF: dict[str, tuple[object, ...]] = {
 class Glirel:
     """How words, entities and labels become scores.
 
-    `hidden`: width of the states of words and labels. `max_words`: of a text. `pooling`: of a word's tokens. `label_states`: a
-    label is its marker's state, that of its first token, or the mean of both. `farthest`: the largest distance in words from a head
-    back to a tail before it; None: unlimited.
+    `hidden`: width of the states of words and labels. `max_words`: of a text. `pooling`: of a
+    word's tokens. `label_states`: a label is its marker's state, that of its first token, or the
+    mean of both. `farthest`: the largest distance in words from a head back to a tail before it;
+    None: unlimited.
     """
 
     hidden: int
@@ -63,13 +72,16 @@ def is_glirel(directory: Path) -> bool:
 
 
 def glirel_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at fault, and how to convert it."""
+    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
+    fault, and how to convert it.
+    """
     read_glirel(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
     named = model.partition("@")[2] or directory.name.partition("@")[2]
     return Card(
         model=model,
-        revision=named or digest(directory, [FILE, "tokenizer_config.json"], tensor_files(directory, "")),
+        revision=named
+        or digest(directory, [FILE, "tokenizer_config.json"], tensor_files(directory, "")),
         family=encoder.text("model_type"),
         kind="glirel",
         tasks=("relations",),
@@ -83,7 +95,9 @@ def glirel_card(directory: Path, model: str) -> Card:
 
 
 def read_glirel(directory: Path) -> Glirel:
-    """The settings in glirel_config.json. Raises ModelBroken for values that are not served, and for missing keys and files."""
+    """The settings in glirel_config.json. Raises ModelBroken for values that are not served, and
+    for missing keys and files.
+    """
     config = need_config(directory, FILE)
     _need_files(directory, config)
     for key, values in _OFF.items():
@@ -91,11 +105,14 @@ def read_glirel(directory: Path) -> Glirel:
             raise config.broken(key, f"is {config.values[key]!r}, which is not served")
     pooling, label_states = _pooling(config), _label_states(config)
     if pooling != "first" and label_states != "ent_token":
-        raise config.broken("subtoken_pooling", f"is {pooling!r}, which is only served with the label_embed_strategy ent_token")
+        raise config.broken(
+            "subtoken_pooling",
+            f"is {pooling!r}, which is only served with the label_embed_strategy ent_token",
+        )
     farthest = config.values.get("max_entity_pair_distance")
     return Glirel(
         hidden=count(config, "hidden_size", 512),
-        max_words=count(config, "max_len", 384, most=MOST_WORDS),
+        max_words=count(config, "max_len", 384, most=MAX_WORDS),
         pooling=pooling,
         label_states=label_states,
         scorer=_scorer(config),
@@ -105,7 +122,9 @@ def read_glirel(directory: Path) -> Glirel:
 
 def _need_files(directory: Path, config: Config) -> None:
     if not config.part("encoder_config").text("model_type"):
-        raise config.broken("encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}")
+        raise config.broken(
+            "encoder_config", f"is missing, or its model_type: it describes the encoder. {ADVICE}"
+        )
     if not (directory / "tokenizer.json").is_file():
         raise ModelBroken(f"tokenizer.json: missing from {directory}. {ADVICE}")
     if not list(directory.glob("model*.safetensors")):
@@ -126,7 +145,9 @@ def _label_states(config: Config) -> LabelStates:
         if name == states:
             found: LabelStates = states
             return found
-    raise config.broken("label_embed_strategy", f"is {name!r}; served are {', '.join(get_args(LabelStates))}")
+    raise config.broken(
+        "label_embed_strategy", f"is {name!r}; served are {', '.join(get_args(LabelStates))}"
+    )
 
 
 def _scorer(config: Config) -> Scorer:

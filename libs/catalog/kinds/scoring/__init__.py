@@ -1,1 +1,3 @@
-"""Models that score: rerankers, classifiers with fixed labels or with those of a request, and choices among options."""
+"""Models that score: rerankers, classifiers with fixed labels or with those of a request, and
+choices among options.
+"""

@@ -1,7 +1,9 @@
-"""Zero-shot classifiers of the gliclass package (GLiClass, arXiv 2508.07662): their config.json, and a Card from it.
+"""Zero-shot classifiers of the gliclass package (GLiClass, arXiv 2508.07662): their config.json,
+and a Card from it.
 
-The encoder reads the labels, each after a marker token, and the text as one sequence. config.json holds the encoder's configuration
-and how the states of markers and text become scores; the encoder's tensors have a prefix.
+The encoder reads the labels, each after a marker token, and the text as one sequence. config.json
+holds the encoder's configuration and how the states of markers and text become scores; the
+encoder's tensors have a prefix.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ Pooling = Literal["first", "last", "avg", "sum", "max", "rms", "abs_max", "abs_a
 
 _MODEL_TYPE = "GLiClass"
 _TOKENS = 1024  # the package's pipeline truncates there, whatever the tokenizer's limit
-_PROBLEMS: dict[str, Problem] = {"single_label_classification": "single_label", "multi_label_classification": "multi_label"}
+_PROBLEMS: dict[str, Problem] = {
+    "single_label_classification": "single_label",
+    "multi_label_classification": "multi_label",
+}
 
 # Options that are not served, each with the value that switches it off.
 _OFF: dict[str, object] = {
@@ -40,12 +45,13 @@ _OFF: dict[str, object] = {
 class Gliclass:
     """How the states of labels and text become scores.
 
-    `label_index`, `text_index`: ids of the markers, before each label and between labels and text. `prompt_first`: labels come
-    before the text. `pooling`: of the text's states; "pass": the scorer reads them all. `text_only`: pooling covers only the states
-    from the text's marker on. `marks`: a label's tokens begin with its marker, else after it. `averages`: a label is the mean of
-    its tokens' states, else the first of them. `hidden`: width of the projectors' inner layer. `segments`: labels and text have
-    different token types. `normalizes`: states are scaled to length 1, and scores by a learnt factor. `heads`: of the scorer's
-    attention; 0: it has none.
+    `label_index`, `text_index`: ids of the markers, before each label and between labels and text.
+    `prompt_first`: labels come before the text. `pooling`: of the text's states; "pass": the scorer
+    reads them all. `text_only`: pooling covers only the states from the text's marker on. `marks`:
+    a label's tokens begin with its marker, else after it. `averages`: a label is the mean of its
+    tokens' states, else the first of them. `hidden`: width of the projectors' inner layer.
+    `segments`: labels and text have different token types. `normalizes`: states are scaled to
+    length 1, and scores by a learnt factor. `heads`: of the scorer's attention; 0: it has none.
     """
 
     label_index: int
@@ -69,15 +75,20 @@ def is_gliclass(directory: Path) -> bool:
 
 
 def gliclass_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at fault."""
+    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
+    fault.
+    """
     read_gliclass(directory)
     config = need_config(directory, "config.json")
     if not (directory / "tokenizer.json").is_file():
-        raise ModelBroken(f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained")
+        raise ModelBroken(
+            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained"
+        )
     named = model.partition("@")[2] or directory.name.partition("@")[2]
     return Card(
         model=model,
-        revision=named or digest(directory, ["config.json", "tokenizer_config.json"], tensor_files(directory, "")),
+        revision=named
+        or digest(directory, ["config.json", "tokenizer_config.json"], tensor_files(directory, "")),
         family=config.part("encoder_config").text("model_type"),
         kind="gliclass",
         tasks=("classify",),
@@ -90,22 +101,37 @@ def gliclass_card(directory: Path, model: str) -> Card:
 
 
 def read_gliclass(directory: Path) -> Gliclass:
-    """The settings in config.json. Raises ModelBroken for keys that are missing, and for values that are not served."""
+    """The settings in config.json. Raises ModelBroken for keys that are missing, and for values
+    that are not served.
+    """
     config = need_config(directory, "config.json")
     encoder = config.part("encoder_config")
     if not encoder.text("model_type"):
-        raise config.broken("encoder_config", "is missing, or its model_type: it describes the encoder")
+        raise config.broken(
+            "encoder_config", "is missing, or its model_type: it describes the encoder"
+        )
     for key, value in _OFF.items():
         if config.values.get(key, value) not in (None, value):
-            raise config.broken(key, f"is {config.values[key]!r}, which is not served; {value!r} is")
+            raise config.broken(
+                key, f"is {config.values[key]!r}, which is not served; {value!r} is"
+            )
     pooling, text_only = _pooling(config), config.flag("extract_text_features")
     if pooling == "last" and text_only:
-        raise config.broken("pooling_strategy", "is 'last', which with `extract_text_features` selects a token outside the text")
+        raise config.broken(
+            "pooling_strategy",
+            "is 'last', which with `extract_text_features` selects a token outside the text",
+        )
     scorer = _scorer(config)
     if scorer == "cross-attn" and pooling != "pass":
-        raise config.broken("scorer_type", f"is 'cross-attn', which reads all states of a text: `pooling_strategy` is {pooling!r}")
+        raise config.broken(
+            "scorer_type",
+            f"is 'cross-attn', which reads all states of a text: `pooling_strategy` is {pooling!r}",
+        )
     if pooling == "pass" and scorer != "cross-attn":
-        raise config.broken("pooling_strategy", f"is 'pass', which is for the scorer cross-attn: `scorer_type` is {scorer!r}")
+        raise config.broken(
+            "pooling_strategy",
+            f"is 'pass', which is for the scorer cross-attn: `scorer_type` is {scorer!r}",
+        )
     vocabulary = config.number("vocab_size") or encoder.number("vocab_size")
     return Gliclass(
         label_index=_index(config, "class_token_index", vocabulary),
@@ -124,8 +150,12 @@ def read_gliclass(directory: Path) -> Gliclass:
 
 
 def _max_tokens(encoder: Config) -> int:
-    """The package's limit, and at most the number of positions; DeBERTa's relative positions are unlimited."""
-    unlimited = encoder.text("model_type") == "deberta-v2" and not encoder.flag("position_biased_input", True)
+    """The package's limit, and at most the number of positions; DeBERTa's relative positions are
+    unlimited.
+    """
+    unlimited = encoder.text("model_type") == "deberta-v2" and not encoder.flag(
+        "position_biased_input", True
+    )
     positions = 0 if unlimited else encoder.number("max_position_embeddings")
     return min(_TOKENS, positions) if positions else _TOKENS
 
@@ -133,7 +163,9 @@ def _max_tokens(encoder: Config) -> int:
 def _problem(config: Config) -> Problem:
     name = config.text("problem_type", "single_label_classification")
     if name not in _PROBLEMS:
-        raise config.broken("problem_type", f"is {name!r}, which is not one of {', '.join(_PROBLEMS)}")
+        raise config.broken(
+            "problem_type", f"is {name!r}, which is not one of {', '.join(_PROBLEMS)}"
+        )
     return _PROBLEMS[name]
 
 
@@ -141,12 +173,16 @@ def _heads(config: Config, encoder: Config) -> int:
     """Of the scorer's attention, over the states of the encoder."""
     heads, size = config.number("scorer_num_heads", 16), encoder.number("hidden_size")
     if heads < 1 or size % heads:
-        raise config.broken("scorer_num_heads", f"is {heads}, which does not divide the hidden size {size}")
+        raise config.broken(
+            "scorer_num_heads", f"is {heads}, which does not divide the hidden size {size}"
+        )
     return heads
 
 
 def _index(config: Config, key: str, default: int) -> int:
-    """A token's id; -1 in the file means `default`, a token added after the encoder's vocabulary."""
+    """A token's id; -1 in the file means `default`, a token added after the encoder's
+    vocabulary.
+    """
     return default if config.values.get(key) == -1 else config.number(key, default)
 
 
@@ -163,7 +199,9 @@ def _pooling(config: Config) -> Pooling:
         if name == pooling:
             found: Pooling = pooling
             return found
-    raise config.broken("pooling_strategy", f"is {name!r}; served are {', '.join(get_args(Pooling))}")
+    raise config.broken(
+        "pooling_strategy", f"is {name!r}; served are {', '.join(get_args(Pooling))}"
+    )
 
 
 def _scorer(config: Config) -> Scorer:

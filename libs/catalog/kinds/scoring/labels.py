@@ -1,10 +1,20 @@
-"""Models with a fixed label set: cross-encoders, sequence classifiers and token classifiers, by the labels of config.json."""
+"""Models with a fixed label set: cross-encoders, sequence classifiers and token classifiers, by the
+labels of config.json.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from libs.catalog.card import MOST_LABEL_CHARACTERS, MOST_LABELS, Activation, Card, Problem, Scoring, Task
+from libs.catalog.card import (
+    MAX_LABEL_CHARACTERS,
+    MAX_LABELS,
+    Activation,
+    Card,
+    Problem,
+    Scoring,
+    Task,
+)
 from libs.catalog.checkpoint.chat import takes_messages, with_template
 from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import Config
@@ -20,18 +30,28 @@ _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
 def _classes(config: Config) -> tuple[str, ...]:
-    """The names in id2label in the order of the logits; without names LABEL_0, LABEL_1 ..., as in transformers."""
+    """The names in id2label in the order of the logits; without names LABEL_0, LABEL_1 ..., as in
+    transformers.
+    """
     names = config.part("id2label").values
     if not names:
-        return tuple(f"LABEL_{number}" for number in range(config.number("num_labels", 2, most=MOST_LABELS)))
-    if len(names) > MOST_LABELS:
-        raise config.broken("id2label", f"has {len(names):,} entries; at most {MOST_LABELS:,} are served")
+        return tuple(
+            f"LABEL_{number}" for number in range(config.number("num_labels", 2, most=MAX_LABELS))
+        )
+    if len(names) > MAX_LABELS:
+        raise config.broken(
+            "id2label", f"has {len(names):,} entries; at most {MAX_LABELS:,} are served"
+        )
     wanted = [str(number) for number in range(len(names))]
-    if sorted(names, key=lambda key: (len(key), key)) != sorted(wanted, key=lambda key: (len(key), key)):
+    if sorted(names, key=lambda key: (len(key), key)) != sorted(
+        wanted, key=lambda key: (len(key), key)
+    ):
         raise config.broken("id2label", f"must have the keys 0 to {len(names) - 1}")
     classes = tuple(str(names[number]) for number in wanted)
-    if sum(map(len, classes)) > MOST_LABEL_CHARACTERS:
-        raise config.broken("id2label", f"has names of more than {MOST_LABEL_CHARACTERS:,} characters")
+    if sum(map(len, classes)) > MAX_LABEL_CHARACTERS:
+        raise config.broken(
+            "id2label", f"has names of more than {MAX_LABEL_CHARACTERS:,} characters"
+        )
     return classes
 
 
@@ -63,12 +83,16 @@ def sequence_labels(files: Checkpoint, card: Card) -> Card:
 def _problem(config: Config) -> Problem:
     name = config.text("problem_type")
     if name and name not in _PROBLEMS:
-        raise config.broken("problem_type", f"is {name!r}, which is not one of {', '.join(_PROBLEMS)}")
+        raise config.broken(
+            "problem_type", f"is {name!r}, which is not one of {', '.join(_PROBLEMS)}"
+        )
     return _PROBLEMS.get(name, "single_label")
 
 
 def _positive(classes: tuple[str, ...]) -> int | None:
-    """The class for "relevant": the only one, "entailment", one with a name such as "positive", else the second of two."""
+    """The class for "relevant": the only one, "entailment", one with a name such as "positive",
+    else the second of two.
+    """
     lower = [name.lower() for name in classes]
     if len(lower) == 1:
         return 0
@@ -80,15 +104,21 @@ def _positive(classes: tuple[str, ...]) -> int | None:
 
 
 def _contradiction(classes: tuple[str, ...]) -> int | None:
-    """The class opposite to "entailment", the first or else the last, as in transformers' ZeroShotClassificationPipeline."""
-    entailed = next((number for number, name in enumerate(classes) if name.lower().startswith(_ENTAILED)), None)
+    """The class opposite to "entailment", the first or else the last, as in transformers'
+    ZeroShotClassificationPipeline.
+    """
+    entailed = next(
+        (number for number, name in enumerate(classes) if name.lower().startswith(_ENTAILED)), None
+    )
     if entailed is None or len(classes) < 2:
         return None
     return len(classes) - 1 if entailed == 0 else 0
 
 
 def _score_activation(files: Checkpoint) -> Activation:
-    """A cross-encoder's activation from where sentence-transformers 6, 4 and 3 store it, in that order; else the identity."""
+    """A cross-encoder's activation from where sentence-transformers 6, 4 and 3 store it, in that
+    order; else the identity.
+    """
     if files.top.text("activation_fn"):
         return activation(files.top, "activation_fn", "identity")
     if files.config.part("sentence_transformers").text("activation_fn"):
@@ -104,5 +134,7 @@ def token_labels(files: Checkpoint, card: Card) -> Card:
 
 
 def entity_kind(name: str) -> str:
-    """The kind of entity of a token's class, by the rule of transformers: `B-PER` and `I-PER` are PER."""
+    """The kind of entity of a token's class, by the rule of transformers: `B-PER` and `I-PER` are
+    PER.
+    """
     return name.split("-", 1)[-1]

@@ -1,7 +1,8 @@
-"""Models of the laya package, which choose among options: their rl_agent_config.json, and a Card from it.
+"""Models of the laya package, which choose among options: their rl_agent_config.json, and a Card
+from it.
 
-The directory is as the package saves it: rl_agent_config.json, the encoder's configuration in encoder/, all tensors in
-model.safetensors, and the tokenizer in tokenizer/. Read of laya 0.4.15.
+The directory is as the package saves it: rl_agent_config.json, the encoder's configuration in
+encoder/, all tensors in model.safetensors, and the tokenizer in tokenizer/. Read of laya 0.4.15.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ TOKENIZER_FOLDER: Final = "tokenizer"
 ENCODER_PREFIX: Final = "encoder."
 
 _ENCODER_FILE: Final = f"{ENCODER_FOLDER}/config.json"
-_MOST_LAYERS: Final = 64
-_LEAST_TEMPERATURE: Final = 0.5  # the package's bounds, whatever the file says
-_MOST_TEMPERATURE: Final = 5.0
-_LEAST_TOKENS: Final = 32
+_MAX_LAYERS: Final = 64
+_MIN_TEMPERATURE: Final = 0.5  # the package's bounds, whatever the file says
+_MAX_TEMPERATURE: Final = 5.0
+_MIN_TOKENS: Final = 32
 _BUCKETS: Final = ((2, "2"), (5, "3-5"), (10, "6-10"))
 """The most options of a question whose temperature has this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Laya:
-    """`layers`: of the head. `head_tokens`: what question and options may take of a sequence, roughly. `temperature`: of questions
-    whose number of options has none of its own in `by_options`, by names such as "choice:3-5"."""
+    """`layers`: of the head. `head_tokens`: what question and options may take of a sequence,
+    roughly. `temperature`: of questions whose number of options has none of its own in
+    `by_options`, by names such as "choice:3-5"."""
 
     layers: int
     head_tokens: int
@@ -52,7 +54,9 @@ def is_laya(directory: Path) -> bool:
 
 
 def laya_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at fault."""
+    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
+    fault.
+    """
     read_laya(directory)
     encoder = need_config(directory, _ENCODER_FILE)
     if not encoder.text("model_type"):
@@ -78,10 +82,13 @@ def read_laya(directory: Path) -> Laya:
     """The settings in rl_agent_config.json. Raises ModelBroken for values that are not served."""
     config = need_config(directory, FILE)
     if config.text("option_layout", "sequential") != "sequential":
-        raise config.broken("option_layout", f"is {config.text('option_layout')!r}, which is not served; 'sequential' is")
+        raise config.broken(
+            "option_layout",
+            f"is {config.text('option_layout')!r}, which is not served; 'sequential' is",
+        )
     layers = config.number("head_layers", 2)
-    if layers > _MOST_LAYERS:
-        raise config.broken("head_layers", f"is {layers}; at most {_MOST_LAYERS} are served")
+    if layers > _MAX_LAYERS:
+        raise config.broken("head_layers", f"is {layers}; at most {_MAX_LAYERS} are served")
     own = config.part("temperature_by_options").values
     return Laya(
         layers=layers,
@@ -103,11 +110,13 @@ def _bounded(value: object) -> float:
     """As the package: what is not a number counts as 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return 1.0
-    return min(_MOST_TEMPERATURE, max(_LEAST_TEMPERATURE, float(value)))
+    return min(_MAX_TEMPERATURE, max(_MIN_TEMPERATURE, float(value)))
 
 
 def _max_tokens(config: Config, encoder: Config) -> int:
     limit, positions = config.number("max_len", 512), encoder.number("max_position_embeddings")
-    if limit < _LEAST_TOKENS:
-        raise config.broken("max_len", f"is {limit}; at least {_LEAST_TOKENS} are needed for a question and a text")
+    if limit < _MIN_TOKENS:
+        raise config.broken(
+            "max_len", f"is {limit}; at least {_MIN_TOKENS} are needed for a question and a text"
+        )
     return min(limit, positions) if positions else limit

@@ -1,7 +1,9 @@
-"""Rerankers that are causal language models: the tokens for yes and no, and the chat template that renders a pair.
+"""Rerankers that are causal language models: the tokens for yes and no, and the chat template that
+renders a pair.
 
-The format is that of sentence-transformers 5.4 and later (a LogitScore in modules.json). Older checkpoints do not name their use; a
-card of the catalog does, by `kind: yes_no`, `answers` and `template`.
+The format is that of sentence-transformers 5.4 and later (a LogitScore in modules.json). Older
+checkpoints do not name their use; a card of the catalog does, by `kind: yes_no`, `answers` and
+`template`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from libs.catalog.checkpoint.modules import activation
 from libs.errors import ModelBroken
 
 _LANGUAGE_MODEL = "ForCausalLM"
-_TIED = ("gemma", "gemma2", "gemma3_text")  # families whose `tie_word_embeddings` is true where it is not given
+_TIED = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+)  # families whose `tie_word_embeddings` is true where it is not given
 
 
 def refuse_bare(files: Checkpoint) -> None:
@@ -31,7 +37,9 @@ def refuse_bare(files: Checkpoint) -> None:
 
 
 def yes_no(files: Checkpoint, card: Card) -> Card:
-    """The card of a reranker. The catalog may give its `answers` and `template`, so that they may be empty until `need_answers`."""
+    """The card of a reranker. The catalog may give its `answers` and `template`, so that they may
+    be empty until `need_answers`.
+    """
     score = files.modules.answers
     card = replace(
         card,
@@ -46,11 +54,17 @@ def yes_no(files: Checkpoint, card: Card) -> Card:
 
 
 def need_answers(card: Card) -> Card:
-    """The card itself. Raises ModelBroken if neither the checkpoint nor the catalog gives its answers and template."""
+    """The card itself. Raises ModelBroken if neither the checkpoint nor the catalog gives its
+    answers and template.
+    """
     if not card.answers:
-        raise ModelBroken(f"modules.json: has no LogitScore, which names the tokens for yes and no; {_ADVICE} `answers`")
+        raise ModelBroken(
+            f"modules.json: has no LogitScore, which names the tokens for yes and no; {_ADVICE} `answers`"
+        )
     if not card.template:
-        raise ModelBroken(f"sentence_bert_config.json: `modality_config` names no chat template for pairs; {_ADVICE} `template`")
+        raise ModelBroken(
+            f"sentence_bert_config.json: `modality_config` names no chat template for pairs; {_ADVICE} `template`"
+        )
     return card
 
 
@@ -61,4 +75,8 @@ def _answers(score: Config) -> tuple[int, ...]:
     if score.values.get("true_token_id") is None:
         raise score.broken("true_token_id", "is missing: it must be the id of the token for yes")
     yes = score.number("true_token_id")
-    return (yes,) if score.values.get("false_token_id") is None else (yes, score.number("false_token_id"))
+    return (
+        (yes,)
+        if score.values.get("false_token_id") is None
+        else (yes, score.number("false_token_id"))
+    )

@@ -1,8 +1,8 @@
 """Models of images, and of texts and images in one space: how they are recognised, and their Card.
 
-Their `model_type` alone says so, or open_clip's own configuration, which SigLIP is published with too. The towers, the processing
-of images and what one costs are read when a model is loaded (`libs/models/images`), which knows every key; the card has what a mesh
-must know of a cold model.
+Their `model_type` alone says so, or open_clip's own configuration, which SigLIP is published with
+too. The towers, the processing of images and what one costs are read when a model is loaded
+(`libs/models/images`), which knows every key; the card has what a mesh must know of a cold model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from libs.catalog.card import Card, Task
-from libs.catalog.checkpoint.files import Config, digest, need_config, read_config, read_json, tensor_files
+from libs.catalog.checkpoint.files import (
+    Config,
+    digest,
+    need_config,
+    read_config,
+    read_json,
+    tensor_files,
+)
 from libs.errors import ModelBroken
 
 TEXTS_AND_IMAGES: Final = ("clip", "siglip", "siglip2")
@@ -23,15 +30,23 @@ DETECTORS: Final = ("grounding-dino", "owlv2", "owlvit")
 OPEN_CLIP: Final = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS: Final = "open_clip_model.safetensors"
 
-_FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
-_MOST_PLACES: Final = 37_295  # of Grounding DINO's maps of 1,333 x 1,333 pixels
+_FILES: Final = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+)
+_MAX_PLACES: Final = 37_295  # of Grounding DINO's maps of 1,333 x 1,333 pixels
 _BOTH: Final[tuple[Task, ...]] = ("encode", "score", "classify")
 
 
 def images_folder(directory: Path) -> Path | None:
-    """Where config.json lies, from the checkpoint's root, of a checkpoint that is a model of images; None if it is none.
+    """Where config.json lies, from the checkpoint's root, of a checkpoint that is a model of
+    images; None if it is none.
 
-    sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`); open_clip, in the root.
+    sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`);
+    open_clip, in the root.
     """
     if is_open_clip(directory):
         return Path()
@@ -42,17 +57,27 @@ def images_folder(directory: Path) -> Path | None:
 
 
 def is_open_clip(directory: Path) -> bool:
-    """Whether open_clip's layout is the one to read: some repositories hold a model in transformers' too."""
-    return read_config(directory, OPEN_CLIP) is not None and not describes_towers(read_config(directory, "config.json"))
+    """Whether open_clip's layout is the one to read: some repositories hold a model in
+    transformers' too.
+    """
+    return read_config(directory, OPEN_CLIP) is not None and not describes_towers(
+        read_config(directory, "config.json")
+    )
 
 
 def describes_towers(config: Config | None) -> bool:
-    """Whether config.json describes the encoders of a model of images and texts. That of Marqo's only names its own code."""
-    return config is not None and bool({"vision_config", "vision_config_dict"} & config.values.keys())
+    """Whether config.json describes the encoders of a model of images and texts. That of Marqo's
+    only names its own code.
+    """
+    return config is not None and bool(
+        {"vision_config", "vision_config_dict"} & config.values.keys()
+    )
 
 
 def images_card(directory: Path, folder: Path, model: str) -> Card:
-    """The card of the model whose config.json lies in `folder`. Raises ModelBroken naming the file and the key at fault."""
+    """The card of the model whose config.json lies in `folder`. Raises ModelBroken naming the file
+    and the key at fault.
+    """
     if is_open_clip(directory):
         return _open_clip_card(directory, model)
     config = need_config(directory, str(folder / "config.json"))
@@ -64,7 +89,9 @@ def images_card(directory: Path, folder: Path, model: str) -> Card:
     files = [*(str(folder / name) for name in _FILES if name != "tokenizer.json"), "modules.json"]
     return Card(
         model=model,
-        revision=model.partition("@")[2] or directory.name.partition("@")[2] or digest(directory, files, tensors),
+        revision=model.partition("@")[2]
+        or directory.name.partition("@")[2]
+        or digest(directory, files, tensors),
         family=family,
         kind="images",
         tasks=("regions",) if detects else _BOTH if reads_texts else ("encode", "score"),
@@ -78,13 +105,17 @@ def images_card(directory: Path, folder: Path, model: str) -> Card:
 
 
 def _open_clip_card(directory: Path, model: str) -> Card:
-    """open_clip's other models, such as CLIP of its own encoders, are refused when the model is loaded."""
+    """open_clip's other models, such as CLIP of its own encoders, are refused when the model is
+    loaded.
+    """
     parts = need_config(directory, OPEN_CLIP).part("model_cfg")
     _need_tokenizer(directory)
     files = [OPEN_CLIP, "tokenizer_config.json"]
     return Card(
         model=model,
-        revision=model.partition("@")[2] or directory.name.partition("@")[2] or digest(directory, files, [OPEN_CLIP_WEIGHTS]),
+        revision=model.partition("@")[2]
+        or directory.name.partition("@")[2]
+        or digest(directory, files, [OPEN_CLIP_WEIGHTS]),
         family="siglip",
         kind="images",
         tasks=_BOTH,
@@ -98,7 +129,9 @@ def _open_clip_card(directory: Path, model: str) -> Card:
 
 def _need_tokenizer(where: Path) -> None:
     if not (where / "tokenizer.json").exists():
-        raise ModelBroken(f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with save_pretrained")
+        raise ModelBroken(
+            f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with save_pretrained"
+        )
 
 
 def _folder(directory: Path) -> Path:
@@ -107,14 +140,20 @@ def _folder(directory: Path) -> Path:
     modules = read_json(directory, "modules.json")
     first = modules[0] if isinstance(modules, list) and modules else None
     place = first.get("path") if isinstance(first, dict) else None
-    return Path(place) if isinstance(place, str) and place and ".." not in Path(place).parts else Path()
+    return (
+        Path(place)
+        if isinstance(place, str) and place and ".." not in Path(place).parts
+        else Path()
+    )
 
 
 def _dimensions(config: Config, family: str) -> int:
     """The numbers are transformers' defaults for keys that are missing, here and below."""
     if family == "clip":
         return config.number("projection_dim", 512)
-    if family == "clip_vision_model" and any("WithProjection" in name for name in config.texts("architectures")):
+    if family == "clip_vision_model" and any(
+        "WithProjection" in name for name in config.texts("architectures")
+    ):
         return config.number("projection_dim", 512)
     if family in ("siglip", "siglip2"):
         texts = config.part("text_config")
@@ -123,16 +162,22 @@ def _dimensions(config: Config, family: str) -> int:
 
 
 def _text_tokens(config: Config, family: str) -> int:
-    key = "text_config_dict" if family == "clip" and config.values.get("text_config_dict") is not None else "text_config"
+    key = (
+        "text_config_dict"
+        if family == "clip" and config.values.get("text_config_dict") is not None
+        else "text_config"
+    )
     return config.part(key).number("max_position_embeddings", 77 if family == "clip" else 64)
 
 
 def _image_tokens(config: Config, family: str) -> int:
     if family == "grounding-dino":
-        return _MOST_PLACES
+        return _MAX_PLACES
     if family in DETECTORS:
         config = config.part("vision_config")
-        side = config.number("image_size", 768) // max(1, config.number("patch_size", 16 if family == "owlv2" else 32))
+        side = config.number("image_size", 768) // max(
+            1, config.number("patch_size", 16 if family == "owlv2" else 32)
+        )
         return side * side + 1
     patch = 14 if family.startswith("dinov2") else 32 if family == "clip_vision_model" else 16
     side = config.number("image_size", 224) // max(1, config.number("patch_size", patch))

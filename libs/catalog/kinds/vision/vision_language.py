@@ -1,8 +1,9 @@
 """Vision-language models that retrieve: how they are recognised, and their Card.
 
-Their `model_type` says which family it is, and a card in the catalog or modules.json what a language model without a projection is
-used for (`detect.kind`); V-SPLADE, which has sparse vectors, is told by its tensors. What an image costs is read when a model is
-loaded (`libs/models/images/vlm`).
+Their `model_type` says which family it is, and a card in the catalog or modules.json what a
+language model without a projection is used for (`detect.kind`); V-SPLADE, which has sparse vectors,
+is told by its tensors. What an image costs is read when a model is loaded
+(`libs/models/images/vlm`).
 """
 
 from __future__ import annotations
@@ -31,15 +32,29 @@ MODEL_TYPES: Final = (
     "qwen3_vl_nemotron_embed", "glm_ocr", "lighton_ocr", "paddleocr_vl",
 )  # fmt: skip
 
-_FILES: Final = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "modules.json")
+_FILES: Final = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+    "modules.json",
+)
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
-_POSITIONS: Final = {"colpali": 8192, "idefics3": 2048, "smolvlm": 2048, "modernvbert": 8192, "colmodernvbert": 8192}
+_POSITIONS: Final = {
+    "colpali": 8192,
+    "idefics3": 2048,
+    "smolvlm": 2048,
+    "modernvbert": 8192,
+    "colmodernvbert": 8192,
+}
 
 _WEIGHTS: Final = "model.safetensors"
 _SENTENCE: Final = "config_sentence_transformers.json"
 _SPARSE_FILES: Final = (_SENTENCE, "chat_template.jinja")
 _DECODER: Final = "encoder.mlm_head.decoder.weight"
-"""V-SPLADE's, [columns of its sparse vectors, hidden]. By its configuration alone it is ModernVBERT."""
+"""V-SPLADE's, [columns of its sparse vectors, hidden]. By its configuration alone it is
+ModernVBERT.
+"""
 
 Form = Literal["multi_vector", "dense", "sparse", "score"]
 
@@ -54,45 +69,66 @@ def is_vision_language(directory: Path) -> bool:
 def sparse_columns(directory: Path) -> int:
     """The width of V-SPLADE's sparse vectors, from the tensors' header; 0: it is another model."""
     config = read_config(directory, "config.json")
-    if config is None or "vision_config" not in config.values or not (directory / _WEIGHTS).is_file():
+    if (
+        config is None
+        or "vision_config" not in config.values
+        or not (directory / _WEIGHTS).is_file()
+    ):
         return 0
     shape = tensor_shape(directory, [_WEIGHTS], _DECODER)
     return shape[0] if shape else 0
 
 
 def is_merged(directory: Path, base: Path | None) -> bool:
-    """Whether an adapter is a model under its own name, merged into its base when it is loaded: one of a vision-language model.
+    """Whether an adapter is a model under its own name, merged into its base when it is loaded: one
+    of a vision-language model.
 
-    `base`: the base model's directory. Where that is not known yet, a processor of images beside the adapter tells it.
+    `base`: the base model's directory. Where that is not known yet, a processor of images beside
+    the adapter tells it.
     """
-    return any((directory / name).is_file() for name in _PROCESSORS) if base is None else is_vision_language(base)
+    return (
+        any((directory / name).is_file() for name in _PROCESSORS)
+        if base is None
+        else is_vision_language(base)
+    )
 
 
-def vision_language_card(directory: Path, model: str, kind: Kind | None = None, base: Path | None = None) -> Card:
-    """`kind`: "multi_vector", "dense" or "yes_no", as the catalog says. `base`: of an adapter, the directory of the model that it
-    is merged into. Raises ModelBroken naming the file and the key at fault."""
+def vision_language_card(
+    directory: Path, model: str, kind: Kind | None = None, base: Path | None = None
+) -> Card:
+    """`kind`: "multi_vector", "dense" or "yes_no", as the catalog says. `base`: of an adapter, the
+    directory of the model that it is merged into. Raises ModelBroken naming the file and the key at
+    fault."""
     name, home = base_of(directory), directory if base is None else base
     if name and base is None:
         raise ModelBroken(f"{ADAPTER}: the model {name!r} is needed, of which this is an adapter")
     if name and not is_vision_language(home):
-        raise ModelBroken(f"{ADAPTER}: an adapter of {name!r}, a model of texts: ask for that one, with this as its `adapter`")
+        raise ModelBroken(
+            f"{ADAPTER}: an adapter of {name!r}, a model of texts: ask for that one, with this as its `adapter`"
+        )
     config = need_config(home, "config.json")
     if not any((one / "tokenizer.json").exists() for one in (directory, home)):
-        raise ModelBroken(f"tokenizer.json: missing from {home}. transformers' AutoTokenizer writes it with save_pretrained")
+        raise ModelBroken(
+            f"tokenizer.json: missing from {home}. transformers' AutoTokenizer writes it with save_pretrained"
+        )
     family, columns = config.text("model_type"), sparse_columns(home)
     form = _form(home, kind, columns)
     whole = config.part("vlm_config") if "vlm_config" in config.values else config
     texts = whole.part("text_config") if "text_config" in whole.values else whole
     card = Card(
         model=model,
-        revision=model.partition("@")[2] or directory.name.partition("@")[2] or _digest(directory, base, form),
+        revision=model.partition("@")[2]
+        or directory.name.partition("@")[2]
+        or _digest(directory, base, form),
         family=family,
         kind="images",
         tasks=("score",) if form == "score" else ("encode", "score"),
         representations=() if form == "score" else (form,),
         max_tokens=texts.number("max_position_embeddings", _POSITIONS.get(family, 32_768)),
         dimensions=_width(texts) if form == "dense" else 0,
-        multi_vector_dimensions=_vector_width(config, texts, family) if form == "multi_vector" else 0,
+        multi_vector_dimensions=_vector_width(config, texts, family)
+        if form == "multi_vector"
+        else 0,
         normalize=True,
         inputs=("text", "image"),
         scoring="yes_no" if form == "score" else "cosine" if form == "dense" else "maxsim",
@@ -125,11 +161,17 @@ def _width(texts: Config) -> int:
 def _vector_width(config: Config, texts: Config, family: str) -> int:
     if family == "qwen3_vl_nemotron_embed":
         return _width(texts)
-    return config.number("embed_dim", 320) if family == "colqwen3" else config.number("embedding_dim", 128)
+    return (
+        config.number("embed_dim", 320)
+        if family == "colqwen3"
+        else config.number("embedding_dim", 128)
+    )
 
 
 def _form(directory: Path, kind: Kind | None, columns: int) -> Form:
-    """sentence-transformers' modules.json has a pooling of models with one vector for an item. `columns`: of sparse vectors."""
+    """sentence-transformers' modules.json has a pooling of models with one vector for an item.
+    `columns`: of sparse vectors.
+    """
     if columns and kind in ("dense", "multi_vector", "yes_no"):
         raise ModelBroken(
             f"{_WEIGHTS}: is V-SPLADE's, which has sparse vectors alone: a card of the kind {kind!r} cannot be served"
@@ -137,11 +179,17 @@ def _form(directory: Path, kind: Kind | None, columns: int) -> Form:
     if columns:
         return "sparse"
     if kind == "sparse":
-        raise ModelBroken(f"{_WEIGHTS}: has no tensor {_DECODER!r}: of models of images V-SPLADE alone has sparse vectors")
+        raise ModelBroken(
+            f"{_WEIGHTS}: has no tensor {_DECODER!r}: of models of images V-SPLADE alone has sparse vectors"
+        )
     if kind == "yes_no":
         return "score"
     if kind in ("dense", "multi_vector"):
         return "dense" if kind == "dense" else "multi_vector"
     modules = read_json(directory, "modules.json")
-    kinds = [str(one.get("type")) for one in modules if isinstance(one, dict)] if isinstance(modules, list) else []
+    kinds = (
+        [str(one.get("type")) for one in modules if isinstance(one, dict)]
+        if isinstance(modules, list)
+        else []
+    )
     return "dense" if any(name.endswith(".Pooling") for name in kinds) else "multi_vector"

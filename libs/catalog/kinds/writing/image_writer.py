@@ -1,8 +1,8 @@
 """Models that read images and write text: how they are recognised, and their Card.
 
-Florence-2 and the vision-encoder-decoders are told by their `model_type`. A vision-language model may as well retrieve: it is one
-that writes if it has a language head, a chat template and a generation_config.json, no modules.json, and no card that says another
-kind.
+Florence-2 and the vision-encoder-decoders are told by their `model_type`. A vision-language model
+may as well retrieve: it is one that writes if it has a language head, a chat template and a
+generation_config.json, no modules.json, and no card that says another kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from libs.errors import ModelBroken
 
 FLORENCE: Final = "florence2"
 ENCODER_DECODER: Final = "vision-encoder-decoder"
-CONVERSATIONS: Final = ("idefics3", "glm_ocr", "lighton_ocr", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
+CONVERSATIONS: Final = (
+    "idefics3",
+    "glm_ocr",
+    "lighton_ocr",
+    "paddleocr_vl",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "smolvlm",
+)
 MODEL_TYPES: Final = (FLORENCE, ENCODER_DECODER, *CONVERSATIONS)
 GENERATION: Final = "generation_config.json"
 
@@ -26,11 +35,16 @@ _FILES: Final = (
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json",
     "tokenizer.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-_TASKS: Final[dict[str, tuple[Task, ...]]] = {FLORENCE: ("text", "regions"), ENCODER_DECODER: ("text",)}
+_TASKS: Final[dict[str, tuple[Task, ...]]] = {
+    FLORENCE: ("text", "regions"),
+    ENCODER_DECODER: ("text",),
+}
 
 
 def is_image_writer(directory: Path, kind: Kind | None = None) -> bool:
-    """Whether a checkpoint is a model that reads images and writes text. `kind`: what the catalog says of it."""
+    """Whether a checkpoint is a model that reads images and writes text. `kind`: what the catalog
+    says of it.
+    """
     config = read_config(directory, "config.json")
     if config is None or kind not in (None, "writer"):
         return False
@@ -41,7 +55,10 @@ def is_image_writer(directory: Path, kind: Kind | None = None) -> bool:
 
 def _converses(directory: Path, config: Config) -> bool:
     names = config.texts("architectures")
-    if not any(name.endswith("ForConditionalGeneration") for name in names) or (directory / "modules.json").exists():
+    if (
+        not any(name.endswith("ForConditionalGeneration") for name in names)
+        or (directory / "modules.json").exists()
+    ):
         return False
     return (directory / GENERATION).is_file() and bool(template_of(directory))
 
@@ -50,7 +67,9 @@ def image_writer_card(directory: Path, model: str) -> Card:
     """Raises ModelBroken naming the file and the key at fault."""
     config = need_config(directory, "config.json")
     if not (directory / "tokenizer.json").exists():
-        raise ModelBroken(f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained")
+        raise ModelBroken(
+            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained"
+        )
     family = config.text("model_type")
     if family in CONVERSATIONS:
         return _conversation(directory, config, model)

@@ -1,7 +1,8 @@
 """Models that write texts: how their directories are recognised, and their Card.
 
-Encoder-decoder models are recognised by their architecture. A causal language model is one only if it has a chat template and a
-generation_config.json; nothing else distinguishes it from one that was trained to embed or to rank, which a card names.
+Encoder-decoder models are recognised by their architecture. A causal language model is one only if
+it has a chat template and a generation_config.json; nothing else distinguishes it from one that was
+trained to embed or to rank, which a card names.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ def is_writer(files: Checkpoint) -> bool:
 
 
 def refuse_other_writer(files: Checkpoint) -> None:
-    """Raises ModelBroken for a model that writes, but of a type of which none are served as such."""
+    """Raises ModelBroken for a model that writes, but of a type of which none are served as
+    such.
+    """
     if files.modules.listed:
         return
     translates = files.architecture.endswith(_SEQUENCE_TO_SEQUENCE_CLASSES)
-    chats = files.architecture.endswith("ForCausalLM") and (files.directory / FILE).is_file() and takes_messages(files)
+    chats = (
+        files.architecture.endswith("ForCausalLM")
+        and (files.directory / FILE).is_file()
+        and takes_messages(files)
+    )
     if translates or chats:
         served = ", ".join(SEQUENCE_TO_SEQUENCE if translates else CAUSAL)
         raise files.config.broken(

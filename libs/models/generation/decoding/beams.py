@@ -1,4 +1,6 @@
-"""Beam search of one sequence, step by step as transformers does it, so that the same answer wins."""
+"""Beam search of one sequence, step by step as transformers does it, so that the same answer
+wins.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Chosen:
 
 
 class BeamSearch:
-    """`beams` texts at a time, of which those that end are kept as `finished` while they may still win.
+    """`beams` texts at a time, of which those that end are kept as `finished` while they may still
+    win.
 
     `prompt` and `longest`: tokens of the prompt, and of prompt and longest answer together.
     """
@@ -49,13 +52,18 @@ class BeamSearch:
         return self._finished[0]
 
     def advance(self, log_probabilities: Tensor) -> list[Chosen]:
-        """[beams, vocabulary], after the rules -> the beams of the next step; none: the search is over."""
+        """[beams, vocabulary], after the rules -> the beams of the next step; none: the search is
+        over.
+        """
         beams, settings = self._settings.beams, self._settings
         vocabulary = log_probabilities.shape[1]
         top, index = torch.topk((log_probabilities + self._scores[:, None]).reshape(-1), self._kept)
         parents, tokens = (index // vocabulary).tolist(), index % vocabulary
         stops = torch.isin(tokens, self._stops) | (self._length + 1 >= self._longest)
-        texts = [np.append(self._texts[parent], np.int32(token)) for parent, token in zip(parents, tokens.tolist(), strict=True)]
+        texts = [
+            np.append(self._texts[parent], np.int32(token))
+            for parent, token in zip(parents, tokens.tolist(), strict=True)
+        ]
         running = top + stops.float() * _LOW
         going = torch.topk(running, beams)[1]
         self._keep_finished(top, stops, texts)
@@ -78,14 +86,19 @@ class BeamSearch:
         if not self._may_improve:
             scores = scores + _LOW
         scores = scores + (~just).float() * _LOW
-        merged, ended = torch.cat((self._finished_scores, scores)), torch.cat((self._is_finished, just))
+        merged, ended = (
+            torch.cat((self._finished_scores, scores)),
+            torch.cat((self._is_finished, just)),
+        )
         best = torch.topk(merged, beams)[1]
         every = [*self._finished, *texts]
         self._finished = [every[place] for place in best.tolist()]
         self._finished_scores, self._is_finished = merged[best], ended[best]
 
     def _can_win(self) -> bool:
-        """Whether the best running beam may still get a better score than the worst of the finished ones."""
+        """Whether the best running beam may still get a better score than the worst of the finished
+        ones.
+        """
         settings = self._settings
         far = settings.early_stopping == "never" and settings.length_penalty > 0
         length = (self._longest if far else self._length) - self._prompt

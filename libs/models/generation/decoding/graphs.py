@@ -1,6 +1,8 @@
-"""CUDA graphs of decode steps: one for each of a few numbers of sequences, captured while no batch waits, checked as encoders' are.
+"""CUDA graphs of decode steps: one for each of a few numbers of sequences, captured while no batch
+waits, checked as encoders' are.
 
-Token choice is in the graph, so that a greedy step reads back one number a sequence. Every failure ends in the eager step.
+Token choice is in the graph, so that a greedy step reads back one number a sequence. Every failure
+ends in the eager step.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ from libs.models.graphs.graphs import CHECK_EVERY, ROUGH_BYTES, Event, Owner
 from libs.models.graphs.shapes import distance, tolerance
 
 SEQUENCES: Final = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of sequences that have a graph. A step with more is launched eagerly: it takes the device longer than the host."""
+"""Numbers of sequences that have a graph. A step with more is launched eagerly: it takes the device
+longer than the host.
+"""
 
 _SCORE_BYTES: Final = 12
 """Of a token's score: in the head's type, in float32, and in a copy."""
 
 
 class _Step:
-    """What one graph records. `scores`: of the last replay, [sequences, vocabulary] float32, which stay where they are."""
+    """What one graph records. `scores`: of the last replay, [sequences, vocabulary] float32, which
+    stay where they are.
+    """
 
     def __init__(self, forward: StepForward, shape: StepShape) -> None:
         self.shape, self._forward = shape, forward
@@ -43,7 +49,13 @@ class StepGraphs:
     """The graphs of one loop's steps. Calls must not overlap, except of `is_pending`."""
 
     def __init__(
-        self, forward: StepForward, capture: Capture, owner: Owner, *, after: int = AFTER, check_every: int = CHECK_EVERY
+        self,
+        forward: StepForward,
+        capture: Capture,
+        owner: Owner,
+        *,
+        after: int = AFTER,
+        check_every: int = CHECK_EVERY,
     ) -> None:
         self._forward, self._capture, self._owner = forward, capture, owner
         self._check_every = check_every
@@ -58,7 +70,9 @@ class StepGraphs:
         return bool(self._pending)
 
     def run(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor] | None:
-        """`StepForward.eager` by a graph: views that the next step overwrites. None: there is none for so many sequences."""
+        """`StepForward.eager` by a graph: views that the next step overwrites. None: there is none
+        for so many sequences.
+        """
         count = next((count for count in SEQUENCES if count >= len(rows)), 0)
         step = self._steps.get(count)
         if step is None:
@@ -73,7 +87,9 @@ class StepGraphs:
         return tokens[: len(rows)], scores[: len(rows)]
 
     def capture_one(self) -> None:
-        """Capture the largest step that waits: smaller ones fit in its memory. No forward may be in progress on the device."""
+        """Capture the largest step that waits: smaller ones fit in its memory. No forward may be in
+        progress on the device.
+        """
         if not self._pending:
             return
         step = _Step(self._forward, StepShape(max(self._pending), self._forward.width))
@@ -118,7 +134,9 @@ class StepGraphs:
         # On the graph's own inputs: the same keys and values are stored once more.
         wanted_tokens, wanted = self._forward.run(step.shape, step.captured.buffer)
         self._owner.tell("checked", "")
-        if (apart := distance(scores[: len(rows)], wanted[: len(rows)])) > tolerance(self._forward.writer.decoder.dtype):
+        if (apart := distance(scores[: len(rows)], wanted[: len(rows)])) > tolerance(
+            self._forward.writer.decoder.dtype
+        ):
             self._switch_off("differed", f"by {apart:.2g} in a step of {len(rows)} sequences")
         return wanted_tokens, wanted
 

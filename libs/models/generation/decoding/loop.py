@@ -1,4 +1,6 @@
-"""The decode loop: sequences of different requests are written together, and join and leave between two steps."""
+"""The decode loop: sequences of different requests are written together, and join and leave between
+two steps.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.pages import PagePool
 from libs.models.generation.decoding.rules import Ids, apply
 from libs.models.generation.decoding.sampling import Draw, choose, token_scores
-from libs.models.generation.decoding.sequences import DecodeSequence, Finish, Request, Row, Step, pages_needed
+from libs.models.generation.decoding.sequences import (
+    DecodeSequence,
+    Finish,
+    Request,
+    Row,
+    Step,
+    pages_needed,
+)
 from libs.models.generation.decoding.steps import StepForward, StepRow
 from libs.models.generation.decoding.writer import Places, Writer
 from libs.models.graphs.capture import Capture
@@ -24,13 +33,15 @@ from libs.models.graphs.graphs import Owner
 from libs.models.packed import GivenRows, Packed
 from libs.models.work import Between, TokenScore, nothing_between
 
-MOST_ROWS = 2048
+MAX_ROWS = 2048
 """Tokens of a prefill step: longer prompts are cut into pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a step added to a sequence: token ids, and whether it has ended. `score`: of the token, where it was asked for."""
+    """What a step added to a sequence: token ids, and whether it has ended. `score`: of the token,
+    where it was asked for.
+    """
 
     sequence: DecodeSequence
     ids: tuple[int, ...]
@@ -48,14 +59,20 @@ class _Piece:
 
 
 class DecodeLoop:
-    """Not thread-safe: all calls come from the device thread, `add` and `cancel` between two steps."""
+    """Not thread-safe: all calls come from the device thread, `add` and `cancel` between two
+    steps.
+    """
 
-    def __init__(self, writer: Writer, pages: int, *, most_rows: int = MOST_ROWS) -> None:
-        """`pages`: memory of keys and values, `pages * writer.page_bytes`, which is all that the loop ever takes for them."""
+    def __init__(self, writer: Writer, pages: int, *, most_rows: int = MAX_ROWS) -> None:
+        """`pages`: memory of keys and values, `pages * writer.page_bytes`, which is all that the
+        loop ever takes for them.
+        """
         self.writer, self.pool = writer, PagePool(pages)
         self._pages = writer.pages(pages)
         self._most_rows = most_rows
-        self._steps = StepForward(writer, self._pages) if StepForward.takes(writer, self._pages) else None
+        self._steps = (
+            StepForward(writer, self._pages) if StepForward.takes(writer, self._pages) else None
+        )
         self._graphs: StepGraphs | None = None
         self._sequences: list[DecodeSequence] = []
         self._prefilled_last = False
@@ -66,7 +83,9 @@ class DecodeLoop:
         return tuple(self._sequences)
 
     def needs(self, request: Request) -> int:
-        """Pages that are claimed for it. Raises InvalidInput for a request that the model cannot take."""
+        """Pages that are claimed for it. Raises InvalidInput for a request that the model cannot
+        take.
+        """
         prompt, longest = self._extent(request)
         settings = request.settings or self.writer.settings
         cross = 0 if request.states is None else len(request.states)
@@ -76,12 +95,18 @@ class DecodeLoop:
         return self.needs(request) <= self.pool.unclaimed
 
     def add(self, request: Request) -> DecodeSequence:
-        """Claims its pages; its prefill is one of the next steps. Raises InvalidInput, and NoCapacity if `has_room` is false."""
+        """Claims its pages; its prefill is one of the next steps. Raises InvalidInput, and
+        NoCapacity if `has_room` is false.
+        """
         claim = self.pool.claim(needed := self.needs(request))
         if claim is None:
-            raise NoCapacity(f"the request needs {needed} pages of key/value memory, of which {self.pool.unclaimed} are left")
+            raise NoCapacity(
+                f"the request needs {needed} pages of key/value memory, of which {self.pool.unclaimed} are left"
+            )
         prompt, longest = self._extent(request)
-        sequence = DecodeSequence(request, prompt, longest, request.settings or self.writer.settings, claim)
+        sequence = DecodeSequence(
+            request, prompt, longest, request.settings or self.writer.settings, claim
+        )
         self._sequences.append(sequence)
         return sequence
 
@@ -96,15 +121,25 @@ class DecodeLoop:
         if not pieces:
             return None
         keys = sum(piece.row.stored + piece.count + piece.sequence.cross_tokens for piece in pieces)
-        return Step("decode" if pieces[0].sequence.is_prefilled else "prefill", sum(piece.count for piece in pieces), keys)
+        return Step(
+            "decode" if pieces[0].sequence.is_prefilled else "prefill",
+            sum(piece.count for piece in pieces),
+            keys,
+        )
 
     @torch.inference_mode()
-    def step(self, among: Sequence[DecodeSequence] | None = None, between: Between = nothing_between) -> list[Written]:
-        """One forward, and what it wrote; nothing, if a prompt has more pieces or nothing is left to write.
+    def step(
+        self, among: Sequence[DecodeSequence] | None = None, between: Between = nothing_between
+    ) -> list[Written]:
+        """One forward, and what it wrote; nothing, if a prompt has more pieces or nothing is left
+        to write.
 
-        `among`: the sequences that it is for; None: all. `between`: called between two layers; it may call `step` for others.
+        `among`: the sequences that it is for; None: all. `between`: called between two layers; it
+        may call `step` for others.
         """
-        pieces = self._next(self._sequences if among is None else [each for each in among if each.finish is None])
+        pieces = self._next(
+            self._sequences if among is None else [each for each in among if each.finish is None]
+        )
         if not pieces:
             return []
         self._prefilled_last = not pieces[0].sequence.is_prefilled
@@ -121,7 +156,9 @@ class DecodeLoop:
         return self._choose(pieces, scores)
 
     def keep_graphs(self, capture: Capture, owner: Owner) -> StepGraphs | None:
-        """From now on decode steps are replayed from graphs, which wait for their capture. None: the writer's steps have none."""
+        """From now on decode steps are replayed from graphs, which wait for their capture. None:
+        the writer's steps have none.
+        """
         self._graphs = None if self._steps is None else StepGraphs(self._steps, capture, owner)
         return self._graphs
 
@@ -136,7 +173,9 @@ class DecodeLoop:
         if any(_needs_scores(piece.sequence, bound) for piece in pieces):
             return self._choose(pieces, scores)
         tokens: list[int] = likeliest.tolist()
-        return [self._write(piece, token, None) for piece, token in zip(pieces, tokens, strict=True)]
+        return [
+            self._write(piece, token, None) for piece, token in zip(pieces, tokens, strict=True)
+        ]
 
     def _extent(self, request: Request) -> tuple[Ids, int]:
         """The prompt, and how many tokens it has with the longest answer."""
@@ -146,20 +185,30 @@ class DecodeLoop:
             prompt = np.array([settings.start], np.int32)
         if prompt is None or not len(prompt):
             raise InvalidInput("a prompt of at least one token is needed")
-        if writer.has_cross != (request.states is not None) or (request.states is not None and not len(request.states)):
-            raise InvalidInput("encoder states are needed by models that have an encoder, and by no others")
+        if writer.has_cross != (request.states is not None) or (
+            request.states is not None and not len(request.states)
+        ):
+            raise InvalidInput(
+                "encoder states are needed by models that have an encoder, and by no others"
+            )
         if not 0 <= int(prompt.min()) <= int(prompt.max()) < writer.decoder.embed.vocabulary:
-            raise InvalidInput(f"the prompt has a token that is none of the model's {writer.decoder.embed.vocabulary}")
+            raise InvalidInput(
+                f"the prompt has a token that is none of the model's {writer.decoder.embed.vocabulary}"
+            )
         new = settings.longest(len(prompt), request.most, writer.max_positions)
         turn = writer.decoder.long_from
         if settings.beams > 1 and len(prompt) <= turn:
-            new = min(new, turn - len(prompt))  # beams share pages of keys, which are not computed again
+            new = min(
+                new, turn - len(prompt)
+            )  # beams share pages of keys, which are not computed again
         if new < 1:
             raise InvalidInput(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
         return prompt, len(prompt) + new
 
     def _next(self, among: Sequence[DecodeSequence]) -> list[_Piece]:
-        """Prompts that have no keys yet come before the next tokens of the others, but these are not kept waiting for two steps."""
+        """Prompts that have no keys yet come before the next tokens of the others, but these are
+        not kept waiting for two steps.
+        """
         waiting = [sequence for sequence in among if not sequence.is_prefilled]
         going = [sequence for sequence in among if sequence.is_prefilled]
         if not waiting or (going and self._prefilled_last):
@@ -178,14 +227,21 @@ class DecodeLoop:
             return
         states = [sequence.states for sequence in sequences if sequence.states is not None]
         for sequence in sequences:
-            sequence.cross_pages = [sequence.claim.take() for _ in range(pages_for(sequence.cross_tokens))]
+            sequence.cross_pages = [
+                sequence.claim.take() for _ in range(pages_for(sequence.cross_tokens))
+            ]
             sequence.states = None
-        self.writer.keep_states(states, self._pages, [sequence.cross_pages for sequence in sequences])
+        self.writer.keep_states(
+            states, self._pages, [sequence.cross_pages for sequence in sequences]
+        )
 
     def _places(self, pieces: Sequence[_Piece]) -> Places:
         cross = None
         if self.writer.has_cross:
-            cross = [piece.sequence.cross_tokens for piece in pieces], [piece.sequence.cross_pages for piece in pieces]
+            cross = (
+                [piece.sequence.cross_tokens for piece in pieces],
+                [piece.sequence.cross_pages for piece in pieces],
+            )
         keys = [piece.row.stored + piece.count for piece in pieces]
         pages = [piece.row.pages for piece in pieces]
         return Places.of([piece.count for piece in pieces], keys, pages, self.writer.device, cross)
@@ -193,8 +249,13 @@ class DecodeLoop:
     def _batch(self, pieces: Sequence[_Piece], places: Places) -> Packed:
         device, where = self.writer.device, places.every
         spans = [(last - count, last) for last, count in zip(where.keys, where.rows, strict=True)]
-        ids = np.concatenate([piece.row.ids[first:last] for piece, (first, last) in zip(pieces, spans, strict=True)])
-        positions = [_positions(piece.sequence, first, last) for piece, (first, last) in zip(pieces, spans, strict=True)]
+        ids = np.concatenate(
+            [piece.row.ids[first:last] for piece, (first, last) in zip(pieces, spans, strict=True)]
+        )
+        positions = [
+            _positions(piece.sequence, first, last)
+            for piece, (first, last) in zip(pieces, spans, strict=True)
+        ]
         return Packed(
             ids=to_device(ids, device),
             positions=to_device(np.concatenate(positions), device),
@@ -211,11 +272,19 @@ class DecodeLoop:
     def _choose(self, pieces: Sequence[_Piece], scores: Tensor) -> list[Written]:
         """The next token of every row whose tokens all have keys now."""
         done: list[Written] = []
-        greedy = [place for place, piece in enumerate(pieces) if piece.row.left == 0 and piece.sequence.beams is None]
+        greedy = [
+            place
+            for place, piece in enumerate(pieces)
+            if piece.row.left == 0 and piece.sequence.beams is None
+        ]
         if greedy:
             own = scores if len(greedy) == len(pieces) else scores[greedy]
             chosen = [pieces[place] for place in greedy]
-            scored = [row for row, piece in enumerate(chosen) if piece.sequence.request.top_logprobs is not None]
+            scored = [
+                row
+                for row, piece in enumerate(chosen)
+                if piece.sequence.request.top_logprobs is not None
+            ]
             logprobs = torch.log_softmax(own[scored], dim=-1) if scored else None
             apply(own, [piece.sequence.rules.edits(piece.row.text) for piece in chosen])
             tokens = choose(own, _draws(chosen))
@@ -237,7 +306,9 @@ class DecodeLoop:
             row.stored = 0  # all keys are computed again, by the frequencies of long sequences
         ends = sequence.request.ends
         finish: Finish | None = None
-        if token in sequence.settings.stops or (ends is not None and ends(row.text[sequence.prompt :])):
+        if token in sequence.settings.stops or (
+            ends is not None and ends(row.text[sequence.prompt :])
+        ):
             finish = "stop"
         elif row.length == sequence.longest:
             finish = "length"
@@ -276,8 +347,14 @@ def _step_row(sequence: DecodeSequence, row: Row) -> StepRow:
 
 def _needs_scores(sequence: DecodeSequence, vocabulary: int | None) -> bool:
     """Whether its next token is not simply the likeliest of so many."""
-    is_greedy = sequence.beams is None and sequence.sampler is None and sequence.request.top_logprobs is None
-    return not (is_greedy and sequence.rules.is_plain and sequence.settings.vocabulary == vocabulary)
+    is_greedy = (
+        sequence.beams is None
+        and sequence.sampler is None
+        and sequence.request.top_logprobs is None
+    )
+    return not (
+        is_greedy and sequence.rules.is_plain and sequence.settings.vocabulary == vocabulary
+    )
 
 
 def _draws(pieces: Sequence[_Piece]) -> dict[int, Draw]:
@@ -289,10 +366,14 @@ def _draws(pieces: Sequence[_Piece]) -> dict[int, Draw]:
     }
 
 
-def _scores(logprobs: Tensor, rows: Sequence[int], tokens: Sequence[int], pieces: Sequence[_Piece]) -> dict[int, TokenScore]:
+def _scores(
+    logprobs: Tensor, rows: Sequence[int], tokens: Sequence[int], pieces: Sequence[_Piece]
+) -> dict[int, TokenScore]:
     """By row. `logprobs`: one for each of `rows`."""
     counts = [pieces[row].sequence.request.top_logprobs or 0 for row in rows]
-    return dict(zip(rows, token_scores(logprobs, [tokens[row] for row in rows], counts), strict=True))
+    return dict(
+        zip(rows, token_scores(logprobs, [tokens[row] for row in rows], counts), strict=True)
+    )
 
 
 def _given(pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]]) -> GivenRows | None:
@@ -308,18 +389,31 @@ def _given(pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]]) -> GivenR
         start += last - first
     if not places:
         return None
-    return GivenRows(torch.cat(places), torch.cat(values), tuple(torch.cat(each) for each in zip(*deeper, strict=True)))
+    return GivenRows(
+        torch.cat(places),
+        torch.cat(values),
+        tuple(torch.cat(each) for each in zip(*deeper, strict=True)),
+    )
 
 
 def _positions(sequence: DecodeSequence, first: int, last: int) -> Ids:
-    """Of tokens of the prompt, or of those written after it, which are counted on from the prompt's largest position."""
-    return np.arange(first, last, dtype=np.int32) + np.int32(sequence.ahead if first >= sequence.prompt else 0)
+    """Of tokens of the prompt, or of those written after it, which are counted on from the prompt's
+    largest position.
+    """
+    return np.arange(first, last, dtype=np.int32) + np.int32(
+        sequence.ahead if first >= sequence.prompt else 0
+    )
 
 
 def _axes(
-    pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]], positions: Sequence[Ids], device: torch.device
+    pieces: Sequence[_Piece],
+    spans: Sequence[tuple[int, int]],
+    positions: Sequence[Ids],
+    device: torch.device,
 ) -> Tensor | None:
-    """Positions in several dimensions; None: in all of them they are `positions`, as those of all tokens that were written."""
+    """Positions in several dimensions; None: in all of them they are `positions`, as those of all
+    tokens that were written.
+    """
     own = [
         None
         if piece.sequence.request.axes is None or first >= piece.sequence.prompt
@@ -329,5 +423,8 @@ def _axes(
     count = next((len(axes) for axes in own if axes is not None), 0)
     if not count:
         return None
-    whole = [np.tile(places, (count, 1)) if axes is None else axes for axes, places in zip(own, positions, strict=True)]
+    whole = [
+        np.tile(places, (count, 1)) if axes is None else axes
+        for axes, places in zip(own, positions, strict=True)
+    ]
     return to_device(np.concatenate(whole, axis=1), device)

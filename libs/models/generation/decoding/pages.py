@@ -1,10 +1,14 @@
-"""Who has which page of key/value memory: pages are claimed for the longest answer at first, and taken as it grows."""
+"""Who has which page of key/value memory: pages are claimed for the longest answer at first, and
+taken as it grows.
+"""
 
 from __future__ import annotations
 
 
 class PagePool:
-    """`total` pages by number. What a claim takes at once is never more than it claimed; whoever shares a page holds it too."""
+    """`total` pages by number. What a claim takes at once is never more than it claimed; whoever
+    shares a page holds it too.
+    """
 
     def __init__(self, total: int) -> None:
         self.total = total

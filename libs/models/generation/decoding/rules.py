@@ -1,7 +1,8 @@
-"""Which tokens may follow what was written: transformers' logits processors, as lists of ids for each sequence.
+"""Which tokens may follow what was written: transformers' logits processors, as lists of ids for
+each sequence.
 
-None of them depends on the scores themselves, so the host makes the lists while it knows nothing of these, and `apply` changes the
-scores of all sequences at once.
+None of them depends on the scores themselves, so the host makes the lists while it knows nothing of
+these, and `apply` changes the scores of all sequences at once.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def _no_numbers() -> NDArray[np.float32]:
 class Edits:
     """Of one sequence's next token, in the order in which they are made.
 
-    `penalised`: divided by `penalty`, or multiplied where they are negative. `counted`: from their scores `subtracted` is
-    subtracted. `banned`: never chosen. `only`: the one that is.
-    `suppressed`: as banned. `allowed`: all that may be; None: any. `vocabulary`: no id from here on may be; None: all.
+    `penalised`: divided by `penalty`, or multiplied where they are negative. `counted`: from their
+    scores `subtracted` is subtracted. `banned`: never chosen. `only`: the one that is.
+    `suppressed`: as banned. `allowed`: all that may be; None: any. `vocabulary`: no id from here on
+    may be; None: all.
     """
 
     penalty: float = 1.0
@@ -56,10 +58,19 @@ class Edits:
 
 
 class Rules:
-    """The rules of one request. `prompt`: tokens of the decoder's prompt; `longest`: of prompt and longest answer together."""
+    """The rules of one request. `prompt`: tokens of the decoder's prompt; `longest`: of prompt and
+    longest answer together.
+    """
 
-    def __init__(self, settings: Settings, prompt: int, longest: int, allows: Allows | None = None) -> None:
-        self._settings, self._prompt, self._longest, self._allows = settings, prompt, longest, allows
+    def __init__(
+        self, settings: Settings, prompt: int, longest: int, allows: Allows | None = None
+    ) -> None:
+        self._settings, self._prompt, self._longest, self._allows = (
+            settings,
+            prompt,
+            longest,
+            allows,
+        )
         stops = set(settings.stops)
         words = [word for word in settings.bad_words if not (len(word) == 1 and word[0] in stops)]
         self._single = [word[0] for word in words if len(word) == 1]
@@ -109,7 +120,9 @@ class Rules:
         banned = [*self._single]
         if len(ids) < settings.min_length or len(ids) - self._prompt < settings.min_new:
             banned.extend(settings.stops)
-        banned.extend(int(word[-1]) for word in self._words if np.array_equal(ids[1 - len(word) :], word[:-1]))
+        banned.extend(
+            int(word[-1]) for word in self._words if np.array_equal(ids[1 - len(word) :], word[:-1])
+        )
         found = np.array(banned, np.int32)
         if not settings.no_repeat_ngram:
             return found
@@ -117,7 +130,9 @@ class Rules:
 
 
 def _held(edits: Edits, allowed: Bits) -> Edits:
-    """The edits of a token that a grammar decides. Where they would leave nothing that it allows, it goes before them."""
+    """The edits of a token that a grammar decides. Where they would leave nothing that it allows,
+    it goes before them.
+    """
     barred = np.concatenate((edits.banned, edits.suppressed))
     barred = barred[(barred >= 0) & (barred < 8 * len(allowed))]
     left = allowed.copy()
@@ -146,12 +161,16 @@ def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
     some = [(row, each) for row, each in enumerate(edits) if each is not None]
     where = _where([(row, each.penalised) for row, each in some], scores.device)
     if where is not None:
-        penalty = torch.tensor([each.penalty for _, each in some for _ in each.penalised], device=scores.device)
+        penalty = torch.tensor(
+            [each.penalty for _, each in some for _ in each.penalised], device=scores.device
+        )
         old = scores[where]
         scores[where] = torch.where(old < 0, old * penalty, old / penalty)
     where = _where([(row, each.counted) for row, each in some], scores.device)
     if where is not None:
-        subtracted = to_device(np.concatenate([each.subtracted for _, each in some]), scores.device, np.float32)
+        subtracted = to_device(
+            np.concatenate([each.subtracted for _, each in some]), scores.device, np.float32
+        )
         scores[where] = scores[where] - subtracted
     _ban(scores, [(row, each.banned) for row, each in some])
     for row, each in some:
@@ -177,7 +196,9 @@ def _keep(scores: Tensor, sets: Sequence[tuple[int, Bits]]) -> None:
     bits = np.zeros((len(sets), -(-width // 8)), np.uint8)
     for own, (_, each) in zip(bits, sets, strict=True):
         own[: len(each)] = each[: len(own)]
-    barred = to_device(np.unpackbits(~bits, axis=1, count=width, bitorder="little"), scores.device, np.bool_)
+    barred = to_device(
+        np.unpackbits(~bits, axis=1, count=width, bitorder="little"), scores.device, np.bool_
+    )
     if len(sets) == len(scores):
         scores.masked_fill_(barred, -torch.inf)
         return
@@ -195,4 +216,6 @@ def _where(ids: Sequence[tuple[int, Ids]], device: torch.device) -> tuple[Tensor
     if not any(len(each) for _, each in ids):
         return None
     rows = np.concatenate([np.full(len(each), row, np.int32) for row, each in ids])
-    return to_device(rows, device).long(), to_device(np.concatenate([each for _, each in ids]), device).long()
+    return to_device(rows, device).long(), to_device(
+        np.concatenate([each for _, each in ids]), device
+    ).long()

@@ -1,9 +1,11 @@
-"""Sampling: the next token of each sequence by its scores, with transformers' warpers in their order.
+"""Sampling: the next token of each sequence by its scores, with transformers' warpers in their
+order.
 
-The random numbers of a token depend on the sequence's key and on how many tokens it has, and on nothing else: a sequence that is
-written alone, among others, or once more after its worker was lost draws the same tokens. Each token of the vocabulary has an
-exponentially distributed number, and the one with the largest ratio of probability to number is drawn (an exponential race), so
-that rounding in a batch of another shape changes hardly any choice.
+The random numbers of a token depend on the sequence's key and on how many tokens it has, and on
+nothing else: a sequence that is written alone, among others, or once more after its worker was lost
+draws the same tokens. Each token of the vocabulary has an exponentially distributed number, and the
+one with the largest ratio of probability to number is drawn (an exponential race), so that rounding
+in a batch of another shape changes hardly any choice.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _FACTORS: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64
 class Sampler:
     """How one sequence is sampled.
 
-    `temperature`: above 0. `top_k` 0, `top_p` 1 and `min_p` 0: all tokens are drawn from. `key`: seeds the random numbers.
+    `temperature`: above 0. `top_k` 0, `top_p` 1 and `min_p` 0: all tokens are drawn from. `key`:
+    seeds the random numbers.
     """
 
     temperature: float
@@ -48,11 +51,15 @@ class Draw:
 
 
 def choose(scores: Tensor, draws: Mapping[int, Draw]) -> list[int]:
-    """The next token of each row of scores [rows, vocabulary], float32: the likeliest one, but for the rows of `draws`."""
+    """The next token of each row of scores [rows, vocabulary], float32: the likeliest one, but for
+    the rows of `draws`.
+    """
     chosen = scores.argmax(dim=1)
     if draws:
         rows = list(draws)
-        chosen[rows] = _drawn(scores if len(rows) == len(scores) else scores[rows], list(draws.values()))
+        chosen[rows] = _drawn(
+            scores if len(rows) == len(scores) else scores[rows], list(draws.values())
+        )
     found: list[int] = chosen.tolist()
     return found
 
@@ -60,8 +67,9 @@ def choose(scores: Tensor, draws: Mapping[int, Draw]) -> list[int]:
 def warp(scores: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     """Scores [rows, vocabulary] divided by the temperature; -inf where a token is not drawn from.
 
-    As transformers' TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper and MinPLogitsWarper do it one after the other. Of
-    tokens with equal scores at the edge of the nucleus all are kept.
+    As transformers' TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper and
+    MinPLogitsWarper do it one after the other. Of tokens with equal scores at the edge of the
+    nucleus all are kept.
     """
     device, width = scores.device, scores.shape[1]
     scores = scores / torch.tensor([each.temperature for each in samplers], device=device)[:, None]
@@ -69,7 +77,9 @@ def warp(scores: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     largest = max((size for size in sizes if size < width), default=0)
     if largest:
         top = scores.topk(largest).values
-        last = top.gather(1, torch.tensor([min(size, largest) - 1 for size in sizes], device=device)[:, None])
+        last = top.gather(
+            1, torch.tensor([min(size, largest) - 1 for size in sizes], device=device)[:, None]
+        )
         unlimited = torch.tensor([size == width for size in sizes], device=device)[:, None]
         scores = scores.masked_fill(scores < last.masked_fill(unlimited, -torch.inf), -torch.inf)
     if any(each.top_p < 1.0 for each in samplers):
@@ -77,21 +87,31 @@ def warp(scores: Tensor, samplers: Sequence[Sampler]) -> Tensor:
         scores = scores.masked_fill(scores < _nucleus_edge(scores, shares), -torch.inf)
     if any(each.min_p > 0.0 for each in samplers):
         ratios = torch.tensor([each.min_p for each in samplers], device=device)[:, None]
-        scores = scores.masked_fill(scores < scores.amax(dim=1, keepdim=True) + ratios.log(), -torch.inf)
+        scores = scores.masked_fill(
+            scores < scores.amax(dim=1, keepdim=True) + ratios.log(), -torch.inf
+        )
     return scores
 
 
-def token_scores(logprobs: Tensor, chosen: Sequence[int], counts: Sequence[int]) -> list[TokenScore]:
-    """For each row of log probabilities [rows, vocabulary]: the chosen token's, and those of the `counts` likeliest ones."""
+def token_scores(
+    logprobs: Tensor, chosen: Sequence[int], counts: Sequence[int]
+) -> list[TokenScore]:
+    """For each row of log probabilities [rows, vocabulary]: the chosen token's, and those of the
+    `counts` likeliest ones.
+    """
     own = logprobs.gather(1, torch.tensor(chosen, device=logprobs.device)[:, None])[:, 0].tolist()
     top = logprobs.topk(min(max(counts), logprobs.shape[1]))
     tops = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
-    likeliest = [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in tops]
+    likeliest = [
+        tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in tops
+    ]
     return [TokenScore(logprob, each) for logprob, each in zip(own, likeliest, strict=True)]
 
 
 def _nucleus_edge(scores: Tensor, shares: Tensor) -> Tensor:
-    """The smallest score [rows, 1] among the likeliest tokens that have the share together; -inf for a share of 1."""
+    """The smallest score [rows, 1] among the likeliest tokens that have the share together; -inf
+    for a share of 1.
+    """
     total = scores.logsumexp(dim=1, keepdim=True)
     width = scores.shape[1]
     for size in (min(NUCLEUS_CANDIDATES, width), width):
@@ -115,14 +135,17 @@ def _drawn(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
     keys = [_step_key(draw.sampler.key, draw.step) for draw in draws]
     places = torch.arange(warped.shape[1], device=scores.device)[None] if ids is None else ids
     uniform = _uniform(torch.tensor(keys, device=scores.device)[:, None], places)
-    # -log1p(-u) is exponentially distributed, and exact where it is small, which is where the race is won.
+    # -log1p(-u) is exponentially distributed, and exact where it is small, which is where the race
+    # is won.
     best = (warped - (-torch.log1p(-uniform)).log()).argmax(dim=1, keepdim=True)
     return (best if ids is None else ids.gather(1, best))[:, 0]
 
 
 def _step_key(key: bytes, step: int) -> int:
     """The state of the generator from which a token's random numbers are: signed, of 64 bits."""
-    return int.from_bytes(blake2b(step.to_bytes(8, "little"), key=key, digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(
+        blake2b(step.to_bytes(8, "little"), key=key, digest_size=8).digest(), "little", signed=True
+    )
 
 
 def _uniform(keys: Tensor, places: Tensor) -> Tensor:

@@ -21,15 +21,18 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be written. `prompt` None: the decoder's start token. `states`: of the encoder, [tokens, hidden].
+    """What is to be written. `prompt` None: the decoder's start token. `states`: of the encoder,
+    [tokens, hidden].
 
-    `most`: new tokens; None: as the checkpoint says. `settings` None: the checkpoint's. `allows`: a grammar. `given`:
-    rows that stand for no token, at places of the prompt. `axes`: the prompt's positions in several dimensions (M-RoPE), [axes,
-    tokens]; what is written is counted on from the largest of them.
+    `most`: new tokens; None: as the checkpoint says. `settings` None: the checkpoint's. `allows`: a
+    grammar. `given`: rows that stand for no token, at places of the prompt. `axes`: the prompt's
+    positions in several dimensions (M-RoPE), [axes, tokens]; what is written is counted on from the
+    largest of them.
 
-    `seed`: of its random numbers, where it is sampled; at most 64 bytes. `ends`: is given what was written, without the
-    prompt, and says whether the answer ends there; not asked under beams. `top_logprobs`: of how many tokens the log
-    probabilities are wanted beside each written one; None: of none, not of the written one either.
+    `seed`: of its random numbers, where it is sampled; at most 64 bytes. `ends`: is given what was
+    written, without the prompt, and says whether the answer ends there; not asked under beams.
+    `top_logprobs`: of how many tokens the log probabilities are wanted beside each written one;
+    None: of none, not of the written one either.
     """
 
     prompt: Ids | None = None
@@ -54,7 +57,9 @@ class Step:
 
 
 class Row:
-    """One text that grows: `ids[:length]`, of which the first `stored` have keys in `pages`. A beam is a row."""
+    """One text that grows: `ids[:length]`, of which the first `stored` have keys in `pages`. A beam
+    is a row.
+    """
 
     def __init__(self, prompt: Ids, longest: int) -> None:
         self.ids = np.zeros(longest, np.int32)
@@ -86,9 +91,16 @@ class Row:
 class DecodeSequence:
     """One request between `add` and its end."""
 
-    def __init__(self, request: Request, prompt: Ids, longest: int, settings: Settings, claim: Claim) -> None:
+    def __init__(
+        self, request: Request, prompt: Ids, longest: int, settings: Settings, claim: Claim
+    ) -> None:
         """`longest`: tokens of prompt and longest answer together."""
-        self.request, self.prompt, self.longest, self.settings = request, len(prompt), longest, settings
+        self.request, self.prompt, self.longest, self.settings = (
+            request,
+            len(prompt),
+            longest,
+            settings,
+        )
         self.claim = claim
         self.rules = Rules(settings, len(prompt), longest, request.allows)
         self.rows = [Row(prompt, longest)]
@@ -106,7 +118,9 @@ class DecodeSequence:
         return self.rows[0].stored >= self.prompt and self.rows[0].left <= 1
 
     def make_room(self, row: Row, count: int) -> list[tuple[int, int]]:
-        """Takes pages for so many more keys of a row. Returns the pages to be copied, from and to: those that it shared."""
+        """Takes pages for so many more keys of a row. Returns the pages to be copied, from and to:
+        those that it shared.
+        """
         copied: list[tuple[int, int]] = []
         place = row.stored // PAGE
         if place < len(row.pages) and self.claim.is_shared(row.pages[place]):
@@ -144,6 +158,8 @@ class DecodeSequence:
 
 
 def pages_needed(prompt: int, longest: int, beams: int, cross: int) -> int:
-    """Pages for a prompt and its longest answer, which have so many tokens together; beams share whole pages of the prompt."""
+    """Pages for a prompt and its longest answer, which have so many tokens together; beams share
+    whole pages of the prompt.
+    """
     shared = prompt // PAGE if beams > 1 else 0
     return shared + beams * (pages_for(longest) - shared) + pages_for(cross)

@@ -14,10 +14,12 @@ from libs.models.generation.decoding.sampling import Sampler
 from libs.models.layers.spec import Config
 
 FILE: Final = "generation_config.json"
-_MOST_NEW: Final = 256  # tokens of an answer, where neither the request nor the checkpoint says
+_MAX_NEW: Final = 256  # tokens of an answer, where neither the request nor the checkpoint says
 MAX_STOPS: Final = 64
 MAX_SUPPRESSED: Final = 65_536
-"""Of the ids of one list that are never chosen: models of images bar all of their codes from texts."""
+"""Of the ids of one list that are never chosen: models of images bar all of their codes from
+texts.
+"""
 MAX_BAD_WORDS: Final = 1_024
 MAX_BAD_WORD_IDS: Final = 64
 """Of each of them; all are compared with a text's end before each token."""
@@ -54,13 +56,16 @@ _NEUTRAL_SAMPLED: Final[Mapping[str, tuple[object, ...]]] = {
 class Settings:
     """Token ids and lengths; lengths count the prompt of the decoder, but for those of new tokens.
 
-    `stops`: end an answer. `start`: what the decoder of an encoder-decoder model begins with. `vocabulary`: ids from here on are
-    never chosen; None: all may be. `bad_words`: token sequences that are never completed. `forced_first`: the token after a prompt
-    of one; `forced_last`: the last token of an answer that reaches its longest.
+    `stops`: end an answer. `start`: what the decoder of an encoder-decoder model begins with.
+    `vocabulary`: ids from here on are never chosen; None: all may be. `bad_words`: token sequences
+    that are never completed. `forced_first`: the token after a prompt of one; `forced_last`: the
+    last token of an answer that reaches its longest.
 
-    `renormalizes`: beams are scored by log probabilities that are normalised again once tokens were barred.
+    `renormalizes`: beams are scored by log probabilities that are normalised again once tokens were
+    barred.
 
-    `temperature` 0: the likeliest token is chosen. `top_k`, `top_p` and `min_p` restrict what is drawn from where it is above 0.
+    `temperature` 0: the likeliest token is chosen. `top_k`, `top_p` and `min_p` restrict what is
+    drawn from where it is above 0.
     """
 
     stops: tuple[int, ...] = ()
@@ -89,13 +94,17 @@ class Settings:
     renormalizes: bool = False
 
     def sampler(self, key: bytes) -> Sampler | None:
-        """With random numbers by `key`; None where nothing is drawn: greedy answers, and those by beams."""
+        """With random numbers by `key`; None where nothing is drawn: greedy answers, and those by
+        beams.
+        """
         if self.temperature == 0.0 or self.beams > 1:
             return None
         return Sampler(self.temperature, self.top_k, self.top_p, self.min_p, key)
 
     def check_vocabulary(self, size: int) -> None:
-        """Check that all token ids are of a vocabulary of `size`. Raises ModelBroken, naming the key."""
+        """Check that all token ids are of a vocabulary of `size`. Raises ModelBroken, naming the
+        key.
+        """
         one = {
             "decoder_start_token_id": self.start,
             "forced_bos_token_id": self.forced_first,
@@ -111,20 +120,30 @@ class Settings:
         for key, ids in lists.items():
             if ids and not 0 <= min(ids) <= max(ids) < size:
                 outside = next(each for each in ids if not 0 <= each < size)
-                raise ModelBroken(f"{FILE}: {key} has the token id {outside}: ids from 0 to {size - 1:,} are served")
+                raise ModelBroken(
+                    f"{FILE}: {key} has the token id {outside}: ids from 0 to {size - 1:,} are served"
+                )
 
     def longest(self, prompt: int, most: int | None, positions: int) -> int:
-        """How many new tokens an answer to a prompt of so many tokens may have: `most` (the request's), or the checkpoint's number.
-        At most what the model's positions leave."""
+        """How many new tokens an answer to a prompt of so many tokens may have: `most` (the
+        request's), or the checkpoint's number. At most what the model's positions leave."""
         if most is None:
-            most = self.max_new if self.max_new is not None else None if self.max_length is None else self.max_length - prompt
-        return max(0, min(_MOST_NEW if most is None else most, positions - prompt))
+            most = (
+                self.max_new
+                if self.max_new is not None
+                else None
+                if self.max_length is None
+                else self.max_length - prompt
+            )
+        return max(0, min(_MAX_NEW if most is None else most, positions - prompt))
 
 
 def read_settings(directory: Path) -> Settings:
-    """From generation_config.json or, where there is none, config.json and what it says of the decoder (Donut, Florence-2).
+    """From generation_config.json or, where there is none, config.json and what it says of the
+    decoder (Donut, Florence-2).
 
-    A decoder's `max_length` is not read: early versions of transformers wrote its default, 20 tokens, into every part of a file.
+    A decoder's `max_length` is not read: early versions of transformers wrote its default, 20
+    tokens, into every part of a file.
 
     Raises ModelBroken, naming the file and key, for settings that are not served.
     """
@@ -133,7 +152,12 @@ def read_settings(directory: Path) -> Settings:
         return settings_of(Config(own.values, file=FILE))
     config = need_config(directory, "config.json")
     parts = [{**config.part(key).values, "max_length": None} for key in ("text_config", "decoder")]
-    said = [(key, value) for part in (*parts, config.values) for key, value in part.items() if value is not None]
+    said = [
+        (key, value)
+        for part in (*parts, config.values)
+        for key, value in part.items()
+        if value is not None
+    ]
     return settings_of(Config(dict(said)))
 
 
@@ -157,16 +181,22 @@ def settings_of(config: Config) -> Settings:
         min_new=config.integer("min_new_tokens", 0),
         min_length=config.integer("min_length", 0),
         beams=beams,
-        length_penalty=config.number("length_penalty", 1.0, least=-MAX_LENGTH_PENALTY, most=MAX_LENGTH_PENALTY),
+        length_penalty=config.number(
+            "length_penalty", 1.0, least=-MAX_LENGTH_PENALTY, most=MAX_LENGTH_PENALTY
+        ),
         early_stopping=_early(config),
-        repetition_penalty=config.number("repetition_penalty", 1.0, least=MIN_REPETITION_PENALTY, most=MAX_REPETITION_PENALTY),
+        repetition_penalty=config.number(
+            "repetition_penalty", 1.0, least=MIN_REPETITION_PENALTY, most=MAX_REPETITION_PENALTY
+        ),
         no_repeat_ngram=int(config.number("no_repeat_ngram_size", 0, least=0, most=MAX_NGRAM)),
         bad_words=_words(config),
         suppressed=_ids(config, "suppress_tokens", MAX_SUPPRESSED),
         suppressed_first=_ids(config, "begin_suppress_tokens", MAX_SUPPRESSED),
         forced_first=_first(config, "forced_bos_token_id"),
         forced_last=_first(config, "forced_eos_token_id"),
-        temperature=_within(config, "temperature", 1.0, 0.0, math.inf) if is_sampled and beams == 1 else 0.0,
+        temperature=_within(config, "temperature", 1.0, 0.0, math.inf)
+        if is_sampled and beams == 1
+        else 0.0,
         top_k=config.integer("top_k", 0),
         top_p=_within(config, "top_p", 1.0, 0.0, 1.0),
         min_p=_within(config, "min_p", 0.0, 0.0, 1.0),
@@ -185,7 +215,9 @@ def _ids(config: Config, key: str, most: int) -> tuple[int, ...]:
     value = config.values[key]
     values = value if isinstance(value, list) else [value]
     if len(values) > most:
-        raise config.unsupported(key, f"it has {len(values):,} token ids; at most {most:,} are served")
+        raise config.unsupported(
+            key, f"it has {len(values):,} token ids; at most {most:,} are served"
+        )
     found = Config({f"{key}[{place}]": each for place, each in enumerate(values)}, file=FILE)
     return tuple(found.integer(f"{key}[{place}]") for place in range(len(values)))
 
@@ -213,5 +245,10 @@ def _words(config: Config) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, list) or not all(isinstance(word, list) and word for word in value):
         raise config.unsupported("bad_words_ids", "a list of lists of token ids is needed")
     if len(value) > MAX_BAD_WORDS:
-        raise config.unsupported("bad_words_ids", f"it has {len(value):,} lists; at most {MAX_BAD_WORDS:,} are served")
-    return tuple(_ids(Config({"bad_words_ids": word}, file=FILE), "bad_words_ids", MAX_BAD_WORD_IDS) for word in value)
+        raise config.unsupported(
+            "bad_words_ids", f"it has {len(value):,} lists; at most {MAX_BAD_WORDS:,} are served"
+        )
+    return tuple(
+        _ids(Config({"bad_words_ids": word}, file=FILE), "bad_words_ids", MAX_BAD_WORD_IDS)
+        for word in value
+    )

@@ -1,8 +1,10 @@
-"""A decode step on CUDA: one new token of each sequence, whose inputs are one piece of int32 and one copy to the device.
+"""A decode step on CUDA: one new token of each sequence, whose inputs are one piece of int32 and
+one copy to the device.
 
-Token ids, positions, where each sequence's query and its keys begin and the last ones end, and the page table. The number of
-sequences and the width of the table decide what is launched, lengths do not, so that a step can be replayed from a graph
-(`graphs.py`). Places of the batch that no sequence has are empty: they have no keys, and nothing is stored for them.
+Token ids, positions, where each sequence's query and its keys begin and the last ones end, and the
+page table. The number of sequences and the width of the table decide what is launched, lengths do
+not, so that a step can be replayed from a graph (`graphs.py`). Places of the batch that no sequence
+has are empty: they have no keys, and nothing is stored for them.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from libs.models.generation.decoding.writer import Places, Writer
 from libs.models.packed import Packed
 
 _ALIGNMENT: Final = 16
-"""Numbers at whose multiples the parts begin: Triton compiles kernels again for pointers that are aligned to less than 16 bytes."""
+"""Numbers at whose multiples the parts begin: Triton compiles kernels again for pointers that are
+aligned to less than 16 bytes.
+"""
 
 _Array = TypeVar("_Array", Ids, Tensor)
 
 
 class StepRow(NamedTuple):
-    """The new token of one sequence, its position, how many keys the sequence has with it, and their pages."""
+    """The new token of one sequence, its position, how many keys the sequence has with it, and
+    their pages.
+    """
 
     token: int
     position: int
@@ -38,7 +44,9 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The shape of a step's inputs. `sequences`: with the empty places. `width`: pages of the longest sequence there can be."""
+    """The shape of a step's inputs. `sequences`: with the empty places. `width`: pages of the
+    longest sequence there can be.
+    """
 
     sequences: int
     width: int
@@ -68,7 +76,9 @@ class StepShape:
         return inputs
 
     def batch(self, buffer: Tensor) -> tuple[Packed, Places]:
-        """The batch as the writer's forward takes it: views of the inputs on the device, of which no value is read."""
+        """The batch as the writer's forward takes it: views of the inputs on the device, of which
+        no value is read.
+        """
         ids, positions, queries, keys, numbers = _parts(buffer, self)
         ones = (1,) * self.sequences
         layout = Layout(queries, keys, 1, self.width * PAGE, ())
@@ -101,16 +111,20 @@ class StepForward:
 
     @staticmethod
     def takes(writer: Writer, pages: Sequence[Pages]) -> bool:
-        """Whether the writer's steps are computed so: on CUDA, unless they read an encoder's states or go by lengths."""
+        """Whether the writer's steps are computed so: on CUDA, unless they read an encoder's states
+        or go by lengths.
+        """
         if writer.has_cross or not has_triton(pages[0][0]) or writer.decoder.goes_by_runs:
             return False
         from libs.kernels.attention import paged_triton
 
-        return paged_triton.takes(writer.decoder.stack[0].attn.parts[0], writer.kv_heads, writer.head_size)
+        return paged_triton.takes(
+            writer.decoder.stack[0].attn.parts[0], writer.kv_heads, writer.head_size
+        )
 
     def run(self, shape: StepShape, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest token after each sequence, [sequences] int64, and all scores, [sequences, vocabulary] float32. Does not
-        wait for the device."""
+        """The likeliest token after each sequence, [sequences] int64, and all scores, [sequences,
+        vocabulary] float32. Does not wait for the device."""
         batch, places = shape.batch(buffer)
         scores = self.writer.forward(batch, self._pages, places)
         return scores[:, : self.writer.settings.vocabulary].argmax(dim=1), scores

@@ -1,4 +1,6 @@
-"""A model that writes: a packed decoder whose layers keep keys and values in pages, and the layer that scores the next token."""
+"""A model that writes: a packed decoder whose layers keep keys and values in pages, and the layer
+that scores the next token.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,21 @@ from libs.models.work import Between, nothing_between
 
 
 class LanguageHead(nn.Module):
-    """Hidden states to scores of the next token. `scale`: a factor on the states (T5). `softcap`: cap * tanh(scores / cap)."""
+    """Hidden states to scores of the next token. `scale`: a factor on the states (T5). `softcap`:
+    cap * tanh(scores / cap).
+    """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0, softcap: float | None = None) -> None:
-        """`weight`: [vocabulary, hidden], perhaps the token table; its values are copied where they are prepacked."""
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
+        """`weight`: [vocabulary, hidden], perhaps the token table; its values are copied where they
+        are prepacked.
+        """
         super().__init__()
         self.linear = PackedLinear(weight.shape[1], weight.shape[0], bias=bias is not None)
         self.linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
@@ -43,7 +56,8 @@ class LanguageHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a forward's keys and values are. `every`: all rows are queries. `last`: only the last row of each sequence is, `rows`.
+    """Where a forward's keys and values are. `every`: all rows are queries. `last`: only the last
+    row of each sequence is, `rows`.
 
     `cross`: where those of the encoder's states are.
     """
@@ -52,7 +66,9 @@ class Places:
     last: PagedLayout
     rows: Tensor | None
     cross: PagedLayout | None = None
-    _tables: dict[int, ctypes.Array[ctypes.c_char]] = field(default_factory=dict, compare=False, repr=False)
+    _tables: dict[int, ctypes.Array[ctypes.c_char]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @staticmethod
     def of(
@@ -62,7 +78,9 @@ class Places:
         device: torch.device,
         cross: tuple[Sequence[int], Sequence[Sequence[int]]] | None = None,
     ) -> Places:
-        """`rows`: of each sequence; `keys`: with them; `cross`: tokens and pages of each sequence's encoder states."""
+        """`rows`: of each sequence; `keys`: with them; `cross`: tokens and pages of each sequence's
+        encoder states.
+        """
         every = PagedLayout.of(keys, pages, device, rows=rows)
         seen = None
         if cross is not None:
@@ -82,11 +100,16 @@ class Places:
 
 
 class Writer:
-    """`decoder`: a stack of layers whose keys and values are kept. `encoder`: of token ids, for `encode`; None: there is none, or
-    something else makes the states. `tower`: of images; the Reader runs it."""
+    """`decoder`: a stack of layers whose keys and values are kept. `encoder`: of token ids, for
+    `encode`; None: there is none, or something else makes the states. `tower`: of images; the
+    Reader runs it."""
 
     def __init__(
-        self, decoder: PackedEncoder, head: LanguageHead, settings: Settings, encoder: PackedEncoder | None = None
+        self,
+        decoder: PackedEncoder,
+        head: LanguageHead,
+        settings: Settings,
+        encoder: PackedEncoder | None = None,
     ) -> None:
         self.decoder, self.head, self.settings, self.encoder = decoder, head, settings, encoder
         self.tower: nn.Module | None = None
@@ -95,7 +118,9 @@ class Writer:
         self.vocabulary = head.linear.outputs
         settings.check_vocabulary(self.vocabulary)
         self.max_positions = decoder.max_positions
-        self.page_bytes = page_bytes(len(decoder.stack), self.kv_heads, self.head_size, decoder.dtype)
+        self.page_bytes = page_bytes(
+            len(decoder.stack), self.kv_heads, self.head_size, decoder.dtype
+        )
 
     @property
     def device(self) -> torch.device:
@@ -118,7 +143,14 @@ class Writer:
 
     def pages(self, count: int) -> list[Pages]:
         """Memory for so many pages: `count * page_bytes`."""
-        return empty_pages(len(self.decoder.stack), count, self.kv_heads, self.head_size, self.decoder.dtype, self.device)
+        return empty_pages(
+            len(self.decoder.stack),
+            count,
+            self.kv_heads,
+            self.head_size,
+            self.decoder.dtype,
+            self.device,
+        )
 
     @torch.inference_mode()
     def encode(self, inputs: Sequence[Ids], between: Between = nothing_between) -> list[Tensor]:
@@ -129,8 +161,12 @@ class Writer:
         return list(self.encoder.forward(batch, between=between).split_with_sizes(batch.lengths))
 
     @torch.inference_mode()
-    def keep_states(self, states: Sequence[Tensor], pages: Sequence[Pages], numbers: Sequence[Sequence[int]]) -> None:
-        """Stores every layer's keys and values of encoder states [tokens, hidden], each sequence's in its pages."""
+    def keep_states(
+        self, states: Sequence[Tensor], pages: Sequence[Pages], numbers: Sequence[Sequence[int]]
+    ) -> None:
+        """Stores every layer's keys and values of encoder states [tokens, hidden], each sequence's
+        in its pages.
+        """
         lengths = [len(each) for each in states]
         where = PagedLayout.of(lengths, numbers, self.device, rows=lengths)
         together = torch.cat(list(states)).to(self.decoder.dtype)
@@ -139,15 +175,25 @@ class Writer:
             store(*layer.keys(together), own, where)
 
     @torch.inference_mode()
-    def forward(self, batch: Packed, pages: Sequence[Pages], places: Places, between: Between = nothing_between) -> Tensor:
-        """Scores of the token after each sequence: [sequences, vocabulary] float32. Keys and values of all rows are stored."""
+    def forward(
+        self,
+        batch: Packed,
+        pages: Sequence[Pages],
+        places: Places,
+        between: Between = nothing_between,
+    ) -> Tensor:
+        """Scores of the token after each sequence: [sequences, vocabulary] float32. Keys and values
+        of all rows are stored.
+        """
         decoder = self.decoder
         shared = decoder.shared(batch)
         x = decoder.embed.forward(batch)
         last = len(decoder.stack) - 1
         deeper = () if batch.given is None else batch.given.deeper
         for number, (layer, own) in enumerate(zip(decoder.stack, pages, strict=True)):
-            x = self._layer(layer, x, batch, shared, own, places, chooses=number == last and len(deeper) <= last)
+            x = self._layer(
+                layer, x, batch, shared, own, places, chooses=number == last and len(deeper) <= last
+            )
             if number < len(deeper) and batch.given is not None:
                 x = x.index_add(0, batch.given.places, deeper[number].to(x.dtype))
             between()
@@ -156,7 +202,15 @@ class Writer:
         return self.head.forward(x if decoder.norm is None else decoder.norm.forward(x))
 
     def _layer(
-        self, layer: Layer, x: Tensor, batch: Packed, shared: Shared, pages: Pages, places: Places, *, chooses: bool
+        self,
+        layer: Layer,
+        x: Tensor,
+        batch: Packed,
+        shared: Shared,
+        pages: Pages,
+        places: Places,
+        *,
+        chooses: bool,
     ) -> Tensor:
         """One layer. `chooses`: its result is needed for the last row of each sequence only."""
         crosses = isinstance(layer, CrossLayer)
@@ -174,12 +228,24 @@ class Writer:
             store(k, v, pages, where)
             mixed = attn.mix(q, k, v, batch, where.layout, shared)
         else:
-            mixed = attend(q, k, v, pages, where, scale=attn.scale, window=attn.window, bias=shared.bias, softcap=attn.softcap)
+            mixed = attend(
+                q,
+                k,
+                v,
+                pages,
+                where,
+                scale=attn.scale,
+                window=attn.window,
+                bias=shared.bias,
+                softcap=attn.softcap,
+            )
             mixed = mixed.flatten(1)
         if not isinstance(layer, CrossLayer):
             return layer.after_attention(x, mixed)
         if places.cross is None:
             raise TypeError("this model needs an encoder's states")
         x, queries = layer.after_self(x, mixed)
-        seen = attend(queries, None, None, pages, places.cross, scale=layer.cross.scale, causal=False)
+        seen = attend(
+            queries, None, None, pages, places.cross, scale=layer.cross.scale, causal=False
+        )
         return layer.after_cross(x, seen.flatten(1))

@@ -1,7 +1,9 @@
-"""BART (arXiv 1910.13461), mBART and Marian: an encoder and a decoder with cross attention, and LayerNorm.
+"""BART (arXiv 1910.13461), mBART and Marian: an encoder and a decoder with cross attention, and
+LayerNorm.
 
-BART and Marian have their norms after each residual add, mBART before each block and once at the end. Marian (arXiv 1804.00344)
-has sines and cosines for positions, and no norm after the embeddings.
+BART and Marian have their norms after each residual add, mBART before each block and once at the
+end. Marian (arXiv 1804.00344) has sines and cosines for positions, and no norm after the
+embeddings.
 """
 
 from __future__ import annotations
@@ -68,12 +70,19 @@ _DECODER: Final = _names("decoder", "layers.{}", cross=True)
 _COPIES: Final[dict[str, Rule]] = {"encoder.embed_tokens": None, "decoder.embed_tokens": None}
 _HEADS: Final[dict[str, HeadRule]] = {"lm_head": Maybe("head"), "final_logits_bias": Maybe("bias")}
 
-ENCODER_WEIGHTS: Final[dict[str, Rule]] = {"shared": "embed.token"} | _COPIES | _ENCODER | _ignored(_DECODER)
-DECODER_WEIGHTS: Final[dict[str, Rule]] = {"shared": "embed.token"} | _COPIES | _DECODER | _ignored(_ENCODER)
+ENCODER_WEIGHTS: Final[dict[str, Rule]] = (
+    {"shared": "embed.token"} | _COPIES | _ENCODER | _ignored(_DECODER)
+)
+DECODER_WEIGHTS: Final[dict[str, Rule]] = (
+    {"shared": "embed.token"} | _COPIES | _DECODER | _ignored(_ENCODER)
+)
 DECODER_ALONE: Final[dict[str, Rule]] = _DECODER | {"decoder.embed_tokens": "embed.token"}
 """Of a decoder whose encoder is something else (Donut, TrOCR)."""
 
-_COMPUTED: Final[dict[str, Rule]] = {"encoder.embed_positions": None, "decoder.embed_positions": None}
+_COMPUTED: Final[dict[str, Rule]] = {
+    "encoder.embed_positions": None,
+    "decoder.embed_positions": None,
+}
 """Positions of Marian, which old checkpoints store."""
 
 SINUSOIDAL: Final[dict[str, Rule]] = DECODER_ALONE | {"decoder.embed_positions": None}
@@ -90,13 +99,18 @@ class BartEmbedding(TokenEmbedding):
 
 
 class SinusoidalEmbedding(BartEmbedding):
-    """With sines and cosines for positions, as fairseq has them: counted from the row after that of padding, `PAD`."""
+    """With sines and cosines for positions, as fairseq has them: counted from the row after that of
+    padding, `PAD`.
+    """
 
     def prepare(self) -> None:
         weight = self.token.weight
         half = weight.shape[1] // 2
         rates = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
-        angles = torch.arange(PAD + 1, PAD + 1 + self.max_positions, dtype=torch.float32)[:, None] * rates
+        angles = (
+            torch.arange(PAD + 1, PAD + 1 + self.max_positions, dtype=torch.float32)[:, None]
+            * rates
+        )
         table = F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, weight.shape[1] % 2))
         self.places = (table / self._scale).to(device=weight.device, dtype=weight.dtype)
 
@@ -115,7 +129,9 @@ class MarianEmbedding(BartEmbedding):
 
 
 class BartInputEmbedding(BartEmbedding):
-    """Rows that the batch was given take the place of token embeddings, before positions and norm (Florence-2)."""
+    """Rows that the batch was given take the place of token embeddings, before positions and norm
+    (Florence-2).
+    """
 
     def forward(self, batch: Packed) -> Tensor:
         """[tokens, hidden]"""
@@ -137,17 +153,27 @@ def load(
     *,
     embedding: type[BartEmbedding] = BartEmbedding,
 ) -> Writer:
-    """A whole model. `embedding`: of the encoder. Raises ModelBroken naming the key of config.json, or the file and tensor, that
-    cannot be served."""
+    """A whole model. `embedding`: of the encoder. Raises ModelBroken naming the key of config.json,
+    or the file and tensor, that cannot be served."""
     computed: dict[str, Rule] = {}
     if config.text("model_type") == "marian":
         config.require("share_encoder_decoder_embeddings", True)
         embedding, computed = MarianEmbedding, _COMPUTED
     with torch.device("meta"):
-        encoder = PackedEncoder(_spec(config, "encoder", causal=False), _embedding(config, embedding))
+        encoder = PackedEncoder(
+            _spec(config, "encoder", causal=False), _embedding(config, embedding)
+        )
     ignored: dict[str, HeadRule] = dict.fromkeys(_HEADS)
     table = ENCODER_WEIGHTS | computed
-    weights.load(encoder, tensors, table=table, prefixes=PREFIXES, head_table=ignored, dtype=dtype, device=device)
+    weights.load(
+        encoder,
+        tensors,
+        table=table,
+        prefixes=PREFIXES,
+        head_table=ignored,
+        dtype=dtype,
+        device=device,
+    )
     prepare(encoder)
     made = load_decoder(config, tensors, settings, dtype, device, table=DECODER_WEIGHTS | computed)
     made.decoder.embed.token = encoder.embed.token  # one table in memory
@@ -165,21 +191,39 @@ def load_decoder(
     prefixes: tuple[str, ...] = PREFIXES,
     source: int | None = None,
 ) -> Writer:
-    """The decoder and its head alone. `source`: width of the encoder's states; None: as wide as the decoder."""
+    """The decoder and its head alone. `source`: width of the encoder's states; None: as wide as the
+    decoder.
+    """
     with torch.device("meta"):
         spec = _spec(config, "decoder", causal=True)
         embed = _embedding(config, _decoder_embedding(config))
-        decoder = PackedEncoder(spec, embed, layer=cross_layer(spec, spec.hidden if source is None else source))
-    state = weights.load(decoder, tensors, table=table, prefixes=prefixes, head_table=_HEADS, dtype=dtype, device=device)
+        decoder = PackedEncoder(
+            spec, embed, layer=cross_layer(spec, spec.hidden if source is None else source)
+        )
+    state = weights.load(
+        decoder,
+        tensors,
+        table=table,
+        prefixes=prefixes,
+        head_table=_HEADS,
+        dtype=dtype,
+        device=device,
+    )
     prepare(decoder)
-    return Writer(decoder.requires_grad_(False).eval(), _head(config, decoder, state, dtype), settings)
+    return Writer(
+        decoder.requires_grad_(False).eval(), _head(config, decoder, state, dtype), settings
+    )
 
 
-def _head(config: Config, decoder: PackedEncoder, state: Mapping[str, Tensor], dtype: torch.dtype) -> LanguageHead:
+def _head(
+    config: Config, decoder: PackedEncoder, state: Mapping[str, Tensor], dtype: torch.dtype
+) -> LanguageHead:
     tied = config.flag("tie_word_embeddings", True) or "head.weight" not in state
     weight = decoder.token_weight if tied else state["head.weight"].to(dtype)
     bias = state.get("bias")
-    return LanguageHead(weight, None if bias is None or not bool(bias.any()) else bias.flatten()).eval()
+    return LanguageHead(
+        weight, None if bias is None or not bool(bias.any()) else bias.flatten()
+    ).eval()
 
 
 def _spec(config: Config, stack: str, *, causal: bool) -> EncoderSpec:
@@ -202,7 +246,11 @@ def _spec(config: Config, stack: str, *, causal: bool) -> EncoderSpec:
 def _decoder_embedding(config: Config) -> type[BartEmbedding]:
     if config.text("model_type") == "marian":
         return MarianEmbedding
-    return BartEmbedding if config.flag("use_learned_position_embeddings", True) else SinusoidalEmbedding
+    return (
+        BartEmbedding
+        if config.flag("use_learned_position_embeddings", True)
+        else SinusoidalEmbedding
+    )
 
 
 def _embedding(config: Config, made: type[BartEmbedding] = BartEmbedding) -> BartEmbedding:

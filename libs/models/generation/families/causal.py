@@ -1,4 +1,6 @@
-"""Causal language models: a packed text encoder of a causal family, and a language head, which may be its token table."""
+"""Causal language models: a packed text encoder of a causal family, and a language head, which may
+be its token table.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,33 @@ from libs.models.text.families.decoders.gemma2 import final_softcap
 from libs.models.text.registry import build_encoder
 from libs.models.weights import HeadRule, Maybe, TensorFile
 
-MODEL_TYPES: Final = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3")
+MODEL_TYPES: Final = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+)
 _TIED: Final = ("gemma", "gemma2", "gemma3_text")  # where config.json does not say
 _HEAD: Final[Mapping[str, HeadRule]] = {"lm_head": Maybe("head")}
 
 
-def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.dtype, device: torch.device) -> Writer:
-    """Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served."""
-    decoder, state = build_encoder(config.values, tensors, dtype=dtype, device=device, head_tables=_HEAD)
+def load(
+    config: Config,
+    tensors: TensorFile,
+    settings: Settings,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Writer:
+    """Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be
+    served.
+    """
+    decoder, state = build_encoder(
+        config.values, tensors, dtype=dtype, device=device, head_tables=_HEAD
+    )
     if not decoder.causal:
         raise ModelBroken("config.json: the model is not causal, and cannot write")
     tied = config.flag("tie_word_embeddings", config.text("model_type") in _TIED)

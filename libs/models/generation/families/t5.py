@@ -1,4 +1,6 @@
-"""T5 and mT5 (arXiv 1910.10683): the encoder of `libs/models/text/families/seq2seq/t5.py`, and a decoder of the same form."""
+"""T5 and mT5 (arXiv 1910.10683): the encoder of `libs/models/text/families/seq2seq/t5.py`, and a
+decoder of the same form.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,23 @@ from libs.models.weights import HeadRule, Maybe, Rule, TensorFile
 
 MODEL_TYPES: Final = t5.MODEL_TYPES
 
-_LONGEST: Final = 1 << 13  # tokens of an answer; positions are relative, so this bounds only the table of distances
+_LONGEST: Final = (
+    1 << 13
+)  # tokens of an answer; positions are relative, so this bounds only the table of distances
 _TABLE: Final[dict[str, Rule]] = dict.fromkeys(t5.WEIGHTS) | t5.DECODER | {"shared": "embed.token"}
 _HEAD: Final[dict[str, HeadRule]] = {"lm_head": Maybe("head")}
 
 
-def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.dtype, device: torch.device) -> Writer:
-    """Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served."""
+def load(
+    config: Config,
+    tensors: TensorFile,
+    settings: Settings,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Writer:
+    """Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be
+    served.
+    """
     encoder, _ = build_encoder(config.values, tensors, dtype=dtype, device=device, head_tables={})
     spec = t5.decoder_spec_of(config)
     with torch.device("meta"):
@@ -35,9 +47,9 @@ def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.d
     )  # fmt: skip
     prepare(decoder)
     decoder.embed.token = encoder.embed.token  # one table in memory
-    # A head in the file is used whatever the config says. Only the first T5, whose head is the token table, scales the states:
-    # transformers 5 says so in `scale_decoder_outputs` and always writes true as `tie_word_embeddings`; older versions have the
-    # latter key alone.
+    # A head in the file is used whatever the config says. Only the first T5, whose head is the
+    # token table, scales the states: transformers 5 says so in `scale_decoder_outputs` and always
+    # writes true as `tie_word_embeddings`; older versions have the latter key alone.
     weight = state["head.weight"].to(dtype) if "head.weight" in state else decoder.token_weight
     scales = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
     scaled = config.text("model_type") == "t5" and scales
@@ -46,6 +58,10 @@ def load(config: Config, tensors: TensorFile, settings: Settings, dtype: torch.d
 
 
 def _decoder(config: Config, spec: EncoderSpec) -> PackedEncoder:
-    embed = TokenEmbedding(EmbeddingSpec(config.size("vocab_size"), spec.hidden, positions=_LONGEST, norm_eps=None, table=False))
+    embed = TokenEmbedding(
+        EmbeddingSpec(
+            config.size("vocab_size"), spec.hidden, positions=_LONGEST, norm_eps=None, table=False
+        )
+    )
     bias = t5.causal_bias(config, spec, reach=_LONGEST - 1)
     return PackedEncoder(spec, embed, relative=bias, layer=cross_layer(spec, spec.hidden))

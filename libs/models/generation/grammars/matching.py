@@ -1,7 +1,9 @@
-"""Follows a JSON Schema while a text is written: which tokens of a model's vocabulary may come next, by llguidance.
+"""Follows a JSON Schema while a text is written: which tokens of a model's vocabulary may come
+next, by llguidance.
 
-A schema is compiled in a preparing thread, and matchers of one schema share what they have learned of it. A matcher is asked on the
-device thread, between two steps: 10 to 100 microseconds a token (docs/decisions/0048), without the interpreter's lock.
+A schema is compiled in a preparing thread, and matchers of one schema share what they have learned
+of it. A matcher is asked on the device thread, between two steps: 10 to 100 microseconds a token
+(docs/decisions/0048), without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -40,8 +42,15 @@ LIMITS: Final = {
     "max_grammar_size": 50_000,
 }
 """Of a schema's compilation and of a step, in llguidance's units; a state takes 1 to 2 kB."""
-_FORM: Final[JsonCompileOptions] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
-"""As Python's json.dumps writes it. Where a grammar allows any white space, a small model may write nothing else."""
+_FORM: Final[JsonCompileOptions] = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": False,
+}
+"""As Python's json.dumps writes it. Where a grammar allows any white space, a small model may write
+nothing else.
+"""
 
 
 class Matcher(Protocol):
@@ -68,7 +77,9 @@ class Grammar:
 
 
 class Following:
-    """A grammar of one sequence. Where it cannot be followed any more, a stop token alone may come."""
+    """A grammar of one sequence. Where it cannot be followed any more, a stop token alone may
+    come.
+    """
 
     def __init__(self, matcher: Matcher, stops: Bits) -> None:
         self._matcher, self._stops = matcher, stops
@@ -105,8 +116,8 @@ class Grammars:
     def of(self, schema: str) -> Grammar | None:
         """None for no schema: "".
 
-        Raises InvalidInput, with the place in the schema, for one that is not served, and TaskNotSupported where a worker or the
-        model cannot write JSON.
+        Raises InvalidInput, with the place in the schema, for one that is not served, and
+        TaskNotSupported where a worker or the model cannot write JSON.
         """
         return self._grammar(schema, schema, FIELD) if schema else None
 
@@ -115,7 +126,9 @@ class Grammars:
         if not work.calls_tool and not self.is_installed:
             return None
         source = grammar_source(work, form, self._marks(form), _FORM)
-        return None if source is None else self._grammar(source, None, TOOLS_FIELD, schemas_of(work))
+        return (
+            None if source is None else self._grammar(source, None, TOOLS_FIELD, schemas_of(work))
+        )
 
     @property
     def is_installed(self) -> bool:
@@ -124,12 +137,20 @@ class Grammars:
 
     def _marks(self, form: ToolForm) -> Marks:
         added = self._tokenizer.get_added_tokens_decoder().items()
-        plain = {token.content: number for number, token in added if not token.special and number < self._vocabulary}
+        plain = {
+            token.content: number
+            for number, token in added
+            if not token.special and number < self._vocabulary
+        }
         opens, closes = plain.pop(form.opens, None), plain.pop(form.closes, None)
         return Marks(opens, closes, sorted(plain.values()))
 
     def _grammar(
-        self, source: str, schema: str | None, field: str, tools: Sequence[tuple[str, str, dict[str, Any]]] = ()
+        self,
+        source: str,
+        schema: str | None,
+        field: str,
+        tools: Sequence[tuple[str, str, dict[str, Any]]] = (),
     ) -> Grammar:
         digest = hashlib.sha256(source.encode()).digest()
         with self._lock:
@@ -142,7 +163,9 @@ class Grammars:
                 check_schema(json.dumps(parameters), path)
             kept = self._compiled(source, schema, field)
             if not _begins(kept.deep_copy()):
-                raise TaskNotSupported("the model has no tokens for what the schema asks for", field=field)
+                raise TaskNotSupported(
+                    "the model has no tokens for what the schema asks for", field=field
+                )
             with self._lock:
                 self._kept[digest] = kept
                 while len(self._kept) > KEPT:
@@ -154,7 +177,9 @@ class Grammars:
         if schema is not None:
             check_schema(schema)
         if not self._stops:
-            raise TaskNotSupported("the model's files name no token that ends an answer, which JSON needs", field=field)
+            raise TaskNotSupported(
+                "the model's files name no token that ends an answer, which JSON needs", field=field
+            )
         trie = self._tokens(field)
         from llguidance import LLMatcher, LLParserLimits
 
@@ -168,7 +193,9 @@ class Grammars:
         limits = LLParserLimits(**LIMITS, precompute_large_lexemes=False, verbose_errors=False)
         made: Matcher = LLMatcher(trie, grammar, log_level=0, limits=limits)
         if made.is_error():
-            refuse("#", " ".join(made.get_error().removesuffix("<non-verbose/>").split())[:500], field)
+            refuse(
+                "#", " ".join(made.get_error().removesuffix("<non-verbose/>").split())[:500], field
+            )
         return made
 
     def _tokens(self, field: str) -> LLTokenizer:
@@ -177,7 +204,9 @@ class Grammars:
             from llguidance import LLTokenizer
         except ImportError:
             message = "this worker cannot write JSON by a schema, since llguidance is not installed"
-            raise TaskNotSupported(f"{message}: pip install 'shoal-mesh[grammar]'", field=field) from None
+            raise TaskNotSupported(
+                f"{message}: pip install 'shoal-mesh[grammar]'", field=field
+            ) from None
         with self._lock:
             if self._trie is None:
                 try:
@@ -188,7 +217,9 @@ class Grammars:
                         slices=LLTokenizer.json_slices(),
                     )
                 except ValueError as error:
-                    raise TaskNotSupported(f"the model's tokenizer cannot be held to a schema: {error}", field=field) from None
+                    raise TaskNotSupported(
+                        f"the model's tokenizer cannot be held to a schema: {error}", field=field
+                    ) from None
             return self._trie
 
 

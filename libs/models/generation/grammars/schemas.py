@@ -1,7 +1,9 @@
-"""Which JSON Schemas are taken: those that are compiled within a second and followed within some milliseconds a token.
+"""Which JSON Schemas are taken: those that are compiled within a second and followed within some
+milliseconds a token.
 
-llguidance bounds most of its work itself (`matching.LIMITS`), but not how many expressions it intersects: 17 KB of
-`patternProperties` were compiled in 34 s, 48 KB of `multipleOf` in 82 s and 3.8 GB (docs/decisions/0048).
+llguidance bounds most of its work itself (`matching.LIMITS`), but not how many expressions it
+intersects: 17 KB of `patternProperties` were compiled in 34 s, 48 KB of `multipleOf` in 82 s and
+3.8 GB (docs/decisions/0048).
 """
 
 from __future__ import annotations
@@ -14,10 +16,15 @@ from typing import Final, NoReturn
 from libs.errors import InvalidInput
 
 FIELD: Final = "text.json_schema"
-MOST_BYTES: Final = 32 << 10
-_MOST: Final = {"schemas": 256, "branches of anyOf, oneOf and allOf": 64, "values": 1000, "patterns": 16}
+MAX_BYTES: Final = 32 << 10
+_MOST: Final = {
+    "schemas": 256,
+    "branches of anyOf, oneOf and allOf": 64,
+    "values": 1000,
+    "patterns": 16,
+}
 """Of the whole schema; properties are schemas, values those of `enum`."""
-LONGEST_PATTERN: Final = 256
+MAX_PATTERN: Final = 256
 DEEPEST: Final = 16
 
 _ONE: Final = ("items", "additionalProperties")
@@ -37,9 +44,10 @@ Object = Mapping[str, object]
 def check_schema(text: str, field: str = FIELD) -> None:
     """`field`: its path in the request.
 
-    Raises InvalidInput with the place in the schema, as a JSON pointer, for one that is not served."""
-    if len(text) > MOST_BYTES or len(text.encode()) > MOST_BYTES:
-        raise InvalidInput(f"the schema has more than {MOST_BYTES:,} bytes", field=field)
+    Raises InvalidInput with the place in the schema, as a JSON pointer, for one that is not
+    served."""
+    if len(text) > MAX_BYTES or len(text.encode()) > MAX_BYTES:
+        raise InvalidInput(f"the schema has more than {MAX_BYTES:,} bytes", field=field)
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -58,7 +66,11 @@ def check_schema(text: str, field: str = FIELD) -> None:
 def _counts(schema: Object) -> Counter[str]:
     """Of one schema, in the words of `_MOST`."""
     branches = sum(len(_list(schema, key)) for key in _BRANCHES)
-    return Counter(dict(zip(_MOST, (1, branches, len(_list(schema, "enum")), "pattern" in schema), strict=True)))
+    return Counter(
+        dict(
+            zip(_MOST, (1, branches, len(_list(schema, "enum")), "pattern" in schema), strict=True)
+        )
+    )
 
 
 def refuse(path: str, reason: str, field: str = FIELD) -> NoReturn:
@@ -94,11 +106,15 @@ def _check_keys(path: str, schema: Object, field: str) -> None:
     if unknown is not None:
         refuse(path, f"{unknown!r} is not served", field)
     pattern = schema.get("pattern")
-    if isinstance(pattern, str) and len(pattern) > LONGEST_PATTERN:
-        refuse(f"{path}/pattern", f"a pattern has at most {LONGEST_PATTERN} characters", field)
+    if isinstance(pattern, str) and len(pattern) > MAX_PATTERN:
+        refuse(f"{path}/pattern", f"a pattern has at most {MAX_PATTERN} characters", field)
     target = schema.get("$ref")
     if isinstance(target, str) and not target.startswith("#"):
-        refuse(f"{path}/$ref", "only places in the schema itself are looked up, such as #/$defs/name", field)
+        refuse(
+            f"{path}/$ref",
+            "only places in the schema itself are looked up, such as #/$defs/name",
+            field,
+        )
 
 
 def _list(schema: Object, key: str) -> list[object]:

@@ -1,4 +1,6 @@
-"""Builds the parts of a detector from its directory: encoders that are data, modules of its own, and what is read of pixels."""
+"""Builds the parts of a detector from its directory: encoders that are data, modules of its own,
+and what is read of pixels.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ from libs.models.weights import HeadRule, Rule, TensorFile
 M = TypeVar("M", bound=nn.Module)
 
 PROCESSOR_FILE: Final = "preprocessor_config.json"
-_WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, where it has an `image_processor`
+_WHOLE_PROCESSOR_FILE: Final = (
+    "processor_config.json"  # of transformers 5, where it has an `image_processor`
+)
 
 
 def processor_values(directory: Path) -> tuple[Mapping[str, object], str]:
-    """What a checkpoint says of its images, and the file that says it. Raises ModelBroken if there is none."""
+    """What a checkpoint says of its images, and the file that says it. Raises ModelBroken if there
+    is none.
+    """
     whole = read_config(directory, _WHOLE_PROCESSOR_FILE)
     part = None if whole is None else whole.values.get("image_processor")
     if isinstance(part, Mapping):
@@ -36,10 +42,14 @@ def processor_values(directory: Path) -> tuple[Mapping[str, object], str]:
 
 
 def tokenizer_for(directory: Path, vocabulary: int) -> Tokenizer:
-    """The tokenizer of labels. Raises ModelBroken if it has ids for which the encoder, of `vocabulary` vectors, has none."""
+    """The tokenizer of labels. Raises ModelBroken if it has ids for which the encoder, of
+    `vocabulary` vectors, has none.
+    """
     tokenizer = load_tokenizer(directory, lowercase=False)
     if largest_id(tokenizer) >= vocabulary:
-        raise ModelBroken(f"{FILE}: has the id {largest_id(tokenizer)}, for which the encoder has no vector")
+        raise ModelBroken(
+            f"{FILE}: has the id {largest_id(tokenizer)}, for which the encoder has no vector"
+        )
     return tokenizer
 
 
@@ -48,8 +58,17 @@ def on_meta(build: Callable[[], M]) -> M:
     try:
         with torch.device("meta"):
             return build()
-    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelBroken(shortened(f"config.json: describes no model that can be built: {error}")) from error
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ModelBroken(
+            shortened(f"config.json: describes no model that can be built: {error}")
+        ) from error
 
 
 def load_encoder(
@@ -60,19 +79,29 @@ def load_encoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PackedEncoder:
-    """An encoder that is data, ready to run. Raises ModelBroken for tensors that are missing, unknown, or of another shape."""
+    """An encoder that is data, ready to run. Raises ModelBroken for tensors that are missing,
+    unknown, or of another shape.
+    """
     encoder = on_meta(lambda: PackedEncoder(spec, embed()))
-    weights.load(encoder, tensors, table=table, prefixes=("",), head_table={}, dtype=dtype, device=device)
+    weights.load(
+        encoder, tensors, table=table, prefixes=("",), head_table={}, dtype=dtype, device=device
+    )
     prepare(encoder)
     return encoder.requires_grad_(False).eval()
 
 
-def load_state(tensors: TensorFile, table: Mapping[str, HeadRule], device: torch.device) -> dict[str, Tensor]:
-    """The tensors that belong to no encoder, float32 by the names of the table. Raises ModelBroken as `load_encoder`."""
+def load_state(
+    tensors: TensorFile, table: Mapping[str, HeadRule], device: torch.device
+) -> dict[str, Tensor]:
+    """The tensors that belong to no encoder, float32 by the names of the table. Raises ModelBroken
+    as `load_encoder`.
+    """
     left = {name: name for name in tensors.names()}
     state = weights.head_state(tensors, left, table, device)
     for name in left:
-        raise ModelBroken(f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models")
+        raise ModelBroken(
+            f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models"
+        )
     return state
 
 
@@ -85,7 +114,8 @@ def fill(
 ) -> None:
     """Gives a module on the meta device its parameters. Raises ModelBroken as `load_encoder`.
 
-    `rename`: a tensor's name in the file to the parameter's; None for one that the model has no use for.
+    `rename`: a tensor's name in the file to the parameter's; None for one that the model has no use
+    for.
     """
     found = {rename(name): name for name in tensors.names()}
     found.pop(None, None)
@@ -96,9 +126,13 @@ def fill(
             raise ModelBroken(f"{tensors.source}: the tensor of {name!r} is missing")
         if tensors.shape(stored) != tuple(parameter.shape):
             have, wanted = list(tensors.shape(stored)), list(parameter.shape)
-            raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} has shape {have}; config.json asks for {wanted}")
+            raise ModelBroken(
+                f"{tensors.file_of(stored)}: tensor {stored!r} has shape {have}; config.json asks for {wanted}"
+            )
         state[name] = tensors.read(stored).to(device=device, dtype=dtype)
     for stored in found.values():
-        raise ModelBroken(f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models")
+        raise ModelBroken(
+            f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models"
+        )
     module.load_state_dict(state, strict=True, assign=True)
     module.requires_grad_(False).eval()

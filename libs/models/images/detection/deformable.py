@@ -1,6 +1,8 @@
-"""Layers of Grounding DINO (arXiv 2303.05499), for one image and its labels: all in float32, named as in checkpoints.
+"""Layers of Grounding DINO (arXiv 2303.05499), for one image and its labels: all in float32, named
+as in checkpoints.
 
-Deformable attention (arXiv 2010.04159) reads each map at a few points beside a place, which `grid_sample` interpolates.
+Deformable attention (arXiv 2010.04159) reads each map at a few points beside a place, which
+`grid_sample` interpolates.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Sizes = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class DinoSpec:
-    """`points`: that deformable attention reads on each of `levels` maps. `tokens`: of the longest prompt."""
+    """`points`: that deformable attention reads on each of `levels` maps. `tokens`: of the longest
+    prompt.
+    """
 
     width: int
     levels: int
@@ -77,35 +81,57 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.out_proj = (nn.Linear(width, width) for _ in range(4))
+        self.query, self.key, self.value, self.out_proj = (
+            nn.Linear(width, width) for _ in range(4)
+        )
         self._heads = heads
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[queries, width], [keys, width] twice -> [queries, width]. `mask`: [queries, keys], where to look."""
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """[queries, width], [keys, width] twice -> [queries, width]. `mask`: [queries, keys], where
+        to look.
+        """
         parts = ((self.query, queries), (self.key, keys), (self.value, values))
-        q, k, v = (part.forward(x).view(len(x), self._heads, -1).transpose(0, 1)[None] for part, x in parts)
-        return self.out_proj.forward(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1).flatten(1))
+        q, k, v = (
+            part.forward(x).view(len(x), self._heads, -1).transpose(0, 1)[None] for part, x in parts
+        )
+        return self.out_proj.forward(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1).flatten(1)
+        )
 
 
 class DeformableAttention(nn.Module):
-    """Each row reads all maps at `points` places for each head, which it chooses beside its own place."""
+    """Each row reads all maps at `points` places for each head, which it chooses beside its own
+    place.
+    """
 
     def __init__(self, spec: DinoSpec, heads: int, points: int) -> None:
         super().__init__()
         reads = heads * spec.levels * points
-        self.sampling_offsets, self.attention_weights = nn.Linear(spec.width, 2 * reads), nn.Linear(spec.width, reads)
-        self.value_proj, self.output_proj = nn.Linear(spec.width, spec.width), nn.Linear(spec.width, spec.width)
+        self.sampling_offsets, self.attention_weights = (
+            nn.Linear(spec.width, 2 * reads),
+            nn.Linear(spec.width, reads),
+        )
+        self.value_proj, self.output_proj = (
+            nn.Linear(spec.width, spec.width),
+            nn.Linear(spec.width, spec.width),
+        )
         self._heads, self._levels, self._points = heads, spec.levels, points
 
     def forward(self, rows: Tensor, maps: Tensor, places: Tensor, sizes: Sizes) -> Tensor:
-        """`rows`: [n, width]. `maps`: [places of all levels, width]. `places`: [n, 2], or [n, 4] with a size: 0..1 of the image."""
+        """`rows`: [n, width]. `maps`: [places of all levels, width]. `places`: [n, 2], or [n, 4]
+        with a size: 0..1 of the image.
+        """
         shape = (len(rows), self._heads, self._levels, self._points)
         values = self.value_proj.forward(maps).view(len(maps), self._heads, -1)
         offsets = self.sampling_offsets.forward(rows).view(*shape, 2)
         weights = self.attention_weights.forward(rows).view(*shape[:2], -1).softmax(-1).view(shape)
         centre = places[:, None, None, None, :2]
         if places.shape[1] == 2:
-            reach = torch.tensor([(columns, lines) for lines, columns in sizes], device=rows.device)[:, None]
+            reach = torch.tensor(
+                [(columns, lines) for lines, columns in sizes], device=rows.device
+            )[:, None]
             read = centre + offsets / reach
         else:
             read = centre + offsets / self._points * places[:, None, None, None, 2:] * 0.5
@@ -114,8 +140,14 @@ class DeformableAttention(nn.Module):
         total = rows.new_zeros(self._heads, values.shape[2], len(rows))
         start = 0
         for level, (lines, columns) in enumerate(sizes):
-            own = values[start : start + lines * columns].permute(1, 2, 0).reshape(self._heads, -1, lines, columns)
-            found = F.grid_sample(own, grids[level], mode="bilinear", padding_mode="zeros", align_corners=False)
+            own = (
+                values[start : start + lines * columns]
+                .permute(1, 2, 0)
+                .reshape(self._heads, -1, lines, columns)
+            )
+            found = F.grid_sample(
+                own, grids[level], mode="bilinear", padding_mode="zeros", align_corners=False
+            )
             total += (found * shares[level][:, None]).sum(-1)
             start += lines * columns
         return self.output_proj.forward(total.permute(2, 0, 1).flatten(1))
@@ -138,7 +170,9 @@ class Fusion(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """What image and text give each other: [places, width], [tokens, width] -> the same two shapes."""
+    """What image and text give each other: [places, width], [tokens, width] -> the same two
+    shapes.
+    """
 
     def __init__(self, width: int, inner: int, heads: int) -> None:
         super().__init__()
@@ -148,9 +182,18 @@ class CrossAttention(nn.Module):
         self._heads = heads
 
     def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = ((self.vision_proj, image), (self.text_proj, text), (self.values_vision_proj, image), (self.values_text_proj, text))
-        places, tokens, seen, read = (part.forward(x).view(len(x), self._heads, -1).transpose(0, 1)[None] for part, x in pairs)
-        to_image = F.scaled_dot_product_attention(places, tokens, read)[0].transpose(0, 1).flatten(1)
+        pairs = (
+            (self.vision_proj, image),
+            (self.text_proj, text),
+            (self.values_vision_proj, image),
+            (self.values_text_proj, text),
+        )
+        places, tokens, seen, read = (
+            part.forward(x).view(len(x), self._heads, -1).transpose(0, 1)[None] for part, x in pairs
+        )
+        to_image = (
+            F.scaled_dot_product_attention(places, tokens, read)[0].transpose(0, 1).flatten(1)
+        )
         to_text = F.scaled_dot_product_attention(tokens, places, seen)[0].transpose(0, 1).flatten(1)
         return self.out_vision_proj.forward(to_image), self.out_text_proj.forward(to_text)
 
@@ -161,14 +204,21 @@ class TextLayer(nn.Module):
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
         self.self_attn = Attention(spec.width, spec.encoder_heads // 2)
-        self.fc1, self.fc2 = nn.Linear(spec.width, spec.encoder_ffn // 2), nn.Linear(spec.encoder_ffn // 2, spec.width)
+        self.fc1, self.fc2 = (
+            nn.Linear(spec.width, spec.encoder_ffn // 2),
+            nn.Linear(spec.encoder_ffn // 2, spec.width),
+        )
         self.layer_norm_before, self.layer_norm_after = spec.norm(), spec.norm()
         self._function = spec.function
 
     def forward(self, text: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         placed = text + positions
-        text = self.layer_norm_before.forward(text + self.self_attn.forward(placed, placed, text, mask))
-        return self.layer_norm_after.forward(text + self.fc2.forward(self._function(self.fc1.forward(text))))
+        text = self.layer_norm_before.forward(
+            text + self.self_attn.forward(placed, placed, text, mask)
+        )
+        return self.layer_norm_after.forward(
+            text + self.fc2.forward(self._function(self.fc1.forward(text)))
+        )
 
 
 class DeformableLayer(nn.Module):
@@ -177,13 +227,20 @@ class DeformableLayer(nn.Module):
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
         self.self_attn = DeformableAttention(spec, spec.encoder_heads, spec.encoder_points)
-        self.fc1, self.fc2 = nn.Linear(spec.width, spec.encoder_ffn), nn.Linear(spec.encoder_ffn, spec.width)
+        self.fc1, self.fc2 = (
+            nn.Linear(spec.width, spec.encoder_ffn),
+            nn.Linear(spec.encoder_ffn, spec.width),
+        )
         self.self_attn_layer_norm, self.final_layer_norm = spec.norm(), spec.norm()
         self._function = spec.function
 
     def forward(self, image: Tensor, positions: Tensor, places: Tensor, sizes: Sizes) -> Tensor:
-        image = self.self_attn_layer_norm.forward(image + self.self_attn.forward(image + positions, image, places, sizes))
-        return self.final_layer_norm.forward(image + self.fc2.forward(self._function(self.fc1.forward(image))))
+        image = self.self_attn_layer_norm.forward(
+            image + self.self_attn.forward(image + positions, image, places, sizes)
+        )
+        return self.final_layer_norm.forward(
+            image + self.fc2.forward(self._function(self.fc1.forward(image)))
+        )
 
 
 class EncoderLayer(nn.Module):
@@ -191,10 +248,21 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
-        self.fusion_layer, self.text_enhancer_layer, self.deformable_layer = Fusion(spec), TextLayer(spec), DeformableLayer(spec)
+        self.fusion_layer, self.text_enhancer_layer, self.deformable_layer = (
+            Fusion(spec),
+            TextLayer(spec),
+            DeformableLayer(spec),
+        )
 
     def forward(
-        self, image: Tensor, text: Tensor, image_positions: Tensor, positions: Tensor, mask: Tensor, places: Tensor, sizes: Sizes
+        self,
+        image: Tensor,
+        text: Tensor,
+        image_positions: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        places: Tensor,
+        sizes: Sizes,
     ) -> tuple[Tensor, Tensor]:
         image, text = self.fusion_layer.forward(image, text)
         text = self.text_enhancer_layer.forward(text, positions, mask)
@@ -213,16 +281,27 @@ class DecoderLayer(nn.Module):
         self.encoder_attn = DeformableAttention(spec, spec.decoder_heads, spec.decoder_points)
         self.self_attn_layer_norm, self.encoder_attn_text_layer_norm = spec.norm(), spec.norm()
         self.encoder_attn_layer_norm, self.final_layer_norm = spec.norm(), spec.norm()
-        self.fc1, self.fc2 = nn.Linear(spec.width, spec.decoder_ffn), nn.Linear(spec.decoder_ffn, spec.width)
+        self.fc1, self.fc2 = (
+            nn.Linear(spec.width, spec.decoder_ffn),
+            nn.Linear(spec.decoder_ffn, spec.width),
+        )
         self._function = spec.function
 
-    def forward(self, x: Tensor, positions: Tensor, boxes: Tensor, image: Tensor, text: Tensor, sizes: Sizes) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, boxes: Tensor, image: Tensor, text: Tensor, sizes: Sizes
+    ) -> Tensor:
         """`x`, `positions`: [queries, width]; `boxes`: [queries, 4]."""
         placed = x + positions
         x = self.self_attn_layer_norm.forward(x + self.self_attn.forward(placed, placed, x))
-        x = self.encoder_attn_text_layer_norm.forward(x + self.encoder_attn_text.forward(x + positions, text, text))
-        x = self.encoder_attn_layer_norm.forward(x + self.encoder_attn.forward(x + positions, image, boxes, sizes))
-        return self.final_layer_norm.forward(x + self.fc2.forward(self._function(self.fc1.forward(x))))
+        x = self.encoder_attn_text_layer_norm.forward(
+            x + self.encoder_attn_text.forward(x + positions, text, text)
+        )
+        x = self.encoder_attn_layer_norm.forward(
+            x + self.encoder_attn.forward(x + positions, image, boxes, sizes)
+        )
+        return self.final_layer_norm.forward(
+            x + self.fc2.forward(self._function(self.fc1.forward(x)))
+        )
 
 
 def centres(sizes: Sizes, device: torch.device) -> Tensor:
@@ -236,12 +315,20 @@ def centres(sizes: Sizes, device: torch.device) -> Tensor:
 
 
 def place_sines(sizes: Sizes, width: int, temperature: float, device: torch.device) -> Tensor:
-    """[places of all levels, width]: the first half says how far down a place is, the second how far across."""
+    """[places of all levels, width]: the first half says how far down a place is, the second how
+    far across.
+    """
     found = []
     for rows, columns in sizes:
         down, across = (
-            sines(torch.arange(1, count + 1, device=device) / (count + 1e-6) * (2 * math.pi), width // 2, temperature)
+            sines(
+                torch.arange(1, count + 1, device=device) / (count + 1e-6) * (2 * math.pi),
+                width // 2,
+                temperature,
+            )
             for count in (rows, columns)
         )
-        found.append(torch.cat([down.repeat_interleave(columns, 0), across.repeat(rows, 1)], dim=-1))
+        found.append(
+            torch.cat([down.repeat_interleave(columns, 0), across.repeat(rows, 1)], dim=-1)
+        )
     return torch.cat(found)

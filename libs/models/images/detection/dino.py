@@ -1,9 +1,12 @@
-"""Grounding DINO (arXiv 2303.05499): Swin and BERT, whose states are fused; queries become boxes, compared with the labels' tokens.
+"""Grounding DINO (arXiv 2303.05499): Swin and BERT, whose states are fused; queries become boxes,
+compared with the labels' tokens.
 
-Labels stand in one prompt, `a cat. a dog.`, but no token sees another label's before the fusion: so each label's states are
-computed once and kept. A label's score for a box is the largest of its own tokens' (the reference takes all tokens', and decodes
-those above a second threshold to a phrase, which may belong to no label). The image's maps are in the encoder's type as far as Swin
-goes; fusion, decoder and heads are in float32. Images of a batch go through it one after another, so nothing is padded.
+Labels stand in one prompt, `a cat. a dog.`, but no token sees another label's before the fusion: so
+each label's states are computed once and kept. A label's score for a box is the largest of its own
+tokens' (the reference takes all tokens', and decodes those above a second threshold to a phrase,
+which may belong to no label). The image's maps are in the encoder's type as far as Swin goes;
+fusion, decoder and heads are in float32. Images of a batch go through it one after another, so
+nothing is padded.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ from libs.models.work import Between, InputRows, InputSequence, Output, nothing_
 MODEL_TYPES = ("grounding-dino",)
 THRESHOLD: Final = 0.25
 
-FIRST: Final = 101  # [CLS], and the other ids of bert-base-uncased that part phrases: [SEP], full stop, question mark
+# [CLS], and the other ids of bert-base-uncased that part phrases: [SEP], full stop, question mark
+FIRST: Final = 101
 LAST: Final = 102
 STOP: Final = 1012
 QUESTION: Final = 1029
@@ -59,7 +63,9 @@ _SAMPLE: Final = 128
 
 
 def spec_of(config: Config) -> DinoSpec:
-    """Raises ModelBroken with the key that cannot be served. The numbers are transformers' defaults for keys that are missing."""
+    """Raises ModelBroken with the key that cannot be served. The numbers are transformers' defaults
+    for keys that are missing.
+    """
     config.require("two_stage", True)
     config.require("embedding_init_target", True)
     config.require("two_stage_bbox_embed_share", False)
@@ -90,7 +96,9 @@ def spec_of(config: Config) -> DinoSpec:
         raise config.unsupported("num_feature_levels", "from 3 to 8 are served")
     heads = spec.encoder_heads // 2
     if not heads or width % heads or spec.encoder_ffn // 2 % heads:
-        raise config.unsupported("encoder_attention_heads", "half of it must divide d_model, and half of encoder_ffn_dim")
+        raise config.unsupported(
+            "encoder_attention_heads", "half of it must divide d_model, and half of encoder_ffn_dim"
+        )
     return spec
 
 
@@ -111,9 +119,13 @@ class Levels:
 
 
 class ImageMaps(InputLayer):
-    """The first layer: an image's places on all its maps, which `forward` hands on. Their projections compute in float32."""
+    """The first layer: an image's places on all its maps, which `forward` hands on. Their
+    projections compute in float32.
+    """
 
-    def __init__(self, spec: DinoSpec, swin: SwinSpec, processing: ImageProcessing, most: int) -> None:
+    def __init__(
+        self, spec: DinoSpec, swin: SwinSpec, processing: ImageProcessing, most: int
+    ) -> None:
         """`most`: tokens of the largest image."""
         super().__init__()
         self.backbone = Swin(swin)
@@ -121,7 +133,9 @@ class ImageMaps(InputLayer):
         inputs = [*swin.widths[1:], swin.widths[-1], *[spec.width] * spec.levels][: spec.levels]
         self.input_proj_vision = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(size, spec.width, 1) if level < 3 else nn.Conv2d(size, spec.width, 3, stride=2, padding=1),
+                nn.Conv2d(size, spec.width, 1)
+                if level < 3
+                else nn.Conv2d(size, spec.width, 3, stride=2, padding=1),
                 nn.GroupNorm(32, spec.width),
             )
             for level, size in enumerate(inputs)
@@ -140,7 +154,9 @@ class ImageMaps(InputLayer):
         pixels = torch.tensor(image).to(weight.device).permute(2, 0, 1)[None].float()
         numbers = (self._processing.mean, self._processing.std)
         mean, std = (torch.tensor(one, device=weight.device).view(1, 3, 1, 1) for one in numbers)
-        maps = self.backbone.forward(((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype), between)
+        maps = self.backbone.forward(
+            ((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype), between
+        )
         maps = [one.permute(0, 3, 1, 2).float() for one in maps]
         found: list[Tensor] = []
         for level, project in enumerate(self.input_proj_vision):
@@ -150,7 +166,9 @@ class ImageMaps(InputLayer):
 
 
 class ImageMapRows:
-    """The tower of the trunk: the rows of its images. Its weights are those of the encoder's first layer."""
+    """The tower of the trunk: the rows of its images. Its weights are those of the encoder's first
+    layer.
+    """
 
     def __init__(self, maps: ImageMaps) -> None:
         self._maps = maps
@@ -160,13 +178,17 @@ class ImageMapRows:
         return self.forward_between(inputs, nothing_between)
 
     def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
-        """As `forward`; `between`, a preemption point, is called after each block of the backbone."""
+        """As `forward`; `between`, a preemption point, is called after each block of the
+        backbone.
+        """
         return torch.cat([self._maps.embed(image, between) for image in inputs])
 
     def sample(self) -> InputSequence:
         """Of one small image."""
         tokens = Levels(len(self._maps.input_proj_vision)).tokens(_SAMPLE, _SAMPLE)
-        rows = InputRows(np.arange(tokens, dtype=np.int32), np.zeros((_SAMPLE, _SAMPLE, 3), np.uint8))
+        rows = InputRows(
+            np.arange(tokens, dtype=np.int32), np.zeros((_SAMPLE, _SAMPLE, 3), np.uint8)
+        )
         return InputSequence(np.zeros(tokens, np.int32), rows=rows)
 
 
@@ -174,7 +196,11 @@ class TextStates(LabelVectors):
     """The states [tokens, width] of a label's tokens, each phrase of which BERT sees alone."""
 
     def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
-        phrases = [phrase for label in ids for phrase in np.split(label, np.flatnonzero(_starts(label))[1:])]
+        phrases = [
+            phrase
+            for label in ids
+            for phrase in np.split(label, np.flatnonzero(_starts(label))[1:])
+        ]
         states = self.encoder.forward(Packed.of(phrases, device=self.encoder.device)).float()
         states = states if self.project is None else self.project.forward(states)
         return torch.split_with_sizes(states, [len(label) for label in ids])
@@ -213,40 +239,62 @@ class DinoWeights(nn.Module):
 
 def box_heads(spec: DinoSpec) -> nn.ModuleList:
     """What moves the boxes after each layer of the decoder, or one for all."""
-    return nn.ModuleList(Mlp(spec.width, spec.width, 4, 3) for _ in range(1 if spec.shares_boxes else spec.decoder_layers))
+    return nn.ModuleList(
+        Mlp(spec.width, spec.width, 4, 3)
+        for _ in range(1 if spec.shares_boxes else spec.decoder_layers)
+    )
 
 
 class DinoHead(nn.Module):
-    """For each image [queries, 4 + labels] float32: a box, centre and size as fractions of the image, and the labels' logits."""
+    """For each image [queries, 4 + labels] float32: a box, centre and size as fractions of the
+    image, and the labels' logits.
+    """
 
     rows: Rows | None = None
 
     def __init__(
-        self, spec: DinoSpec, own: DinoWeights, moves: nn.ModuleList, labels: TextStates, sizes: Callable[[int, int], Sizes]
+        self,
+        spec: DinoSpec,
+        own: DinoWeights,
+        moves: nn.ModuleList,
+        labels: TextStates,
+        sizes: Callable[[int, int], Sizes],
     ) -> None:
         """`sizes`: of the maps, by an image's height and width as it was sent."""
         super().__init__()
         self.own, self.moves, self.labels = own, moves, labels
         self._spec, self._sizes = spec, sizes
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         return self.forward_between(hidden, batch, sequences, nothing_between)
 
     def forward_between(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
     ) -> tuple[Tensor, ...]:
-        """As `forward`; `between`, a preemption point, is called after each layer of the encoder and the decoder."""
+        """As `forward`; `between`, a preemption point, is called after each layer of the encoder
+        and the decoder.
+        """
         found = []
-        for image, sequence in zip(torch.split_with_sizes(hidden.float(), list(batch.lengths)), sequences, strict=True):
+        for image, sequence in zip(
+            torch.split_with_sizes(hidden.float(), list(batch.lengths)), sequences, strict=True
+        ):
             asked = sequence.input
             labels: tuple[Label, ...] = ()
             if isinstance(asked, Asked):
                 labels, sizes = asked.labels, self._sizes(asked.height, asked.width)
             else:  # a probe's, of which only the memory counts
-                sizes = ((1, len(image) - self._spec.levels + 1), *[(1, 1)] * (self._spec.levels - 1))
+                sizes = (
+                    (1, len(image) - self._spec.levels + 1),
+                    *[(1, 1)] * (self._spec.levels - 1),
+                )
             logits, boxes = self.detect(image, labels, sizes, between)
             ends = np.cumsum([1, *(len(label.ids) for label in labels)])
-            scores = [logits[:, end : end + len(label.ids) - 1].amax(1) for label, end in zip(labels, ends, strict=False)]
+            scores = [
+                logits[:, end : end + len(label.ids) - 1].amax(1)
+                for label, end in zip(labels, ends, strict=False)
+            ]
             found.append(torch.cat([boxes, *(score[:, None] for score in scores)], dim=1))
         return tuple(found)
 
@@ -254,9 +302,14 @@ class DinoHead(nn.Module):
         return [array.astype("float32", copy=False) for array in arrays]
 
     def detect(
-        self, image: Tensor, labels: Sequence[Label], sizes: Sizes, between: Between = nothing_between
+        self,
+        image: Tensor,
+        labels: Sequence[Label],
+        sizes: Sizes,
+        between: Between = nothing_between,
     ) -> tuple[Tensor, Tensor]:
-        """`image`: [places, width]. Returns logits [queries, tokens of the prompt] and boxes [queries, 4], 0..1.
+        """`image`: [places, width]. Returns logits [queries, tokens of the prompt] and boxes
+        [queries, 4], 0..1.
 
         The prompt: a first token, each label with its full stop, a last token.
         """
@@ -267,8 +320,12 @@ class DinoHead(nn.Module):
         decoder, spec = self.own.decoder, self._spec
         for place, layer in enumerate(decoder.layers):
             last = boxes
-            across, down, width, height = sines(boxes * (2 * math.pi), spec.width // 2, 10_000.0).unbind(1)
-            positions = decoder.reference_points_head.forward(torch.cat([down, across, width, height], dim=-1))
+            across, down, width, height = sines(
+                boxes * (2 * math.pi), spec.width // 2, 10_000.0
+            ).unbind(1)
+            positions = decoder.reference_points_head.forward(
+                torch.cat([down, across, width, height], dim=-1)
+            )
             x = layer(x, positions, boxes, image, text, sizes)
             move = self.moves[0 if spec.shares_boxes else place]
             boxes = (move(x) + torch.special.logit(boxes, eps=1e-5)).sigmoid()
@@ -276,15 +333,24 @@ class DinoHead(nn.Module):
         x = decoder.layer_norm.forward(x)
         return x @ text.T, (move(x) + torch.special.logit(last, eps=1e-5)).sigmoid()
 
-    def _encoded(self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes, between: Between) -> tuple[Tensor, Tensor]:
+    def _encoded(
+        self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes, between: Between
+    ) -> tuple[Tensor, Tensor]:
         starts = _starts(ids)
         phrases = np.cumsum(starts)
         parts = to_device(phrases.astype(np.int32), text.device)
         mask = parts[:, None] == parts
-        places = to_device((np.arange(len(ids)) - np.flatnonzero(starts)[phrases - 1]).astype(np.int32), text.device)
+        places = to_device(
+            (np.arange(len(ids)) - np.flatnonzero(starts)[phrases - 1]).astype(np.int32),
+            text.device,
+        )
         positions = sines(places * (2 * math.pi), self._spec.width, 10_000.0)
-        levels = self.own.level_embed.repeat_interleave(torch.tensor([a * b for a, b in sizes], device=image.device), dim=0)
-        image_positions = place_sines(sizes, self._spec.width, self._spec.temperature, image.device) + levels
+        levels = self.own.level_embed.repeat_interleave(
+            torch.tensor([a * b for a, b in sizes], device=image.device), dim=0
+        )
+        image_positions = (
+            place_sines(sizes, self._spec.width, self._spec.temperature, image.device) + levels
+        )
         points = centres(sizes, image.device)
         for layer in self.own.encoder.layers:
             image, text = layer(image, text, image_positions, positions, mask, points, sizes)
@@ -292,16 +358,24 @@ class DinoHead(nn.Module):
         return image, text
 
     def _queries(self, image: Tensor, text: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
-        """The decoder's first states, which are learned, and their boxes: those of the places that fit the text best."""
+        """The decoder's first states, which are learned, and their boxes: those of the places that
+        fit the text best.
+        """
         points = centres(sizes, image.device)
         counts = torch.tensor([rows * columns for rows, columns in sizes], device=image.device)
-        sides = (_SMALLEST * 2.0 ** torch.arange(len(sizes), device=image.device)).repeat_interleave(counts)
+        sides = (
+            _SMALLEST * 2.0 ** torch.arange(len(sizes), device=image.device)
+        ).repeat_interleave(counts)
         proposals = torch.cat([points, sides[:, None].expand(-1, 2)], dim=1)
         outside = ~((proposals > _EDGE) & (proposals < 1 - _EDGE)).all(-1, keepdim=True)
         proposals = torch.log(proposals / (1 - proposals)).masked_fill(outside, math.inf)
-        states = self.own.enc_output_norm.forward(self.own.enc_output.forward(image.masked_fill(outside, 0.0)))
+        states = self.own.enc_output_norm.forward(
+            self.own.enc_output.forward(image.masked_fill(outside, 0.0))
+        )
         best = (states @ text.T).amax(-1).topk(min(self._spec.queries, len(states))).indices
-        boxes = (self.own.encoder_output_bbox_embed.forward(states[best]) + proposals[best]).sigmoid()
+        boxes = (
+            self.own.encoder_output_bbox_embed.forward(states[best]) + proposals[best]
+        ).sigmoid()
         return self.own.query_position_embeddings.weight[: len(best)], boxes
 
 

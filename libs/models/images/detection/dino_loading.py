@@ -21,7 +21,7 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.registry import build_encoder
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import SINGLE, TensorFile
 
 _MEAN: Final = [0.485, 0.456, 0.406]
@@ -61,7 +61,11 @@ class LimitedProcessing(ImageProcessing):
             raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
         if short == size:
             return height, width
-        return (int(exact * height / width), size) if width < height else (size, int(exact * width / height))
+        return (
+            (int(exact * height / width), size)
+            if width < height
+            else (size, int(exact * width / height))
+        )
 
 
 def read_processing(directory: Path) -> LimitedProcessing:
@@ -70,7 +74,9 @@ def read_processing(directory: Path) -> LimitedProcessing:
     values = {key: value for key, value in written.items() if value is not None}
     config = Config(values, file=file)
     keys = ("image_processor_type", "feature_extractor_type")
-    names = [str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values]
+    names = [
+        str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values
+    ]
     if any(name != "GroundingDinoImageProcessor" for name in names):
         raise config.unsupported(keys[0], "GroundingDinoImageProcessor is needed")
     config.require("do_resize", True)
@@ -81,19 +87,32 @@ def read_processing(directory: Path) -> LimitedProcessing:
         size = config.part("size")
         short, longest = size.size("shortest_edge"), size.size("longest_edge")
     if not 0 < short <= longest <= 1 << 13:
-        raise config.unsupported("size", "a shortest_edge and a longest_edge of at most 8,192 are needed")
+        raise config.unsupported(
+            "size", "a shortest_edge and a longest_edge of at most 8,192 are needed"
+        )
     defaults: dict[str, object] = {"image_mean": _MEAN, "image_std": _STD, "resample": 2}
     # Padding is of batches, which are not padded here.
-    plain = {key: value for key, value in values.items() if key not in (*keys, "do_pad", "max_size")}
+    plain = {
+        key: value for key, value in values.items() if key not in (*keys, "do_pad", "max_size")
+    }
     read = ImageProcessing.of(
-        Config({**defaults, **plain, "size": short, "do_center_crop": False}, file=file), "CLIPImageProcessor"
+        Config({**defaults, **plain, "size": short, "do_center_crop": False}, file=file),
+        "CLIPImageProcessor",
     )
-    return LimitedProcessing(short, read.resample, None, read.scale, read.mean, read.std, longest=longest)
+    return LimitedProcessing(
+        short, read.resample, None, read.scale, read.mean, read.std, longest=longest
+    )
 
 
-def load_dino(directory: Path, config: Config, dtype: torch.dtype, device: torch.device) -> Detector:
+def load_dino(
+    directory: Path, config: Config, dtype: torch.dtype, device: torch.device
+) -> Detector:
     """Raises ModelBroken with the file and the key or tensor that cannot be served."""
-    spec, swin, processing = dino.spec_of(config), SwinSpec.of(config.part("backbone_config")), read_processing(directory)
+    spec, swin, processing = (
+        dino.spec_of(config),
+        SwinSpec.of(config.part("backbone_config")),
+        read_processing(directory),
+    )
     levels = dino.Levels(spec.levels)
     own, boxes = TensorFile.open(directory).split("model.")
     backbone, own = own.split(_BACKBONE)
@@ -112,11 +131,20 @@ def load_dino(directory: Path, config: Config, dtype: torch.dtype, device: torch
 
     values = _TEXTS | dict(need_config(directory, "config.json").part("text_config").values)
     encoder, _ = build_encoder(values, texts, dtype=dtype, device=device, head_tables={})
-    state = {f"text_projection.{name}": projection.read(name).to(device=device, dtype=torch.float32) for name in projection.names()}
+    state = {
+        f"text_projection.{name}": projection.read(name).to(device=device, dtype=torch.float32)
+        for name in projection.names()
+    }
     check_shape(state, "text_projection.weight", (spec.width, encoder.hidden_size), SINGLE)
     check_shape(state, "text_projection.bias", (spec.width,), SINGLE)
     labels = dino.TextStates(encoder, HeadLinear(state, "text_projection", "identity"))
-    head = dino.DinoHead(spec, weights, moves, labels, lambda height, width: levels.sizes(*processing.seen(height, width, "")))
+    head = dino.DinoHead(
+        spec,
+        weights,
+        moves,
+        labels,
+        lambda height, width: levels.sizes(*processing.seen(height, width, "")),
+    )
     tokenizer = _tokenizer(directory, encoder.embed.vocabulary)
 
     def read_label(label: str) -> NDArray[np.int32]:
@@ -124,7 +152,7 @@ def load_dino(directory: Path, config: Config, dtype: torch.dtype, device: torch
         return np.array([*ids, dino.STOP], np.int32)
 
     return Detector(
-        trunk=Trunk(dino.encoder_of(spec, maps), {HEAD: head}, dino.ImageMapRows(maps)),
+        trunk=Backbone(dino.encoder_of(spec, maps), {HEAD: head}, dino.ImageMapRows(maps)),
         processing=processing,
         read_label=read_label,
         count=levels.tokens,
@@ -154,9 +182,18 @@ def _first_box(name: str) -> str | None:
 
 
 def _tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
-    """Raises ModelBroken unless the tokens that part phrases have the ids that the model was trained with."""
+    """Raises ModelBroken unless the tokens that part phrases have the ids that the model was
+    trained with.
+    """
     tokenizer = tokenizer_for(directory, vocabulary)
-    for token, wanted in (("[CLS]", dino.FIRST), ("[SEP]", dino.LAST), (".", dino.STOP), ("?", dino.QUESTION)):
+    for token, wanted in (
+        ("[CLS]", dino.FIRST),
+        ("[SEP]", dino.LAST),
+        (".", dino.STOP),
+        ("?", dino.QUESTION),
+    ):
         if tokenizer.token_to_id(token) != wanted:
-            raise ModelBroken(f"tokenizer.json: the token {token!r} has not the id {wanted} of bert-base-uncased")
+            raise ModelBroken(
+                f"tokenizer.json: the token {token!r} has not the id {wanted} of bert-base-uncased"
+            )
     return tokenizer

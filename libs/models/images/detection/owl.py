@@ -1,7 +1,9 @@
-"""OWL-ViT and OWLv2 (arXiv 2205.06230, 2306.09683): CLIP's towers, where every patch of an image predicts a box.
+"""OWL-ViT and OWLv2 (arXiv 2205.06230, 2306.09683): CLIP's towers, where every patch of an image
+predicts a box.
 
-A patch's class vector is compared with the vectors of the labels, each of which is a text. OWLv2 differs in its pixels alone
-(`padded.py`): boxes are fractions of the padded square. Its objectness head, which no label is needed for, is not loaded.
+A patch's class vector is compared with the vectors of the labels, each of which is a text. OWLv2
+differs in its pixels alone (`padded.py`): boxes are fractions of the padded square. Its objectness
+head, which no label is needed for, is not loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from libs.models.work import InputSequence, Output
 MODEL_TYPES = ("owlvit", "owlv2")
 THRESHOLD = 0.1
 
-IMAGES: dict[str, Rule] = {("pre_layernorm" if stem == "pre_layrnorm" else stem): rule for stem, rule in clip.IMAGES.items()}
+IMAGES: dict[str, Rule] = {
+    ("pre_layernorm" if stem == "pre_layrnorm" else stem): rule
+    for stem, rule in clip.IMAGES.items()
+}
 
 REST: dict[str, HeadRule] = {
     "text_projection": "text_projection",
@@ -52,21 +57,29 @@ OBJECTNESS: dict[str, HeadRule] = {f"objectness_head.dense{number}": None for nu
 
 def text_encoder(config: Config) -> tuple[EncoderSpec, EmbeddingSpec]:
     texts = config.part("text_config")
-    spec = encoder_spec(texts, hidden=512, layers=12, heads=8, ffn=2048, eps=1e-5, activation="quick_gelu")
+    spec = encoder_spec(
+        texts, hidden=512, layers=12, heads=8, ffn=2048, eps=1e-5, activation="quick_gelu"
+    )
     positions = texts.size("max_position_embeddings", 16)
     vocabulary = texts.size("vocab_size", 49408)
-    return replace(spec, causal=True), EmbeddingSpec(vocabulary, spec.hidden, positions, norm_eps=None)
+    return replace(spec, causal=True), EmbeddingSpec(
+        vocabulary, spec.hidden, positions, norm_eps=None
+    )
 
 
 def image_encoder(config: Config) -> tuple[EncoderSpec, PatchSpec]:
     images = config.part("vision_config")
-    spec = encoder_spec(images, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-5, activation="quick_gelu")
+    spec = encoder_spec(
+        images, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-5, activation="quick_gelu"
+    )
     patch, grid = square_grid(images, 768, 16 if config.text("model_type") == "owlv2" else 32)
     return spec, PatchSpec(spec.hidden, patch, grid, bias=False, norm_eps=spec.norm_eps)
 
 
 class TextVectors(LabelVectors):
-    """A label's vector: the state of its last token, projected, of length 1 twice over, as the reference normalises it."""
+    """A label's vector: the state of its last token, projected, of length 1 twice over, as the
+    reference normalises it.
+    """
 
     def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
         batch = Packed.of(ids, device=self.encoder.device)
@@ -77,21 +90,33 @@ class TextVectors(LabelVectors):
 
 
 class OwlHead(nn.Module):
-    """For each image [patches, 4 + labels] float32: a box, centre and size as fractions of what the model sees, and the logits."""
+    """For each image [patches, 4 + labels] float32: a box, centre and size as fractions of what the
+    model sees, and the logits.
+    """
 
     rows: Rows | None = None
 
     def __init__(
-        self, state: Mapping[str, Tensor], spec: EncoderSpec, grid: tuple[int, int], texts: PackedEncoder, size: int
+        self,
+        state: Mapping[str, Tensor],
+        spec: EncoderSpec,
+        grid: tuple[int, int],
+        texts: PackedEncoder,
+        size: int,
     ) -> None:
-        """`state`: as HEADS and REST name it. `texts`: the encoder of labels; `size`: of their vectors.
+        """`state`: as HEADS and REST name it. `texts`: the encoder of labels; `size`: of their
+        vectors.
 
         Raises ModelBroken for a tensor that is missing or has another shape.
         """
         super().__init__()
         width = spec.hidden
         check_shape(state, "text_projection.weight", (size, texts.hidden_size), SINGLE)
-        shapes = {"class_head.dense0": size, "class_head.logit_shift": 1, "class_head.logit_scale": 1}
+        shapes = {
+            "class_head.dense0": size,
+            "class_head.logit_shift": 1,
+            "class_head.logit_scale": 1,
+        }
         shapes |= {"box_head.dense0": width, "box_head.dense1": width, "box_head.dense2": 4}
         for stem, outputs in shapes.items():
             check_shape(state, f"{stem}.weight", (outputs, width), SINGLE)
@@ -100,18 +125,26 @@ class OwlHead(nn.Module):
         self.norm = nn.LayerNorm(width, eps=spec.norm_eps)
         for name in ("weight", "bias"):
             check_shape(state, f"layer_norm.{name}", (width,), SINGLE)
-        self.norm.load_state_dict({name: state[f"layer_norm.{name}"] for name in ("weight", "bias")}, assign=True)
+        self.norm.load_state_dict(
+            {name: state[f"layer_norm.{name}"] for name in ("weight", "bias")}, assign=True
+        )
         self.norm.requires_grad_(False)
-        self.vector, self.shift, self.scale = (HeadLinear(state, stem, "identity") for stem in list(shapes)[:3])
+        self.vector, self.shift, self.scale = (
+            HeadLinear(state, stem, "identity") for stem in list(shapes)[:3]
+        )
         self.box = nn.Sequential(
             HeadLinear(state, "box_head.dense0", "gelu"),
             HeadLinear(state, "box_head.dense1", "gelu"),
             HeadLinear(state, "box_head.dense2", "identity"),
         )
         self.places: Tensor
-        self.register_buffer("places", _places(*grid).to(state["layer_norm.weight"].device), persistent=False)
+        self.register_buffer(
+            "places", _places(*grid).to(state["layer_norm.weight"].device), persistent=False
+        )
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         states = hidden.float().view(len(sequences), -1, hidden.shape[-1])
         features = self.norm.forward(states[:, 1:] * states[:, :1])
         vectors = self.vector.forward(features)
@@ -119,7 +152,13 @@ class OwlHead(nn.Module):
         shift, scale = self.shift.forward(features), F.elu(self.scale.forward(features)) + 1
         boxes: Tensor = (self.box(features) + self.places).sigmoid()
         return tuple(
-            torch.cat([boxes[number], (vectors[number] @ self._wanted(one).T + shift[number]) * scale[number]], dim=1)
+            torch.cat(
+                [
+                    boxes[number],
+                    (vectors[number] @ self._wanted(one).T + shift[number]) * scale[number],
+                ],
+                dim=1,
+            )
             for number, one in enumerate(sequences)
         )
 
@@ -138,7 +177,9 @@ def _length(vectors: Tensor) -> Tensor:
 
 
 def _places(rows: int, columns: int) -> Tensor:
-    """[patches, 4]: what is added to the logits of a patch's box, so that zeros mean a box of a patch's size, at its corner."""
+    """[patches, 4]: what is added to the logits of a patch's box, so that zeros mean a box of a
+    patch's size, at its corner.
+    """
     down, across = torch.arange(1, rows + 1) / rows, torch.arange(1, columns + 1) / columns
     size = torch.tensor([1 / columns, 1 / rows])
     corners = torch.stack([across.repeat(rows), down.repeat_interleave(columns)], dim=-1)

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 from libs.errors import ModelBroken
 from libs.models.images.detection import owl
-from libs.models.images.detection.building import load_encoder, load_state, processor_values, tokenizer_for
+from libs.models.images.detection.building import (
+    load_encoder,
+    load_state,
+    processor_values,
+    tokenizer_for,
+)
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.padded import PaddedProcessing
 from libs.models.images.families.clip import TEXTS
@@ -18,7 +23,7 @@ from libs.models.images.patches import PatchEmbedding, PatchRows
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.spec import Config
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 
 _FRAME = 2  # <|startoftext|> and <|endoftext|>
@@ -38,8 +43,12 @@ def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.
     own, rest = TensorFile.open(directory).split(f"{family}.")
     text_tensors, own = own.split("text_model.")
     image_tensors, own = own.split("vision_model.")
-    encoder = load_encoder(spec, lambda: PatchEmbedding(patches, processing), owl.IMAGES, image_tensors, dtype, device)
-    texts = load_encoder(text_spec, lambda: TokenEmbedding(embedding), TEXTS, text_tensors, dtype, device)
+    encoder = load_encoder(
+        spec, lambda: PatchEmbedding(patches, processing), owl.IMAGES, image_tensors, dtype, device
+    )
+    texts = load_encoder(
+        text_spec, lambda: TokenEmbedding(embedding), TEXTS, text_tensors, dtype, device
+    )
     objectness = owl.OBJECTNESS if family == "owlv2" else {}
     state = load_state(own, owl.REST, device) | load_state(rest, owl.HEADS | objectness, device)
     head = owl.OwlHead(state, spec, patches.grid, texts, config.size("projection_dim", 512))
@@ -52,7 +61,7 @@ def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.
         return np.array(tokenizer.encode(label).ids, np.int32)
 
     return Detector(
-        trunk=Trunk(encoder, {HEAD: head}, PatchRows(embed)),
+        trunk=Backbone(encoder, {HEAD: head}, PatchRows(embed)),
         processing=processing,
         read_label=read_label,
         count=patches.tokens_of,
@@ -68,11 +77,15 @@ def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.
 def read_processing(directory: Path, *, padded: bool) -> ImageProcessing:
     """Raises ModelBroken with the key that cannot be served. `padded`: OWLv2's."""
     written, file = processor_values(directory)
-    values: dict[str, object] = {"size": {"height": 960, "width": 960} if padded else {"height": 768, "width": 768}}
+    values: dict[str, object] = {
+        "size": {"height": 960, "width": 960} if padded else {"height": 768, "width": 768}
+    }
     values |= {key: value for key, value in written.items() if value is not None}
     kind = "Owlv2" if padded else "OwlViT"
     keys = ("image_processor_type", "feature_extractor_type")
-    names = [str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values]
+    names = [
+        str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values
+    ]
     if any(name not in (f"{kind}ImageProcessor", f"{kind}FeatureExtractor") for name in names):
         raise Config(values, file=file).unsupported(keys[0], f"{kind}ImageProcessor is needed")
     size = values["size"]
@@ -84,7 +97,9 @@ def read_processing(directory: Path, *, padded: bool) -> ImageProcessing:
         Config(values, file=file).require("do_resize", True)
         plain.pop("do_pad", None)
     # CLIP's means are theirs too; its keys, and what they mean, are the same.
-    processing = ImageProcessing.of(Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor")
+    processing = ImageProcessing.of(
+        Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor"
+    )
     if not padded:
         return processing
     return _padded(processing)
@@ -92,7 +107,9 @@ def read_processing(directory: Path, *, padded: bool) -> ImageProcessing:
 
 def _padded(processing: ImageProcessing) -> PaddedProcessing:
     if processing.crop is not None:
-        raise ModelBroken("preprocessor_config.json: do_center_crop is true: an image that is padded to a square is not cropped")
+        raise ModelBroken(
+            "preprocessor_config.json: do_center_crop is true: an image that is padded to a square is not cropped"
+        )
     return PaddedProcessing(
         size=processing.size,
         resample=processing.resample,

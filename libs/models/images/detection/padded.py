@@ -1,8 +1,10 @@
-"""OWLv2's pixels: an image is padded to a square, below and on the right, blurred and resized, all on rescaled numbers.
+"""OWLv2's pixels: an image is padded to a square, below and on the right, blurred and resized, all
+on rescaled numbers.
 
-transformers' `pil` image processor does it with scipy's `gaussian_filter` and `zoom`; here the same operations stand in numpy, in
-the order in which scipy does them in float64, so that the results are the same float32 numbers. The padding is never made: what
-is computed grows with the image's pixels, not with the square's.
+transformers' `pil` image processor does it with scipy's `gaussian_filter` and `zoom`; here the same
+operations stand in numpy, in the order in which scipy does them in float64, so that the results are
+the same float32 numbers. The padding is never made: what is computed grows with the image's pixels,
+not with the square's.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from libs.errors import InvalidInput
 from libs.models.images.decoding import Pixels
 from libs.models.images.processing import ImageProcessing
 
-_MOST_SIDE: Final = 1 << 14
+_MAX_SIDE: Final = 1 << 14
 _REACH: Final = 4.0  # of the blur, in standard deviations
 _ROWS: Final = 32  # of the result, made at a time
 
@@ -33,9 +35,11 @@ class PaddedProcessing(ImageProcessing):
     rescale: float = 1 / 255
 
     def _resized(self, height: int, width: int, field: str) -> tuple[int, int]:
-        if max(height, width) > _MOST_SIDE:
-            most = f"{_MOST_SIDE:,} on a side are taken. Send a smaller copy"
-            raise InvalidInput(f"the image has {width:,} x {height:,} pixels; at most {most}", field=field)
+        if max(height, width) > _MAX_SIDE:
+            most = f"{_MAX_SIDE:,} on a side are taken. Send a smaller copy"
+            raise InvalidInput(
+                f"the image has {width:,} x {height:,} pixels; at most {most}", field=field
+            )
         if not isinstance(self.size, tuple):
             return height, width
         return self.size
@@ -75,8 +79,9 @@ def padded_and_resized(pixels: Pixels, values: Floats, height: int, width: int) 
 class _Axis:
     """Some places of the result on one axis, each between two neighbours of the blurred square.
 
-    `weights`: of the blur, from -n to n; `sources`: [used, 2n + 1], what each blurred number that is used is made of.
-    `lower`, `upper`: [places], which of the used numbers are a place's neighbours; `low`, `high`: their shares.
+    `weights`: of the blur, from -n to n; `sources`: [used, 2n + 1], what each blurred number that
+    is used is made of. `lower`, `upper`: [places], which of the used numbers are a place's
+    neighbours; `low`, `high`: their shares.
     """
 
     weights: Numbers
@@ -98,10 +103,19 @@ class _Axis:
         lower, upper = numbers.reshape(neighbours.shape)
         weights = _gaussian(max(0.0, (factor - 1) / 2))
         reach = len(weights) // 2
-        return _Axis(weights, _mirrored(used[:, None] + np.arange(-reach, reach + 1), side), lower, upper, low, 1.0 - low)
+        return _Axis(
+            weights,
+            _mirrored(used[:, None] + np.arange(-reach, reach + 1), side),
+            lower,
+            upper,
+            low,
+            1.0 - low,
+        )
 
     def blurred(self, block: Floats, first: int, end: int, axis: int) -> Floats:
-        """`block`: the numbers from `first` on, zeros in its last place for all from `end` on. Returns those that are used."""
+        """`block`: the numbers from `first` on, zeros in its last place for all from `end` on.
+        Returns those that are used.
+        """
         places = np.where(self.sources < end, self.sources - first, block.shape[axis] - 1)
         middle = places.shape[1] // 2
         if middle == 0:
@@ -118,7 +132,9 @@ class _Axis:
 
 
 def _mixed(block: Numbers, down: _Axis, across: _Axis) -> Floats:
-    """[used rows, used columns, 3] -> [places down, places across, 3], from four neighbours each."""
+    """[used rows, used columns, 3] -> [places down, places across, 3], from four neighbours
+    each.
+    """
     total: Numbers | None = None
     for row, share in ((down.lower, down.low), (down.upper, down.high)):
         weighed = block[row] * share[:, None, None]
@@ -147,7 +163,9 @@ def _mirrored(places: NDArray[np.int64], side: int) -> NDArray[np.int64]:
 
 
 def _reflected(places: NDArray[np.floating], side: int) -> NDArray[np.floating]:
-    """The same between -0.5 and side - 0.5; what lies past the last pixel's middle has its mirrored neighbour above it."""
+    """The same between -0.5 and side - 0.5; what lies past the last pixel's middle has its mirrored
+    neighbour above it.
+    """
     return np.zeros_like(places) if side == 1 else np.where(places < 0, -places, places)
 
 

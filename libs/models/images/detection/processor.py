@@ -47,7 +47,9 @@ class RegionsProcessor:
             image_tokens=sum(sequence.tokens for sequence in sequences),
         )
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work = prepared.work
         if not isinstance(work, RegionsWork):
             raise unsupported(work, self._card)
@@ -60,7 +62,9 @@ class RegionsProcessor:
         go_on()
         content, field = parts[0].content, parts[0].field
         if len(parts) > 1 or not isinstance(content, bytes):
-            raise TaskNotSupported(f"{self._card.model} finds regions in one image an item", field=field)
+            raise TaskNotSupported(
+                f"{self._card.model} finds regions in one image an item", field=field
+            )
         return self._detector.sequence(content, field, labels)
 
 

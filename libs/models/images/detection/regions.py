@@ -1,4 +1,6 @@
-"""What a detector finds: boxes in pixels of the image as it was sent, each with its label and score."""
+"""What a detector finds: boxes in pixels of the image as it was sent, each with its label and
+score.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MAX_REGIONS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a detector's head needs of a sequence (`InputSequence.input`): the labels, and the upright image's size in pixels."""
+    """What a detector's head needs of a sequence (`InputSequence.input`): the labels, and the
+    upright image's size in pixels.
+    """
 
     labels: tuple[Label, ...]
     height: int
@@ -32,15 +36,21 @@ def regions_of(
     asked: Asked,
     thresholds: Sequence[float],
 ) -> tuple[Region, ...]:
-    """Every box whose score for a label exceeds that label's threshold, best first: at most MAX_REGIONS, and one more
-    if there are more.
+    """Every box whose score for a label exceeds that label's threshold, best first: at most
+    MAX_REGIONS, and one more if there are more.
 
-    Labels do not compete for a box: the regions of one are what they would be if it had been asked for alone. `scores`: [boxes,
-    labels], 0..1. `boxes`: [boxes, 4], centre and size, of which 1 is `scale` pixels (down, across). Boxes are clipped to the
-    image; one that lies outside it wholly is left out. `thresholds`: one for each label.
+    Labels do not compete for a box: the regions of one are what they would be if it had been asked
+    for alone. `scores`: [boxes, labels], 0..1. `boxes`: [boxes, 4], centre and size, of which 1 is
+    `scale` pixels (down, across). Boxes are clipped to the image; one that lies outside it wholly
+    is left out. `thresholds`: one for each label.
     """
     down, across = np.float32(scale[0]), np.float32(scale[1])
-    x, y, half_width, half_height = boxes[:, 0], boxes[:, 1], boxes[:, 2] * np.float32(0.5), boxes[:, 3] * np.float32(0.5)
+    x, y, half_width, half_height = (
+        boxes[:, 0],
+        boxes[:, 1],
+        boxes[:, 2] * np.float32(0.5),
+        boxes[:, 3] * np.float32(0.5),
+    )
     edges = np.stack(
         [
             ((x - half_width) * across).clip(0, asked.width),

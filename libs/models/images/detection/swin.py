@@ -1,7 +1,9 @@
-"""Swin (arXiv 2103.14030): feature maps from attention within windows, of three sizes for a detector, the last for a decoder.
+"""Swin (arXiv 2103.14030): feature maps from attention within windows, of three sizes for a
+detector, the last for a decoder.
 
-A map is cut into windows after it is padded to a multiple of their side, as in training; every second layer shifts it first. Layer
-norms, products and biases are in the encoder's type, softmax in float32.
+A map is cut into windows after it is padded to a multiple of their side, as in training; every
+second layer shifts it first. Layer norms, products and biases are in the encoder's type, softmax in
+float32.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from libs.models.work import Between, nothing_between
 
 _STAGES = 4
 SIDE = 4  # pixels of a patch
-_MOST_WINDOW = 64
+_MAX_WINDOW = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SwinSpec:
-    """`width`: of the first stage; each further one has twice that. `depths`, `heads`: of each stage. `eps`: of its norms."""
+    """`width`: of the first stage; each further one has twice that. `depths`, `heads`: of each
+    stage. `eps`: of its norms.
+    """
 
     width: int
     depths: tuple[int, ...]
@@ -37,7 +41,9 @@ class SwinSpec:
 
     @staticmethod
     def of(config: Config, model_type: str = "swin") -> SwinSpec:
-        """Of a detector's backbone, or Donut's encoder. Raises ModelBroken with the key that cannot be served."""
+        """Of a detector's backbone, or Donut's encoder. Raises ModelBroken with the key that cannot
+        be served.
+        """
         config.require("model_type", model_type)
         config.require("num_channels", 3)
         config.require("patch_size", SIDE)
@@ -54,8 +60,8 @@ class SwinSpec:
             activation=config.activation("hidden_act"),
             eps=config.number("layer_norm_eps", 1e-5),
         )
-        if spec.window > _MOST_WINDOW:
-            raise config.unsupported("window_size", f"at most {_MOST_WINDOW} is served")
+        if spec.window > _MAX_WINDOW:
+            raise config.unsupported("window_size", f"at most {_MAX_WINDOW} is served")
         if any(width % heads for width, heads in zip(spec.widths, spec.heads, strict=True)):
             raise config.unsupported("num_heads", "they do not divide the widths of the stages")
         return spec
@@ -91,15 +97,18 @@ class Swin(nn.Module):
         self.patches = nn.Conv2d(3, spec.width, SIDE, SIDE)
         self.norm = nn.LayerNorm(spec.width)
         self.stages = nn.ModuleList(
-            nn.ModuleList(Block(spec, width, heads, shift=spec.window // 2 * (place % 2)) for place in range(depth))
+            nn.ModuleList(
+                Block(spec, width, heads, shift=spec.window // 2 * (place % 2))
+                for place in range(depth)
+            )
             for width, heads, depth in zip(spec.widths, spec.heads, spec.depths, strict=True)
         )
         self.merges = nn.ModuleList(Merge(width) for width in spec.widths[:-1])
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in spec.widths[1:] if normed)
 
     def forward(self, pixels: Tensor, between: Between = nothing_between) -> list[Tensor]:
-        """[1, 3, height, width] -> [1, rows, columns, width] each, of the second stage to the last. `between`, a preemption point,
-        is called after each block."""
+        """[1, 3, height, width] -> [1, rows, columns, width] each, of the second stage to the last.
+        `between`, a preemption point, is called after each block."""
         maps = list(self.maps(pixels, between))
         return [norm(x) for norm, x in zip(self.norms, maps[1:], strict=True)]
 
@@ -117,15 +126,27 @@ class Swin(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention within windows, then a feed-forward, each after a norm and with its residual."""
+    """One layer: attention within windows, then a feed-forward, each after a norm and with its
+    residual.
+    """
 
     def __init__(self, spec: SwinSpec, width: int, heads: int, *, shift: int) -> None:
         super().__init__()
-        self.before, self.after = nn.LayerNorm(width, eps=spec.eps), nn.LayerNorm(width, eps=spec.eps)
-        self.query, self.key, self.value = (nn.Linear(width, width, bias=spec.bias) for _ in range(3))
+        self.before, self.after = (
+            nn.LayerNorm(width, eps=spec.eps),
+            nn.LayerNorm(width, eps=spec.eps),
+        )
+        self.query, self.key, self.value = (
+            nn.Linear(width, width, bias=spec.bias) for _ in range(3)
+        )
         self.out = nn.Linear(width, width)
-        self.table = nn.Parameter(torch.empty((2 * spec.window - 1) ** 2, heads), requires_grad=False)
-        self.up, self.down = nn.Linear(width, int(spec.ratio * width)), nn.Linear(int(spec.ratio * width), width)
+        self.table = nn.Parameter(
+            torch.empty((2 * spec.window - 1) ** 2, heads), requires_grad=False
+        )
+        self.up, self.down = (
+            nn.Linear(width, int(spec.ratio * width)),
+            nn.Linear(int(spec.ratio * width), width),
+        )
         self._function = FUNCTIONS[spec.activation]
         self._heads, self._window, self._shift = heads, spec.window, shift
 
@@ -140,7 +161,11 @@ class Block(nn.Module):
         x = F.pad(x, (0, 0, 0, -columns % side, 0, -rows % side))
         down, across = x.shape[1] // side, x.shape[2] // side
         x = x.roll((-shift, -shift), (1, 2)) if shift else x
-        windows = x.view(down, side, across, side, -1).transpose(1, 2).reshape(down * across, side * side, -1)
+        windows = (
+            x.view(down, side, across, side, -1)
+            .transpose(1, 2)
+            .reshape(down * across, side * side, -1)
+        )
         bias = self._bias(x.device)
         if shift:
             bias = bias + _across_edges(down * side, across * side, side, shift, x.device)
@@ -148,9 +173,15 @@ class Block(nn.Module):
             part.forward(windows).view(*windows.shape[:2], self._heads, -1).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype).expand(len(windows), -1, -1, -1))
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias.to(q.dtype).expand(len(windows), -1, -1, -1)
+        )
         mixed = self.out.forward(mixed.transpose(1, 2).flatten(2))
-        x = mixed.view(down, across, side, side, -1).transpose(1, 2).reshape(1, down * side, across * side, -1)
+        x = (
+            mixed.view(down, across, side, side, -1)
+            .transpose(1, 2)
+            .reshape(1, down * side, across * side, -1)
+        )
         x = x.roll((shift, shift), (1, 2)) if shift else x
         return x[:, :rows, :columns]
 
@@ -166,19 +197,27 @@ class Block(nn.Module):
 
 
 def _across_edges(rows: int, columns: int, side: int, shift: int, device: torch.device) -> Tensor:
-    """[windows, 1, side², side²]: -100 between places that only the shift has made neighbours, else 0."""
+    """[windows, 1, side², side²]: -100 between places that only the shift has made neighbours, else
+    0.
+    """
 
     def part(count: int) -> Tensor:
         places = torch.arange(count, device=device)
         return (places >= count - side).int() + (places >= count - shift).int()
 
     parts = part(rows)[:, None] * 3 + part(columns)
-    parts = parts.view(rows // side, side, columns // side, side).transpose(1, 2).reshape(-1, side * side)
+    parts = (
+        parts.view(rows // side, side, columns // side, side)
+        .transpose(1, 2)
+        .reshape(-1, side * side)
+    )
     return (parts[:, None, :] != parts[:, :, None])[:, None].float() * -100.0
 
 
 class Merge(nn.Module):
-    """Four neighbours to one place of twice the width. A map of odd sides gets a row or column of zeros."""
+    """Four neighbours to one place of twice the width. A map of odd sides gets a row or column of
+    zeros.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -206,7 +245,9 @@ _NAMES = (
 
 
 def rename(name: str) -> str | None:
-    """A tensor's name in a checkpoint, after the backbone's prefix, to that of ours; None for what the model has no use for."""
+    """A tensor's name in a checkpoint, after the backbone's prefix, to that of ours; None for what
+    the model has no use for.
+    """
     name = name.removeprefix("swin.")
     if name.startswith("layernorm.") or name.endswith("relative_position_index"):
         return None

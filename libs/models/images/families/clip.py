@@ -1,4 +1,6 @@
-"""CLIP (arXiv 2103.00020): images and texts in one space, each through an encoder and a projection of its own."""
+"""CLIP (arXiv 2103.00020): images and texts in one space, each through an encoder and a projection
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +56,21 @@ TEXTS: dict[str, Rule] = LAYERS | {
 
 
 def towers(config: Config) -> dict[str, TowerSpec]:
-    """Texts are causal, and pooled at their end-of-text token, the last one; images at their class token."""
+    """Texts are causal, and pooled at their end-of-text token, the last one; images at their class
+    token.
+    """
     if config.text("model_type") == VISION_ONLY:
         # With a projection or without.
         head = partial(_maybe_projected, config.size("projection_dim", 512))
         tower = _images(config, head, "", ("", "vision_model."))
-        return {"image": replace(tower, head_table={"visual_projection": Maybe("visual_projection")})}
+        return {
+            "image": replace(tower, head_table={"visual_projection": Maybe("visual_projection")})
+        }
     size = config.size("projection_dim", 512)
     texts, images = _part(config, "text_config"), _part(config, "vision_config")
-    text = encoder_spec(texts, hidden=512, layers=12, heads=8, ffn=2048, eps=1e-5, activation="quick_gelu")
+    text = encoder_spec(
+        texts, hidden=512, layers=12, heads=8, ffn=2048, eps=1e-5, activation="quick_gelu"
+    )
     positions = texts.size("max_position_embeddings", 77)
     return {
         "dense": TowerSpec(
@@ -72,20 +80,30 @@ def towers(config: Config) -> dict[str, TowerSpec]:
             partial(_projected, "lasttoken", "text_projection", size, text.hidden),
             part="text_model.",
         ),
-        "image": _images(images, partial(_projected, "cls", "visual_projection", size), "vision_model.", ("",)),
+        "image": _images(
+            images, partial(_projected, "cls", "visual_projection", size), "vision_model.", ("",)
+        ),
     }
 
 
-def _images(config: Config, head: Callable[[int, State], ModelHead], part: str, prefixes: Sequence[str]) -> TowerSpec:
+def _images(
+    config: Config, head: Callable[[int, State], ModelHead], part: str, prefixes: Sequence[str]
+) -> TowerSpec:
     """`head`: of the encoder's hidden size and a state."""
-    spec = encoder_spec(config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-5, activation="quick_gelu")
+    spec = encoder_spec(
+        config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-5, activation="quick_gelu"
+    )
     patch, grid = square_grid(config, 224, 32)
     patches = PatchSpec(spec.hidden, patch, grid, bias=False, norm_eps=spec.norm_eps)
-    return TowerSpec(spec, patches, IMAGES, partial(head, spec.hidden), part=part, prefixes=prefixes)
+    return TowerSpec(
+        spec, patches, IMAGES, partial(head, spec.hidden), part=part, prefixes=prefixes
+    )
 
 
 def _part(config: Config, key: str) -> Config:
-    """Old files have two forms of a tower's configuration, of which transformers takes the longer name."""
+    """Old files have two forms of a tower's configuration, of which transformers takes the longer
+    name.
+    """
     return config.part(f"{key}_dict" if config.has(f"{key}_dict") else key)
 
 
@@ -96,4 +114,8 @@ def _projected(pooling: PoolingMode, stem: str, size: int, hidden: int, state: S
 
 def _maybe_projected(size: int, hidden: int, state: State) -> ModelHead:
     stem = "visual_projection"
-    return _projected("cls", stem, size, hidden, state) if f"{stem}.weight" in state else PooledHead(("cls",), ())
+    return (
+        _projected("cls", stem, size, hidden, state)
+        if f"{stem}.weight" in state
+        else PooledHead(("cls",), ())
+    )

@@ -1,5 +1,5 @@
-"""DeiT (arXiv 2012.12877): a ViT with a second token before the patches, which learned from a teacher. The encoder of TrOCR's small
-models (`libs/models/readers`); it is not served alone."""
+"""DeiT (arXiv 2012.12877): a ViT with a second token before the patches, which learned from a
+teacher. The encoder of TrOCR's small models (`libs/models/readers`); it is not served alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""DINOv2 (arXiv 2304.07193), also with registers (2309.16588): a ViT whose blocks' outputs are scaled, for images of any size; its
-positions are resampled. The giant model's feed-forward is gated.
+"""DINOv2 (arXiv 2304.07193), also with registers (2309.16588): a ViT whose blocks' outputs are
+scaled, for images of any size; its positions are resampled. The giant model's feed-forward is
+gated.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def towers(config: Config) -> dict[str, TowerSpec]:
     ffn = config.size("hidden_size", 768) * config.size("mlp_ratio", 4)
     if gated:
         ffn = -(int(ffn * 2 / 3) // -8) * 8  # two thirds, rounded up
-    spec = encoder_spec(config, hidden=768, layers=12, heads=12, ffn=ffn, eps=1e-6, activation="gelu")
+    spec = encoder_spec(
+        config, hidden=768, layers=12, heads=12, ffn=ffn, eps=1e-6, activation="gelu"
+    )
     spec = replace(spec, ffn=ffn, qkv_bias=config.flag("qkv_bias", True), gated=gated)
     if gated:
         spec = replace(spec, activation="silu")
@@ -48,7 +51,14 @@ def towers(config: Config) -> dict[str, TowerSpec]:
     return {
         "image": TowerSpec(
             spec,
-            PatchSpec(spec.hidden, patch, grid, resampled=True, registers=registers, antialias=has_registers),
+            PatchSpec(
+                spec.hidden,
+                patch,
+                grid,
+                resampled=True,
+                registers=registers,
+                antialias=has_registers,
+            ),
             WEIGHTS,
             class_token,
             prefixes=("", "dinov2.", "dinov2_with_registers."),

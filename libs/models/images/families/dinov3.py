@@ -1,7 +1,8 @@
-"""DINOv3 (arXiv 2508.10104): a ViT with registers, whose patches alone are rotated, by their centres' coordinates in the image.
+"""DINOv3 (arXiv 2508.10104): a ViT with registers, whose patches alone are rotated, by their
+centres' coordinates in the image.
 
-It has no table of positions. Keys have no bias, of the largest model neither have queries and values; large models' feed-forward
-is gated.
+It has no table of positions. Keys have no bias, of the largest model neither have queries and
+values; large models' feed-forward is gated.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ WEIGHTS: dict[str, Rule] = {
     "norm": "norm",
 }
 PLAIN: dict[str, Rule] = {"layer.{}.mlp.up_proj": "layers.{}.ffn.up"}
-GATED: dict[str, Rule] = {"layer.{}.mlp.gate_proj": ("layers.{}.ffn.up", 0), "layer.{}.mlp.up_proj": ("layers.{}.ffn.up", 1)}
+GATED: dict[str, Rule] = {
+    "layer.{}.mlp.gate_proj": ("layers.{}.ffn.up", 0),
+    "layer.{}.mlp.up_proj": ("layers.{}.ffn.up", 1),
+}
 NO_REGISTERS: dict[str, Rule] = {"embeddings.register_tokens": None}
 
 SCALES: dict[str, HeadRule] = {
@@ -51,7 +55,9 @@ SCALES: dict[str, HeadRule] = {
 def towers(config: Config) -> dict[str, TowerSpec]:
     gated, mlp_bias = config.flag("use_gated_mlp", False), config.flag("mlp_bias", True)
     biased = {name: config.flag(f"{name}_bias", name != "key") for name in _PROJECTIONS}
-    spec = encoder_spec(config, hidden=384, layers=12, heads=6, ffn=1536, eps=1e-5, activation="gelu")
+    spec = encoder_spec(
+        config, hidden=384, layers=12, heads=6, ffn=1536, eps=1e-5, activation="gelu"
+    )
     spec = replace(
         spec,
         layers=(LayerSpec(rope=_rope(config, spec.head_size)),) * len(spec.layers),
@@ -63,8 +69,8 @@ def towers(config: Config) -> dict[str, TowerSpec]:
     )
     patch, grid = square_grid(config, 224, 16)
     registers = config.integer("num_register_tokens", 0)
-    if not 0 <= registers <= _MOST_REGISTERS:
-        raise config.unsupported("num_register_tokens", f"0 to {_MOST_REGISTERS} are served")
+    if not 0 <= registers <= _MAX_REGISTERS:
+        raise config.unsupported("num_register_tokens", f"0 to {_MAX_REGISTERS} are served")
     absent = [name for name, present in biased.items() if not present] if spec.qkv_bias else []
     return {
         "image": TowerSpec(
@@ -79,21 +85,34 @@ def towers(config: Config) -> dict[str, TowerSpec]:
     }
 
 
-_MOST_REGISTERS = 1 << 10
+_MAX_REGISTERS = 1 << 10
 
 
 def _rope(config: Config, size: int) -> Rope:
-    """Half of a head's pairs turn with the row, half with the column: as transformers' DINOv3ViTRopePositionEmbedding, whose angles
-    are 2 pi times a coordinate of -1 to 1 times a frequency."""
+    """Half of a head's pairs turn with the row, half with the column: as transformers'
+    DINOv3ViTRopePositionEmbedding, whose angles are 2 pi times a coordinate of -1 to 1 times a
+    frequency."""
     if size % 4:
-        raise config.unsupported("num_attention_heads", f"heads of {size} numbers are no pairs of rows and columns")
+        raise config.unsupported(
+            "num_attention_heads", f"heads of {size} numbers are no pairs of rows and columns"
+        )
     base = config.positive("rope_theta", 100.0)
-    frequencies = (2 * math.pi / base ** torch.arange(0, 1, 4 / size, dtype=torch.float32, device="cpu")).tolist()
+    frequencies = (
+        2 * math.pi / base ** torch.arange(0, 1, 4 / size, dtype=torch.float32, device="cpu")
+    ).tolist()
     count = len(frequencies)
     return Rope((*frequencies, *frequencies), axes=(0,) * count + (1,) * count)
 
 
 def _stored(absent: list[str], layers: int, hidden: int, tensors: TensorFile) -> TensorFile:
-    """The tensors by the names that files on the hub have, also of transformers 5 in memory; zeros for biases that are `absent`."""
+    """The tensors by the names that files on the hub have, also of transformers 5 in memory; zeros
+    for biases that are `absent`.
+    """
     named = tensors.renamed(lambda name: name.removeprefix("model."))
-    return named.with_zeros({f"layer.{n}.attention.{name[0]}_proj.bias": (hidden,) for n in range(layers) for name in absent})
+    return named.with_zeros(
+        {
+            f"layer.{n}.attention.{name[0]}_proj.bias": (hidden,)
+            for n in range(layers)
+            for name in absent
+        }
+    )

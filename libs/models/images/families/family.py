@@ -18,12 +18,14 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TowerSpec:
-    """An encoder of a checkpoint and its head, as data. `input`: of images, or of the texts that share their space.
+    """An encoder of a checkpoint and its head, as data. `input`: of images, or of the texts that
+    share their space.
 
-    `part`: what the names of its tensors begin with, where the checkpoint has several encoders; after it comes one of `prefixes`.
-    `weights`, `head_table`: where they go. `head`: made of the tensors of `head_table` and of those that belong to no encoder.
-    `layer_scale`: `head_table` has "layers.{}.attn" and "layers.{}.ffn", which scale the outputs of the layers' blocks.
-    `stored`: makes of the checkpoint's tensors those that `weights` names; None: they are named as they are.
+    `part`: what the names of its tensors begin with, where the checkpoint has several encoders;
+    after it comes one of `prefixes`. `weights`, `head_table`: where they go. `head`: made of the
+    tensors of `head_table` and of those that belong to no encoder. `layer_scale`: `head_table` has
+    "layers.{}.attn" and "layers.{}.ffn", which scale the outputs of the layers' blocks. `stored`:
+    makes of the checkpoint's tensors those that `weights` names; None: they are named as they are.
     """
 
     encoder: EncoderSpec
@@ -56,8 +58,12 @@ class Family(Protocol):
         """By the names of their heads: "image", and "dense" for texts."""
 
 
-def encoder_spec(config: Config, *, hidden: int, layers: int, heads: int, ffn: int, eps: float, activation: str) -> EncoderSpec:
-    """Pre-norm layers with biases, as all these families have. The numbers are transformers' defaults for keys that are missing."""
+def encoder_spec(
+    config: Config, *, hidden: int, layers: int, heads: int, ffn: int, eps: float, activation: str
+) -> EncoderSpec:
+    """Pre-norm layers with biases, as all these families have. The numbers are transformers'
+    defaults for keys that are missing.
+    """
     width = config.size("hidden_size", hidden)
     count = config.head_count("num_attention_heads", width, heads)
     return EncoderSpec(
@@ -73,7 +79,9 @@ def encoder_spec(config: Config, *, hidden: int, layers: int, heads: int, ffn: i
 
 
 def square_grid(config: Config, image: int, patch: int) -> tuple[int, tuple[int, int]]:
-    """The side of a patch in pixels, and the grid of patches of the images that the model was trained on."""
+    """The side of a patch in pixels, and the grid of patches of the images that the model was
+    trained on.
+    """
     config.require("num_channels", 3)
     side = config.size("patch_size", patch)
     count = config.size("image_size", image) // side

@@ -1,6 +1,8 @@
-"""open_clip's layout of SigLIP, as Marqo and timm publish it: open_clip_config.json beside one file of tensors with timm's names.
+"""open_clip's layout of SigLIP, as Marqo and timm publish it: open_clip_config.json beside one file
+of tensors with timm's names.
 
-Sizes that open_clip takes from timm's name of the image encoder are read from the tensors; its attention heads from the name.
+Sizes that open_clip takes from timm's name of the image encoder are read from the tensors; its
+attention heads from the name.
 """
 
 from __future__ import annotations
@@ -62,9 +64,10 @@ TEXTS: dict[str, Rule] = {
     "ln_final": "norm",
 }
 
-# By the size in timm's names, such as vit_base_patch16_siglip_224 and vit_so400m_patch14_siglip_384.
+# By the size in timm's names, such as vit_base_patch16_siglip_224 and
+# vit_so400m_patch14_siglip_384.
 _HEADS: Final = {"base": 12, "large": 16, "so400m": 16, "giantopt": 16}
-_MOST_SIDE: Final = 1 << 14
+_MAX_SIDE: Final = 1 << 14
 _FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -75,11 +78,15 @@ _FILTERS: Final = {
 
 def tensor_name(name: str) -> str:
     """PyTorch's fused projections end otherwise than all other tensors."""
-    return name.replace(".in_proj_weight", ".in_proj.weight").replace(".in_proj_bias", ".in_proj.bias")
+    return name.replace(".in_proj_weight", ".in_proj.weight").replace(
+        ".in_proj_bias", ".in_proj.bias"
+    )
 
 
 def towers(config: Config, tensors: TensorFile) -> dict[str, TowerSpec]:
-    """`config`: of open_clip_config.json. `tensors`: with names by `tensor_name`. Raises ModelBroken for what is no SigLIP."""
+    """`config`: of open_clip_config.json. `tensors`: with names by `tensor_name`. Raises
+    ModelBroken for what is no SigLIP.
+    """
     model = config.part("model_cfg")
     images, texts = model.part("vision_cfg"), model.part("text_cfg")
     return {"dense": _texts(texts, model.size("embed_dim")), "image": _images(images, tensors)}
@@ -88,10 +95,14 @@ def towers(config: Config, tensors: TensorFile) -> dict[str, TowerSpec]:
 def processing(config: Config) -> ImageProcessing:
     """What open_clip_config.json says of the pixels; the defaults are open_clip's for SigLIP."""
     part = config.part("preprocess_cfg")
-    sides = part.numbers("size", (224.0, 224.0)) if not part.is_number("size") else (part.number("size"),) * 2
+    sides = (
+        part.numbers("size", (224.0, 224.0))
+        if not part.is_number("size")
+        else (part.number("size"),) * 2
+    )
     height, width = (int(side) for side in sides)
-    if not 1 <= min(height, width) <= max(height, width) <= _MOST_SIDE:
-        raise part.unsupported("size", f"1 to {_MOST_SIDE:,} pixels are served")
+    if not 1 <= min(height, width) <= max(height, width) <= _MAX_SIDE:
+        raise part.unsupported("size", f"1 to {_MAX_SIDE:,} pixels are served")
     mode = part.text("resize_mode", "squash")
     if mode not in ("squash", "shortest") or (mode == "shortest" and height != width):
         raise part.unsupported("resize_mode", "supported are squash, and shortest for squares")
@@ -132,7 +143,9 @@ def _texts(config: Config, size: int) -> TowerSpec:
     ffn = int(hidden * config.ratio("mlp_ratio", 4.0))
     return TowerSpec(
         _spec(hidden, heads, ffn, config.layers("layers")),
-        EmbeddingSpec(config.size("vocab_size"), hidden, config.size("context_length", 64), norm_eps=None),
+        EmbeddingSpec(
+            config.size("vocab_size"), hidden, config.size("context_length", 64), norm_eps=None
+        ),
         TEXTS,
         partial(text_head, (size, hidden)),
         part="text.",
@@ -142,9 +155,13 @@ def _texts(config: Config, size: int) -> TowerSpec:
 
 def _images(config: Config, tensors: TensorFile) -> TowerSpec:
     name = config.text("timm_model_name")
-    heads = next((count for size, count in _HEADS.items() if name.startswith(f"vit_{size}_patch")), None)
+    heads = next(
+        (count for size, count in _HEADS.items() if name.startswith(f"vit_{size}_patch")), None
+    )
     if heads is None or "siglip" not in name:
-        raise config.unsupported("timm_model_name", f"supported are SigLIP's of the sizes {', '.join(_HEADS)}")
+        raise config.unsupported(
+            "timm_model_name", f"supported are SigLIP's of the sizes {', '.join(_HEADS)}"
+        )
     config.require("timm_pool", "map")
     config.require("timm_proj", "none")
     own = tensors.split("visual.trunk.")[0]
@@ -171,13 +188,17 @@ def _shape(tensors: TensorFile, name: str, dimensions: int) -> tuple[int, ...]:
         raise ModelBroken(f"{WEIGHTS}: tensor 'visual.trunk.{name}' is missing")
     shape = tensors.shape(name)
     if len(shape) != dimensions:
-        raise ModelBroken(f"{WEIGHTS}: tensor 'visual.trunk.{name}' has shape {list(shape)}; {dimensions} dimensions are needed")
+        raise ModelBroken(
+            f"{WEIGHTS}: tensor 'visual.trunk.{name}' has shape {list(shape)}; {dimensions} dimensions are needed"
+        )
     return shape
 
 
 def _head(spec: EncoderSpec, state: State) -> ModelHead:
     """timm keeps the query's projection and that of keys and values apart."""
     fused: Mapping[str, torch.Tensor] = {
-        f"in_proj.{end}": torch.cat([state[f"q.{end}"], state[f"kv.{end}"]]) for end in ("weight", "bias") if f"q.{end}" in state
+        f"in_proj.{end}": torch.cat([state[f"q.{end}"], state[f"kv.{end}"]])
+        for end in ("weight", "bias")
+        if f"q.{end}" in state
     }
     return image_head(spec, {**state, **fused})

@@ -1,6 +1,8 @@
-"""SigLIP and SigLIP 2 of a fixed size (arXiv 2303.15343, 2502.14786): images and texts in one space, compared by a sigmoid.
+"""SigLIP and SigLIP 2 of a fixed size (arXiv 2303.15343, 2502.14786): images and texts in one
+space, compared by a sigmoid.
 
-Texts are always padded to the longest there is, and attend to the padding: the models were trained so.
+Texts are always padded to the longest there is, and attend to the padding: the models were trained
+so.
 """
 
 from __future__ import annotations
@@ -50,15 +52,22 @@ IMAGE_HEAD: dict[str, HeadRule] = {
 
 
 def towers(config: Config) -> dict[str, TowerSpec]:
-    """Texts are pooled at their last position, which is mostly padding; images by one query that attends to all patches."""
+    """Texts are pooled at their last position, which is mostly padding; images by one query that
+    attends to all patches.
+    """
     if config.text("model_type") == VISION_ONLY:
         return {"image": image_tower(config, _patches(config), prefixes=("", "vision_model."))}
     images = config.part("vision_config")
-    return {"dense": text_tower(config.part("text_config")), "image": image_tower(images, _patches(images), part="vision_model.")}
+    return {
+        "dense": text_tower(config.part("text_config")),
+        "image": image_tower(images, _patches(images), part="vision_model."),
+    }
 
 
 def text_tower(config: Config) -> TowerSpec:
-    spec = encoder_spec(config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh")
+    spec = encoder_spec(
+        config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh"
+    )
     positions = config.size("max_position_embeddings", 64)
     size = config.size("projection_size", spec.hidden)
     return TowerSpec(
@@ -71,12 +80,18 @@ def text_tower(config: Config) -> TowerSpec:
     )
 
 
-def image_tower(config: Config, patches: PatchSpec, part: str = "", prefixes: Sequence[str] = ("",)) -> TowerSpec:
+def image_tower(
+    config: Config, patches: PatchSpec, part: str = "", prefixes: Sequence[str] = ("",)
+) -> TowerSpec:
     """`config`: of the image encoder. `part`, `prefixes`: as in TowerSpec."""
     config.require("vision_use_head", True)
-    spec = encoder_spec(config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh")
+    spec = encoder_spec(
+        config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh"
+    )
     head = partial(image_head, spec)
-    return TowerSpec(spec, patches, IMAGES, head, part=part, prefixes=prefixes, head_table=IMAGE_HEAD)
+    return TowerSpec(
+        spec, patches, IMAGES, head, part=part, prefixes=prefixes, head_table=IMAGE_HEAD
+    )
 
 
 def _patches(config: Config) -> PatchSpec:

@@ -1,4 +1,5 @@
-"""SigLIP 2 NaFlex (arXiv 2502.14786): images of any proportions, each scaled to a budget of patches, with resampled positions.
+"""SigLIP 2 NaFlex (arXiv 2502.14786): images of any proportions, each scaled to a budget of
+patches, with resampled positions.
 
 SigLIP 2 of a fixed size is `siglip`.
 """
@@ -22,7 +23,10 @@ def towers(config: Config) -> dict[str, TowerSpec]:
     if config.text("model_type") == VISION_ONLY:
         return {"image": image_tower(config, _patches(config), prefixes=("", "vision_model."))}
     images = config.part("vision_config")
-    return {"dense": text_tower(config.part("text_config")), "image": image_tower(images, _patches(images), part="vision_model.")}
+    return {
+        "dense": text_tower(config.part("text_config")),
+        "image": image_tower(images, _patches(images), part="vision_model."),
+    }
 
 
 def _patches(config: Config) -> PatchSpec:

@@ -38,10 +38,16 @@ WEIGHTS: dict[str, Rule] = EMBEDDINGS | {
 
 
 def towers(config: Config) -> dict[str, TowerSpec]:
-    spec = encoder_spec(config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-12, activation="gelu")
+    spec = encoder_spec(
+        config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-12, activation="gelu"
+    )
     spec = replace(spec, qkv_bias=config.flag("qkv_bias", True))
     patch, grid = square_grid(config, 224, 16)
-    return {"image": TowerSpec(spec, PatchSpec(spec.hidden, patch, grid), WEIGHTS, class_token, prefixes=("", "vit."))}
+    return {
+        "image": TowerSpec(
+            spec, PatchSpec(spec.hidden, patch, grid), WEIGHTS, class_token, prefixes=("", "vit.")
+        )
+    }
 
 
 def class_token(state: State) -> ModelHead:

@@ -1,1 +1,3 @@
-"""Vision-language models that retrieve: the rows of an image tower and its connector stand among the tokens of a text encoder."""
+"""Vision-language models that retrieve: the rows of an image tower and its connector stand among
+the tokens of a text encoder.
+"""

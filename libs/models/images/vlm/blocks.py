@@ -1,6 +1,8 @@
-"""Patches in the order of the squares that the connector merges, and of windows where the encoder has such (Qwen-VL, LightOnOCR).
+"""Patches in the order of the squares that the connector merges, and of windows where the encoder
+has such (Qwen-VL, LightOnOCR).
 
-A still image is repeated in time there, and the weights of its patches have a part for each of the two: their sum is applied once.
+A still image is repeated in time there, and the weights of its patches have a part for each of the
+two: their sum is applied once.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ _SIDE = 1 << 12  # patches of a side, at most
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """`side`: patches of a square's side. `window`: squares of a window's side; 0: no windows. `frames`: parts of a patch's weight;
-    0: it has none.
+    """`side`: patches of a square's side. `window`: squares of a window's side; 0: no windows.
+    `frames`: parts of a patch's weight; 0: it has none.
 
-    `table`: the side of the table of positions, resampled to each image's patches; 0: there is none. `norm_eps`: of an RMSNorm of
-    the patches; None: there is none. `corners`: the table's corners lie on the image's, else its edges on the image's edges.
+    `table`: the side of the table of positions, resampled to each image's patches; 0: there is
+    none. `norm_eps`: of an RMSNorm of the patches; None: there is none. `corners`: the table's
+    corners lie on the image's, else its edges on the image's edges.
     """
 
     patches: PatchSpec
@@ -46,7 +49,9 @@ class BlockSpec:
     corners: bool = True
 
     def order(self, grid: Grid) -> tuple[NDArray[np.int32], list[int]]:
-        """The squares of an image, row by row, in the order of its windows; and how many each window has."""
+        """The squares of an image, row by row, in the order of its windows; and how many each
+        window has.
+        """
         rows, columns = grid[0] // self.side, grid[1] // self.side
         numbers = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
         if not self.window:
@@ -60,25 +65,33 @@ class BlockSpec:
         return np.concatenate(windows), [len(window) for window in windows]
 
     def axes(self, grid: Grid) -> NDArray[np.int32]:
-        """Row and column of each patch in its order: [2, patches]. Those beyond the last whole square come last."""
+        """Row and column of each patch in its order: [2, patches]. Those beyond the last whole
+        square come last.
+        """
         order, _ = self.order(grid)
         rows, columns = (count // self.side * self.side for count in grid)
         places = np.indices(grid, np.int32)
-        whole = places[:, :rows, :columns].reshape(2, rows // self.side, self.side, columns // self.side, self.side)
+        whole = places[:, :rows, :columns].reshape(
+            2, rows // self.side, self.side, columns // self.side, self.side
+        )
         squares = whole.transpose(0, 1, 3, 2, 4).reshape(2, -1, self.side**2)
         beyond = places[:, (places[0] >= rows) | (places[1] >= columns)]
         return np.concatenate((squares[:, order].reshape(2, -1), beyond), axis=1)
 
 
 class BlockEmbedding(InputLayer):
-    """Patches to hidden states. `embed` makes the rows of a batch's pictures, as `PatchEmbedding.embed` does."""
+    """Patches to hidden states. `embed` makes the rows of a batch's pictures, as
+    `PatchEmbedding.embed` does.
+    """
 
     def __init__(self, block: BlockSpec, processing: ImageProcessing) -> None:
         super().__init__()
         spec = block.patches
         size = (spec.patch, spec.patch)
         self.project = (
-            nn.Conv3d(_COLOURS, spec.hidden, (block.frames, *size), (block.frames, *size), bias=spec.bias)
+            nn.Conv3d(
+                _COLOURS, spec.hidden, (block.frames, *size), (block.frames, *size), bias=spec.bias
+            )
             if block.frames
             else nn.Conv2d(_COLOURS, spec.hidden, size, size, bias=spec.bias)
         )
@@ -94,11 +107,15 @@ class BlockEmbedding(InputLayer):
             self.register_buffer(name, None, persistent=False)
 
     def prepare(self) -> None:
-        """Once loaded: adds up the weights of the frames, and puts the numbers of the normalisation on the device."""
+        """Once loaded: adds up the weights of the frames, and puts the numbers of the normalisation
+        on the device.
+        """
         stored = self.project.weight
         if stored.numel():
             whole = stored.detach().float()
-            self.weight = (whole.sum(2) if self._block.frames else whole).flatten(1).to(stored.dtype)
+            self.weight = (
+                (whole.sum(2) if self._block.frames else whole).flatten(1).to(stored.dtype)
+            )
             self.project.weight = nn.Parameter(stored.new_empty(0), requires_grad=False)
         device = self.weight.device
         self.mean = torch.tensor(self._processing.mean, dtype=torch.float32, device=device)[:, None]
@@ -119,16 +136,28 @@ class BlockEmbedding(InputLayer):
     def _embedded(self, images: Tensor) -> Tensor:
         """Images of one size: uint8 [n, height, width, 3] -> [n * patches, hidden]"""
         device = self.weight.device
-        images = images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
+        images = (
+            images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
+        )
         count, patch = len(images), self.spec.patch
         grid = self.spec.grid_of(images.shape[1], images.shape[2])
         whole = images.view(count, grid[0], patch, grid[1], patch, _COLOURS)
         rows, columns = torch.from_numpy(self._block.axes(grid)).to(device).long()
-        own = whole.permute(0, 1, 3, 5, 2, 4).reshape(count, -1, _COLOURS * patch**2).index_select(1, rows * grid[1] + columns)
+        own = (
+            whole.permute(0, 1, 3, 5, 2, 4)
+            .reshape(count, -1, _COLOURS * patch**2)
+            .index_select(1, rows * grid[1] + columns)
+        )
         patches = own.view(-1, _COLOURS, patch**2)
-        values = ((patches.float() / (1 / self._processing.scale) - self.mean) / self.std).to(self.weight.dtype)
+        values = ((patches.float() / (1 / self._processing.scale) - self.mean) / self.std).to(
+            self.weight.dtype
+        )
         x = F.linear(values.flatten(1), self.weight, self.project.bias)
-        return x if self.position is None else (x.view(count, -1, x.shape[1]) + self._positions(grid)).flatten(0, 1)
+        return (
+            x
+            if self.position is None
+            else (x.view(count, -1, x.shape[1]) + self._positions(grid)).flatten(0, 1)
+        )
 
     def _positions(self, grid: Grid) -> Tensor:
         """[patches, hidden], in their order: bilinear."""
@@ -136,7 +165,11 @@ class BlockEmbedding(InputLayer):
             raise ValueError("there is no table of positions")
         side = self._block.table
         square = self.position.float().view(1, side, side, -1).permute(0, 3, 1, 2)
-        resampled = F.interpolate(square, size=grid, mode="bilinear", align_corners=self._block.corners)[0].flatten(1).T
+        resampled = (
+            F.interpolate(square, size=grid, mode="bilinear", align_corners=self._block.corners)[0]
+            .flatten(1)
+            .T
+        )
         rows, columns = torch.from_numpy(self._block.axes(grid)).to(resampled.device).long()
         return resampled.index_select(0, rows * grid[1] + columns).to(self.position.dtype)
 
@@ -144,7 +177,9 @@ class BlockEmbedding(InputLayer):
 class WindowAttention(Attention):
     """Attention within `Packed.windows`, which are sequences of their own."""
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+    ) -> Tensor:
         if batch.windows is None:
             raise ValueError("the batch has no windows")
         return varlen_attention(q, k, v, batch.windows, scale=self.scale).flatten(1)

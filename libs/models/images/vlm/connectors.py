@@ -15,7 +15,9 @@ State = Mapping[str, Tensor]
 
 
 class Connector(nn.Module):
-    """`hidden`: [patches, hidden] of all pictures in turn. `grids`: rows and columns of each picture's patches."""
+    """`hidden`: [patches, hidden] of all pictures in turn. `grids`: rows and columns of each
+    picture's patches.
+    """
 
     def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
         """[rows, hidden of the text encoder]"""
@@ -42,11 +44,16 @@ class PixelShuffle(Connector):
 
     def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
         parts = torch.split(hidden, [rows * columns for rows, columns in grids])
-        return self.linear.forward(torch.cat([_squares(part, grid, self._side) for part, grid in zip(parts, grids, strict=True)]))
+        return self.linear.forward(
+            torch.cat(
+                [_squares(part, grid, self._side) for part, grid in zip(parts, grids, strict=True)]
+            )
+        )
 
 
 class Merger(nn.Module):
-    """Qwen-VL: the states of a square's patches, which lie side by side, through two layers with GELU between them.
+    """Qwen-VL: the states of a square's patches, which lie side by side, through two layers with
+    GELU between them.
 
     `norm`: of the whole square's states; None: each patch's are normalised already.
     """
@@ -62,9 +69,13 @@ class Merger(nn.Module):
 
 
 class Mergers(Connector):
-    """`deeper`: for the states after the tower's layers `taps`; their rows are added after the text encoder's first layers."""
+    """`deeper`: for the states after the tower's layers `taps`; their rows are added after the text
+    encoder's first layers.
+    """
 
-    def __init__(self, last: Merger, deeper: Sequence[Merger] = (), taps: Sequence[int] = ()) -> None:
+    def __init__(
+        self, last: Merger, deeper: Sequence[Merger] = (), taps: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self.last, self.deeper, self.taps = last, nn.ModuleList(deeper), tuple(taps)
 
@@ -80,9 +91,19 @@ def _squares(hidden: Tensor, grid: Grid, side: int) -> Tensor:
 
 
 def linear_of(
-    state: State, stem: str, inputs: int, outputs: int, dtype: torch.dtype, file: str, *, bias: bool, gelu: bool = False
+    state: State,
+    stem: str,
+    inputs: int,
+    outputs: int,
+    dtype: torch.dtype,
+    file: str,
+    *,
+    bias: bool,
+    gelu: bool = False,
 ) -> PackedLinear:
-    """Of loaded tensors, ready to run. Raises ModelBroken, naming `file`, for one that is missing or has another shape."""
+    """Of loaded tensors, ready to run. Raises ModelBroken, naming `file`, for one that is missing
+    or has another shape.
+    """
     check_shape(state, f"{stem}.weight", (outputs, inputs), file)
     with torch.device("meta"):
         linear = PackedLinear(inputs, outputs, bias=bias, activation="gelu" if gelu else "none")

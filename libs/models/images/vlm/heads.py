@@ -1,4 +1,6 @@
-"""Heads of vision-language models. Their vectors are not normalised yet, as those of text models are not."""
+"""Heads of vision-language models. Their vectors are not normalised yet, as those of text models
+are not.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from libs.models.text.heads.tokens import TokenHead
 from libs.models.weights import SINGLE
 
 Use = Literal["", "multi_vector", "dense", "score", "write"]
-"""What a model is used for, and the name of its head. Empty: as its tensors say. "write": no head, since its language head is the
-decode loop's."""
+"""What a model is used for, and the name of its head. Empty: as its tensors say. "write": no head,
+since its language head is the decode loop's."""
 
 State = Mapping[str, Tensor]
 
@@ -27,11 +29,14 @@ State = Mapping[str, Tensor]
 def vectors_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
     """Late interaction: a vector for each token, of the image's and the prompt's alike.
 
-    Raises ModelBroken for a checkpoint without a projection: a language model that is not trained for retrieval.
+    Raises ModelBroken for a checkpoint without a projection: a language model that is not trained
+    for retrieval.
     """
     weight = state.get("projection.weight")
     if weight is None:
-        raise ModelBroken(f"{SINGLE}: has no projection to vectors: a card must say what the language model is used for")
+        raise ModelBroken(
+            f"{SINGLE}: has no projection to vectors: a card must say what the language model is used for"
+        )
     check_shape(state, "projection.weight", (weight.shape[0], encoder.hidden_size), SINGLE)
     return {"multi_vector": TokenHead([HeadLinear(state, "projection", "identity")])}
 
@@ -52,8 +57,12 @@ def last_state(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
 
 
 def answers(ids: tuple[int, int], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """The logit of "yes" less that of "no", by their `ids`, of the language model's head or the token table that it shares."""
+    """The logit of "yes" less that of "no", by their `ids`, of the language model's head or the
+    token table that it shares.
+    """
     table = state.get("words.weight", encoder.token_weight)
     if table.dim() != 2 or table.shape[1] != encoder.hidden_size or max(ids) >= len(table):
-        raise ModelBroken(f"{SINGLE}: the language model's head is {list(table.shape)}, too small for the tokens {list(ids)}")
+        raise ModelBroken(
+            f"{SINGLE}: the language model's head is {list(table.shape)}, too small for the tokens {list(ids)}"
+        )
     return {"score": AnswerHead(table[list(ids)].to(device=encoder.device, dtype=torch.float32))}

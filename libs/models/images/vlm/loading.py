@@ -1,6 +1,8 @@
-"""Loads a checkpoint directory of a vision-language model: its config.json says which family it is, and that says what it has.
+"""Loads a checkpoint directory of a vision-language model: its config.json says which family it is,
+and that says what it has.
 
-What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: trunks by the names of their heads, and the host's part.
+What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: trunks by the names of
+their heads, and the host's part.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from libs.models.text.processing.static import TokenWeights
 from libs.models.text.registry import build_encoder, names_of, prepare
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 
 _FAMILIES: Final[tuple[Family, ...]] = (colpali, glm, idefics, lighton, paddleocr, qwen)
@@ -46,13 +48,15 @@ _WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")
 
 @dataclass(frozen=True, slots=True)
 class VisionLanguageModel:
-    """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector", "dense", "sparse" or "score".
+    """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector",
+    "dense", "sparse" or "score".
 
-    `input`: the host's part for an item. `names`: of the text encoder's layers, as LoRA adapters that are loaded later have them.
-    `weights`: of tokens, where texts need no forward: the trunk then sees items with images alone.
+    `input`: the host's part for an item. `names`: of the text encoder's layers, as LoRA adapters
+    that are loaded later have them. `weights`: of tokens, where texts need no forward: the trunk
+    then sees items with images alone.
     """
 
-    trunks: tuple[Trunk, ...]
+    trunks: tuple[Backbone, ...]
     input: PartsInput
     names: Names
     weights: TokenWeights | None = None
@@ -72,11 +76,13 @@ def load_vision_language(
     base: Path | None = None,
     prompts: Prompts | None = None,
 ) -> VisionLanguageModel:
-    """The tower, the connector and the text encoder in `dtype`, ready to run; heads compute in float32.
+    """The tower, the connector and the text encoder in `dtype`, ready to run; heads compute in
+    float32.
 
-    `use`: of a language model without a projection to vectors, which its files do not tell. `base`: the directory of the model
-    `base_of(directory)`; the adapter is merged into it in float32. `prompts`: of one that writes. Raises ModelBroken with the file
-    and the key or tensor that cannot be served.
+    `use`: of a language model without a projection to vectors, which its files do not tell. `base`:
+    the directory of the model `base_of(directory)`; the adapter is merged into it in float32.
+    `prompts`: of one that writes. Raises ModelBroken with the file and the key or tensor that
+    cannot be served.
     """
     name = base_of(directory)
     if name and base is None:
@@ -97,21 +103,31 @@ def load_vision_language(
     if len(tensors.names()) < len(stored.names()):
         raise ModelBroken(f"{stored.source}: some tensors are there twice, by two names")
     if name:
-        tensors = tensors.merged({rename(f"{module}.weight"): update for module, update in read_updates(directory).items()})
+        tensors = tensors.merged(
+            {
+                rename(f"{module}.weight"): update
+                for module, update in read_updates(directory).items()
+            }
+        )
     texts, rest = tensors.split("text.")
     layers = Config(spec.text).layers("num_hidden_layers") if spec.spare_layers else 0
-    for unused in (*spec.unused, *(f"layers.{layers + number}." for number in range(spec.spare_layers))):
+    for unused in (
+        *spec.unused,
+        *(f"layers.{layers + number}." for number in range(spec.spare_layers)),
+    ):
         texts = texts.split(unused)[1]
     texts, text = _with_tokens_apart(texts, spec.text)
     pictures, rest = rest.split("tower.")
     connecting, rest = rest.split("connector.")
     heads, rest = rest.split("head.")
     for unknown in rest.names():
-        raise ModelBroken(f"{rest.file_of(unknown)}: tensor {unknown!r} is unknown to this family of models")
+        raise ModelBroken(
+            f"{rest.file_of(unknown)}: tensor {unknown!r} is unknown to this family of models"
+        )
     encoder, _ = build_encoder(text, texts, dtype=dtype, device=device, head_tables={})
     tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
     state = _state(heads, family.HEADS, device)
-    trunk = Trunk(encoder, spec.heads(state, encoder), tower)
+    trunk = Backbone(encoder, spec.heads(state, encoder), tower)
     found = None if spec.weights is None else spec.weights(state)
     return VisionLanguageModel((trunk,), _input(files, spec, encoder), _names(spec, family), found)
 
@@ -126,12 +142,17 @@ def _family_of(directory: Path, config: Config) -> Family:
     return family
 
 
-def _with_tokens_apart(texts: TensorFile, text: Mapping[str, object]) -> tuple[TensorFile, Mapping[str, object]]:
+def _with_tokens_apart(
+    texts: TensorFile, text: Mapping[str, object]
+) -> tuple[TensorFile, Mapping[str, object]]:
     """The text encoder's tensors and configuration with all tokens in one table.
 
-    colpali-engine's ModernVBERT keeps those of images and turns apart (its DecoupledEmbedding); they come after the others.
+    colpali-engine's ModernVBERT keeps those of images and turns apart (its DecoupledEmbedding);
+    they come after the others.
     """
-    whole, apart = (f"embeddings.tok_embeddings.{name}weight" for name in ("", "additional_embedding."))
+    whole, apart = (
+        f"embeddings.tok_embeddings.{name}weight" for name in ("", "additional_embedding.")
+    )
     if apart not in texts.names():
         return texts, text
     texts = texts.joined(whole, apart)
@@ -145,19 +166,35 @@ def _names(spec: VisionLanguageSpec, family: Family) -> Names:
 
 
 def _files(directory: Path, home: Path, config: Config, use: Use) -> Files:
-    """An adapter may have the files of its processor and its tokenizer, or leave them to its base."""
-    kept = next((one for one in (directory, home) if any((one / name).is_file() for name in _PROCESSORS)), home)
+    """An adapter may have the files of its processor and its tokenizer, or leave them to its
+    base.
+    """
+    kept = next(
+        (one for one in (directory, home) if any((one / name).is_file() for name in _PROCESSORS)),
+        home,
+    )
     worded = directory if (directory / "tokenizer.json").is_file() else home
     processor = read_config(kept, "processor_config.json")
     found = {} if processor is None else processor.values
     tokenizer = load_tokenizer(worded, lowercase=False)
-    return Files(worded, config, Config(found, file="processor_config.json"), read_image_processor(kept, Path()), tokenizer, use)
+    return Files(
+        worded,
+        config,
+        Config(found, file="processor_config.json"),
+        read_image_processor(kept, Path()),
+        tokenizer,
+        use,
+    )
 
 
 def _used(directory: Path) -> Use:
     """sentence-transformers' modules.json has a pooling of models with one vector for an item."""
     modules = read_json(directory, "modules.json")
-    kinds = [str(one.get("type")) for one in modules if isinstance(one, dict)] if isinstance(modules, list) else []
+    kinds = (
+        [str(one.get("type")) for one in modules if isinstance(one, dict)]
+        if isinstance(modules, list)
+        else []
+    )
     return "dense" if any(kind.endswith(".Pooling") for kind in kinds) else ""
 
 
@@ -186,13 +223,34 @@ def _tower(
             else:
                 embed = PatchEmbedding(spec.patches, spec.processing)
                 encoder = PackedEncoder(spec.encoder, embed)
-    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelBroken(shortened(f"config.json: describes no image encoder that can be built: {error}")) from error
-    weights.load(encoder, pictures, table=family.TOWER, prefixes=("",), head_table={}, dtype=dtype, device=device)
+    except (
+        ArithmeticError,
+        LookupError,
+        MemoryError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ModelBroken(
+            shortened(f"config.json: describes no image encoder that can be built: {error}")
+        ) from error
+    weights.load(
+        encoder,
+        pictures,
+        table=family.TOWER,
+        prefixes=("",),
+        head_table={},
+        dtype=dtype,
+        device=device,
+    )
     prepare(encoder)
     connector = spec.connector(_state(connecting, family.CONNECTOR, device), dtype)
     encoder = encoder.requires_grad_(False).eval()
-    if isinstance(spec.patches, BlockSpec) and isinstance(embed, BlockEmbedding) and isinstance(connector, Mergers):
+    if (
+        isinstance(spec.patches, BlockSpec)
+        and isinstance(embed, BlockEmbedding)
+        and isinstance(connector, Mergers)
+    ):
         return BlockTower(encoder, embed, connector, spec.patches)
     norm = texts.embed.norm if isinstance(texts.embed, TokenEmbedding) else None
     return ImageTower(encoder, embed, connector, None if norm is None else norm.forward)
@@ -203,11 +261,15 @@ def _attention(spec: EncoderSpec, layer: LayerSpec) -> Attention:
     return Attention(spec, layer) if layer.window is None else WindowAttention(spec, layer)
 
 
-def _state(tensors: TensorFile, table: Mapping[str, weights.HeadRule], device: torch.device) -> dict[str, torch.Tensor]:
+def _state(
+    tensors: TensorFile, table: Mapping[str, weights.HeadRule], device: torch.device
+) -> dict[str, torch.Tensor]:
     left = {name: name for name in tensors.names()}
     state = weights.head_state(tensors, left, table, device)
     for name in left:
-        raise ModelBroken(f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models")
+        raise ModelBroken(
+            f"{tensors.file_of(name)}: tensor {name!r} is unknown to this family of models"
+        )
     return state
 
 
@@ -215,7 +277,10 @@ def _input(files: Files, spec: VisionLanguageSpec, encoder: PackedEncoder) -> Pa
     tokenizer = files.tokenizer
     prompts = spec.prompts.within(*special_around(tokenizer)) if spec.framed else spec.prompts
     text = TextProcessor(
-        tokenizer, limit=encoder.max_positions, segments=False, unknown=special_token(files.directory, "unk_token")
+        tokenizer,
+        limit=encoder.max_positions,
+        segments=False,
+        unknown=special_token(files.directory, "unk_token"),
     )
     text.keep_whole([spec.mark])
     mark = text.token_id(spec.mark)

@@ -1,4 +1,6 @@
-"""The ordered parts of an item, texts and images, to one sequence of the text encoder; and prices from the images' headers."""
+"""The ordered parts of an item, texts and images, to one sequence of the text encoder; and prices
+from the images' headers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header
 from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
 from libs.models.recall import JobRecall
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
-from libs.models.work import GoOn, Head, InputRows, InputSequence, Part, Role, Truncation, go_on_anyway
+from libs.models.work import (
+    GoOn,
+    Head,
+    InputRows,
+    InputSequence,
+    Part,
+    Role,
+    Truncation,
+    go_on_anyway,
+)
 
 Ids = NDArray[np.int32]
 
@@ -36,7 +47,9 @@ INSTRUCTION: Final = "\ue002"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What stands before the query of a pair and before its document, and in place of one that is empty."""
+    """What stands before the query of a pair and before its document, and in place of one that is
+    empty.
+    """
 
     query: str
     document: str
@@ -45,10 +58,12 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`: of texts with that role.
+    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`:
+    of texts with that role.
 
-    `default`: the role of a text that is given none. `instruction`: the usual one, of a model that takes them; empty: none is
-    taken. `pair`: of a model that scores pairs. `lead`: what follows an item's last image, before its text.
+    `default`: the role of a text that is given none. `instruction`: the usual one, of a model that
+    takes them; empty: none is taken. `pair`: of a model that scores pairs. `lead`: what follows an
+    item's last image, before its text.
     """
 
     images: Frame
@@ -67,14 +82,22 @@ class Prompts:
             return self
         text = instruction or self.instruction
         images, texts, queries = (
-            Frame(one.before.replace(INSTRUCTION, text), one.after) for one in (self.images, self.texts, self.queries)
+            Frame(one.before.replace(INSTRUCTION, text), one.after)
+            for one in (self.images, self.texts, self.queries)
         )
-        pair = None if self.pair is None else replace(self.pair, query=self.pair.query.replace(INSTRUCTION, text))
+        pair = (
+            None
+            if self.pair is None
+            else replace(self.pair, query=self.pair.query.replace(INSTRUCTION, text))
+        )
         return replace(self, images=images, texts=texts, queries=queries, pair=pair)
 
     def within(self, before: str, after: str) -> Prompts:
         """The same, with special tokens around all of them."""
-        images, texts, queries = (Frame(before + one.before, one.after + after) for one in (self.images, self.texts, self.queries))
+        images, texts, queries = (
+            Frame(before + one.before, one.after + after)
+            for one in (self.images, self.texts, self.queries)
+        )
         return replace(self, images=images, texts=texts, queries=queries)
 
     def of_text(self, role: Role) -> Frame:
@@ -85,8 +108,8 @@ class Prompts:
 class Recalled:
     """What is known of the items of one job, for the head that will see them.
 
-    `pictures`: those that were decoded, by the file's digest, where items share images: a query's image stands before each document
-    of a model that scores pairs. None: they share none.
+    `pictures`: those that were decoded, by the file's digest, where items share images: a query's
+    image stands before each document of a model that scores pairs. None: they share none.
     """
 
     head: Head
@@ -98,7 +121,8 @@ class Recalled:
 class PartsInput:
     """The host's part for an item. Thread-safe.
 
-    `text.limit`: the longest sequence. `mark`: the id of the image token, which no text may hold. `most`: patches of an item.
+    `text.limit`: the longest sequence. `mark`: the id of the image token, which no text may hold.
+    `most`: patches of an item.
     """
 
     text: TextProcessor
@@ -109,12 +133,16 @@ class PartsInput:
     limits: Limits = field(default=LIMITS)
 
     def tokens(self, data: bytes, field: str) -> int:
-        """How many tokens the item of one image is, from the image's header. Raises as `of_parts`; nothing is decoded."""
+        """How many tokens the item of one image is, from the image's header. Raises as `of_parts`;
+        nothing is decoded.
+        """
         laid = self._laid(data, field)
         return len(self._placed([laid], laid.text + self.prompts.lead, field, field)[0])
 
     def patches(self, data: bytes, field: str) -> int:
-        """How many tokens of the tower an image is, from its header. Raises InvalidInput if it cannot be read."""
+        """How many tokens of the tower an image is, from its header. Raises InvalidInput if it
+        cannot be read.
+        """
         return self._laid(data, field).patches
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
@@ -130,19 +158,30 @@ class PartsInput:
         go_on: GoOn = go_on_anyway,
         instruction: str = "",
     ) -> list[InputSequence]:
-        """Texts in their role's frame, which is never cut. Raises InvalidInput for the model's image token in a text."""
+        """Texts in their role's frame, which is never cut. Raises InvalidInput for the model's
+        image token in a text.
+        """
         frame, limit = self.prompts.told(instruction).of_text(role), self.text.limit
         found: list[InputSequence] = []
-        encoded = self.text.encode_plain(texts, truncation, go_on, before=frame.before, after=frame.after)
+        encoded = self.text.encode_plain(
+            texts, truncation, go_on, before=frame.before, after=frame.after
+        )
         for number, (ids, is_whole) in enumerate(encoded):
             if len(ids) > limit and truncation == "none":
-                raise too_long(where(number), len(ids), limit, "with the model's prompt", more=not is_whole)
+                raise too_long(
+                    where(number), len(ids), limit, "with the model's prompt", more=not is_whole
+                )
             if len(ids) > limit:
-                ids = _cut(ids, self._count(frame.before), self._count(frame.after), limit, truncation)
+                ids = _cut(
+                    ids, self._count(frame.before), self._count(frame.after), limit, truncation
+                )
             if (ids == self.mark).any():
                 raise _marked(where(number))
             if not len(ids):
-                raise InvalidInput(f"{where(number)} has nothing that the model's tokenizer knows", field=where(number))
+                raise InvalidInput(
+                    f"{where(number)} has nothing that the model's tokenizer knows",
+                    field=where(number),
+                )
             found.append(InputSequence(ids))
         return found
 
@@ -156,10 +195,12 @@ class PartsInput:
         instruction: str = "",
         recalled: Recalled | None = None,
     ) -> InputSequence:
-        """One item: its parts in their order, in the frame of images if it has one. `field`: the item's path in the job.
+        """One item: its parts in their order, in the frame of images if it has one. `field`: the
+        item's path in the job.
 
-        Images are never cut, and neither are texts beside them. Raises InputTooLong for an item with images beyond the limit, and
-        InvalidInput with the part's path for a file that cannot be decoded; sizes are checked before anything is.
+        Images are never cut, and neither are texts beside them. Raises InputTooLong for an item
+        with images beyond the limit, and InvalidInput with the part's path for a file that cannot
+        be decoded; sizes are checked before anything is.
 
         `recalled`: an item whose output is known is not decoded.
         """
@@ -172,9 +213,14 @@ class PartsInput:
         laid = [self._laid(data, path) for data, path in images]
         patches = sum(one.patches for one in laid)
         if patches > self.most:
-            raise InvalidInput(f"the images of {field} have {patches:,} patches; the model takes {self.most:,}", field=field)
+            raise InvalidInput(
+                f"the images of {field} have {patches:,} patches; the model takes {self.most:,}",
+                field=field,
+            )
         texts = iter([*(one.text for one in laid[:-1]), laid[-1].text + self.prompts.lead])
-        whole = "".join(part.content if isinstance(part.content, str) else next(texts) for part in parts)
+        whole = "".join(
+            part.content if isinstance(part.content, str) else next(texts) for part in parts
+        )
         suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
         ids, places = self._placed(laid, whole, field, suspect, instruction, go_on)
 
@@ -182,14 +228,20 @@ class PartsInput:
             pictures: list[NDArray[np.generic]] = []
             for data, path in images:
                 go_on()
-                pictures += self._decoded(data, path, None if recalled is None else recalled.pictures)
+                pictures += self._decoded(
+                    data, path, None if recalled is None else recalled.pictures
+                )
             rows = InputRows(places, pictures[0], tuple(pictures[1:]))
             return InputSequence(ids, rows=rows, axes=axes_of(len(ids), places, laid))
 
         def unmade(_: int) -> InputSequence:
             return InputSequence(ids, rows=InputRows(places, _NO_PICTURE))
 
-        return made() if recalled is None else recalled.known.sequence(recalled.head, files, made, unmade, ids.tobytes())
+        return (
+            made()
+            if recalled is None
+            else recalled.known.sequence(recalled.head, files, made, unmade, ids.tobytes())
+        )
 
     def of_pair(
         self,
@@ -201,7 +253,9 @@ class PartsInput:
         instruction: str = "",
         recalled: Recalled | None = None,
     ) -> InputSequence:
-        """A query and a document of a model that scores pairs. `field`: the document's path. Raises as `of_parts`."""
+        """A query and a document of a model that scores pairs. `field`: the document's path. Raises
+        as `of_parts`.
+        """
         pair = self.prompts.told(instruction).pair
         if pair is None:
             raise TaskNotSupported("the model has no prompt for pairs")
@@ -215,8 +269,12 @@ class PartsInput:
         frame = self.prompts.told("").images
         return self._count(frame.before) + self._count(self.prompts.lead) + self._count(frame.after)
 
-    def _decoded(self, data: bytes, path: str, before: dict[bytes, tuple[Pixels, ...]] | None) -> tuple[Pixels, ...]:
-        """The pictures of a file. `before`: what was decoded already, and what is decoded now is added to."""
+    def _decoded(
+        self, data: bytes, path: str, before: dict[bytes, tuple[Pixels, ...]] | None
+    ) -> tuple[Pixels, ...]:
+        """The pictures of a file. `before`: what was decoded already, and what is decoded now is
+        added to.
+        """
         digest = b"" if before is None else sha256(data).digest()
         if before is not None and digest in before:
             return before[digest]
@@ -238,16 +296,22 @@ class PartsInput:
         instruction: str = "",
         go_on: GoOn = go_on_anyway,
     ) -> tuple[Ids, Ids]:
-        """Ids and places of the images' rows. `suspect`: the path of a text, for an image token that belongs to no image."""
+        """Ids and places of the images' rows. `suspect`: the path of a text, for an image token
+        that belongs to no image.
+        """
         frame, limit = self.prompts.told(instruction).images, self.text.limit
-        ((ids, is_whole),) = self.text.encode_plain([whole], "end", go_on, before=frame.before, after=frame.after)
+        ((ids, is_whole),) = self.text.encode_plain(
+            [whole], "end", go_on, before=frame.before, after=frame.after
+        )
         if not is_whole:
             raise too_long(field, limit, limit, "with the model's prompt", more=True)
         found = places_of(ids, self.mark, tuple(rows for one in laid for rows in one.rows))
         if found is None:
             raise _marked(suspect)
         if len(found[0]) > limit:
-            raise too_long(field, len(found[0]), limit, "its images and the model's prompt included")
+            raise too_long(
+                field, len(found[0]), limit, "its images and the model's prompt included"
+            )
         return found
 
     def _count(self, text: str) -> int:
@@ -265,4 +329,6 @@ def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) 
 
 
 def _marked(field: str) -> InvalidInput:
-    return InvalidInput(f"{field} holds the model's image token, which stands for an image", field=field)
+    return InvalidInput(
+        f"{field} holds the model's image token, which stands for an image", field=field
+    )

@@ -1,4 +1,6 @@
-"""How an image becomes pictures for the tower and tokens for the text encoder: the interface, and the images of one size."""
+"""How an image becomes pictures for the tower and tokens for the text encoder: the interface, and
+the images of one size.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ Grid = tuple[int, int]
 class Laid:
     """What an image is in a sequence, known from its size alone.
 
-    `text`: what stands for it in the prompt; in it the model's image token marks each picture. `rows`: how many tokens each mark
-    stands for. `patches`: tokens of the tower, for all pictures together. `grid`: of the rows of its one picture, where the text
-    encoder has positions in two dimensions; None: a token's position is its place.
+    `text`: what stands for it in the prompt; in it the model's image token marks each picture.
+    `rows`: how many tokens each mark stands for. `patches`: tokens of the tower, for all pictures
+    together. `grid`: of the rows of its one picture, where the text encoder has positions in two
+    dimensions; None: a token's position is its place.
     """
 
     text: str
@@ -40,13 +43,15 @@ class Pictures(Protocol):
         """For an image of this size. Raises InvalidInput for one that the model cannot take."""
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
-        """[height, width, 3], or an image of mode RGB, which takes less time -> the tower's pictures, one for each of
-        `Laid.rows`."""
+        """[height, width, 3], or an image of mode RGB, which takes less time -> the tower's
+        pictures, one for each of `Laid.rows`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneSize:
-    """Each image is one picture of the size that the tower was trained on. `mark`: the image token; `rows`: of the connector."""
+    """Each image is one picture of the size that the tower was trained on. `mark`: the image token;
+    `rows`: of the connector.
+    """
 
     processing: ImageProcessing
     patches: PatchSpec
@@ -61,8 +66,12 @@ class OneSize:
         return (cast("Pixels", self.processing.apply(image, field)),)
 
 
-def places_of(ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-    """Puts `rows[i]` tokens in the place of mark i: the ids, 0 for these tokens, and their places. None: there are other marks."""
+def places_of(
+    ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
+    """Puts `rows[i]` tokens in the place of mark i: the ids, 0 for these tokens, and their places.
+    None: there are other marks.
+    """
     marked = ids == mark
     if int(marked.sum()) != len(rows):
         return None
@@ -74,10 +83,14 @@ def places_of(ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]) -> tuple
     return longer, places
 
 
-def axes_of(tokens: int, places: NDArray[np.int32], laid: Sequence[Laid]) -> NDArray[np.int32] | None:
-    """M-RoPE's positions: time, height and width of each token, [3, tokens]. `places`: of the images' rows. None: without grids.
+def axes_of(
+    tokens: int, places: NDArray[np.int32], laid: Sequence[Laid]
+) -> NDArray[np.int32] | None:
+    """M-RoPE's positions: time, height and width of each token, [3, tokens]. `places`: of the
+    images' rows. None: without grids.
 
-    An image's rows share a time and have their own height and width; what follows comes after the largest of these.
+    An image's rows share a time and have their own height and width; what follows comes after the
+    largest of these.
     """
     if not laid or any(one.grid is None for one in laid):
         return None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.vlm.parts import PartsInput, Recalled
-from libs.models.recall import JobRecall, Recall
+from libs.models.recall import JobRecall, OutputCache
 from libs.models.results import EncodeResult, Result, ScoreResult
 from libs.models.text.checks import need_task, prompt_of, refuse_chunks, unsupported
 from libs.models.text.processing import answers
@@ -39,14 +39,21 @@ Array = NDArray[np.float32]
 
 
 class PartsProcessor:
-    """The processor of one model. Its head is "multi_vector", "dense", "sparse" or, of a model that judges pairs, "score".
+    """The processor of one model. Its head is "multi_vector", "dense", "sparse" or, of a model that
+    judges pairs, "score".
 
     `weights`: of a model whose texts are queries that need no forward.
     """
 
-    def __init__(self, card: Card, given: PartsInput, recall: Recall | None = None, weights: TokenWeights | None = None) -> None:
+    def __init__(
+        self,
+        card: Card,
+        given: PartsInput,
+        recall: OutputCache | None = None,
+        weights: TokenWeights | None = None,
+    ) -> None:
         self._card, self._input, self._weights = card, given, weights
-        self._recall = recall or Recall()
+        self._recall = recall or OutputCache()
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
@@ -62,12 +69,23 @@ class PartsProcessor:
             case ScoreWork():
                 (head,) = self._card.representations
                 if work.scale == "probability" and self._card.scoring != "cosine":
-                    raise InvalidInput(f"scores of {head} vectors have no probability: leave `scale` empty", field="scale")
+                    raise InvalidInput(
+                        f"scores of {head} vectors have no probability: leave `scale` empty",
+                        field="scale",
+                    )
                 items = [query_as_parts(work), *items_as_parts(work)]
-                return self._vectors(work, head, items, ["query", *["document"] * (len(items) - 1)], go_on)  # type: ignore[list-item]
+                return self._vectors(
+                    work,
+                    head,
+                    items,
+                    ["query", *["document"] * (len(items) - 1)],  # type: ignore[list-item]
+                    go_on,
+                )
         raise unsupported(work, self._card)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work, head, found = prepared.work, prepared.head, _in_order(prepared, outputs)
         if head == "sparse":
             return self._sparse(work, cast("list[SparseRow]", found), prepared.answer_bytes)
@@ -86,7 +104,11 @@ class PartsProcessor:
         raise unsupported(work, self._card)
 
     def _sparse(self, work: Work, rows: Sequence[SparseRow], most_bytes: int) -> Result:
-        most, columns = (0, 0) if self._card.sparse is None else (self._card.sparse.strongest, self._card.sparse.columns)
+        most, columns = (
+            (0, 0)
+            if self._card.sparse is None
+            else (self._card.sparse.strongest, self._card.sparse.columns)
+        )
         rows = [answers.strongest(row, most) for row in rows]
         match work:
             case EncodeWork():
@@ -97,9 +119,16 @@ class PartsProcessor:
         raise unsupported(work, self._card)
 
     def _vectors(
-        self, work: EncodeWork | ScoreWork, head: Head, items: Sequence[Parts], roles: Sequence[Role], go_on: GoOn
+        self,
+        work: EncodeWork | ScoreWork,
+        head: Head,
+        items: Sequence[Parts],
+        roles: Sequence[Role],
+        go_on: GoOn,
     ) -> Prepared:
-        """Items of which each has vectors of its own. Texts that need no forward are looked up, and have no sequence."""
+        """Items of which each has vectors of its own. Texts that need no forward are looked up, and
+        have no sequence.
+        """
         known = self._recall.job()
         looked_up: dict[int, SparseRow] = {}
         seen: list[Parts] = []
@@ -118,26 +147,58 @@ class PartsProcessor:
 
     def _pairs(self, work: ScoreWork, go_on: GoOn) -> Prepared:
         items, query, known = items_as_parts(work), query_as_parts(work), self._recall.job()
-        asked, cut, recalled = self._instruction(work, "query"), work.truncation, Recalled("score", known, {})
-        sequences = [self._input.of_pair(query, parts, _path(parts), cut, go_on, asked, recalled) for parts in items]
+        asked, cut, recalled = (
+            self._instruction(work, "query"),
+            work.truncation,
+            Recalled("score", known, {}),
+        )
+        sequences = [
+            self._input.of_pair(query, parts, _path(parts), cut, go_on, asked, recalled)
+            for parts in items
+        ]
         return _prepared(work, "score", items, sequences, known)
 
-    def _sequence(self, work: EncodeWork | ScoreWork, parts: Parts, role: Role, go_on: GoOn, recalled: Recalled) -> InputSequence:
+    def _sequence(
+        self,
+        work: EncodeWork | ScoreWork,
+        parts: Parts,
+        role: Role,
+        go_on: GoOn,
+        recalled: Recalled,
+    ) -> InputSequence:
         go_on()
-        if self._weights is not None and role == "document" and all(isinstance(part.content, str) for part in parts):
+        if (
+            self._weights is not None
+            and role == "document"
+            and all(isinstance(part.content, str) for part in parts)
+        ):
             message = f"the texts of {self._card.model} are queries: its documents are images, or images and texts"
             raise TaskNotSupported(message, field=_path(parts))
-        return self._input.of_parts(parts, _path(parts), role, work.truncation, go_on, self._instruction(work, role), recalled)
+        return self._input.of_parts(
+            parts,
+            _path(parts),
+            role,
+            work.truncation,
+            go_on,
+            self._instruction(work, role),
+            recalled,
+        )
 
     def _instruction(self, work: EncodeWork | ScoreWork, role: Role) -> str:
-        """The request's, which in a score is for the query alone, or the card's; empty: the model's usual one."""
+        """The request's, which in a score is for the query alone, or the card's; empty: the model's
+        usual one.
+        """
         asked = work.instruction if isinstance(work, EncodeWork) or role == "query" else ""
         return asked or (prompt_of(self._card, role) if self._input.prompts.instruction else "")
 
 
 def _path(parts: Parts) -> str:
     """The item's path in the job: of a single part its own, else what stands before `.parts`."""
-    return parts[0].field if len(parts) == 1 else parts[0].field.rpartition(".parts")[0] or parts[0].field
+    return (
+        parts[0].field
+        if len(parts) == 1
+        else parts[0].field.rpartition(".parts")[0] or parts[0].field
+    )
 
 
 def _prepared(
@@ -149,7 +210,9 @@ def _prepared(
     looked_up: Mapping[int, SparseRow] | None = None,
     tokens: int = 0,
 ) -> Prepared:
-    """`items`: of the sequences. `looked_up`: the vectors of the others, by their place among all; `tokens`: theirs."""
+    """`items`: of the sequences. `looked_up`: the vectors of the others, by their place among all;
+    `tokens`: theirs.
+    """
     return Prepared(
         without_images(work),
         head,

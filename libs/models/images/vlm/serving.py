@@ -1,4 +1,6 @@
-"""Loads a checkpoint directory of a vision-language model as a model that is served: its trunk, with a processor around it."""
+"""Loads a checkpoint directory of a vision-language model as a model that is served: its trunk,
+with a processor around it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from libs.models.images.vlm.smart import SmartResize
 from libs.models.images.vlm.tiles import Tiles
 from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
-from libs.models.recall import Recall
+from libs.models.recall import OutputCache
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import Tokenising, without_int8
@@ -37,16 +39,22 @@ def load_vision_language_model(
     overrides: Overrides | None = None,
     base: Path | None = None,
 ) -> PackedModel:
-    """As `libs.models.load_model`. int8 is not served for images: the model is loaded in the device's default type, and a warning
-    is logged."""
+    """As `libs.models.load_model`. int8 is not served for images: the model is loaded in the
+    device's default type, and a warning is logged."""
     card = read_card(directory, model_id, overrides, base)
     card, dtype = without_int8(card, device, dtype)
-    use: Use = "score" if card.scoring == "yes_no" else "dense" if "dense" in card.representations else "multi_vector"
+    use: Use = (
+        "score"
+        if card.scoring == "yes_no"
+        else "dense"
+        if "dense" in card.representations
+        else "multi_vector"
+    )
     with copying(device):
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
-        recall = Recall(card.model, card.revision, dtype, loaded.input.pictures)
+        recall = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
         processor = PartsProcessor(card, loaded.input, recall, loaded.weights)
         model = PackedModel(card, loaded.trunks, Tokenising(processor), loaded.names, device)
         model.recall = recall
@@ -56,25 +64,40 @@ def load_vision_language_model(
             model.gather()
     if dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(load_vision_language_model, directory, model_id, torch.device("cpu"), torch.float32, wide, base)
+        model.widen = partial(
+            load_vision_language_model,
+            directory,
+            model_id,
+            torch.device("cpu"),
+            torch.float32,
+            wide,
+            base,
+        )
     return model
 
 
 def _measured(card: Card, loaded: VisionLanguageModel) -> Card:
-    """The card with what only the loaded model knows: limits, the width of its vectors, and how images become tokens."""
+    """The card with what only the loaded model knows: limits, the width of its vectors, and how
+    images become tokens.
+    """
     (trunk,) = loaded.trunks
     most = min(card.max_tokens, trunk.encoder.max_positions)
     card = replace(card, max_tokens=most, images=image_size(loaded.input, most))
     head = trunk.heads.get("multi_vector")
     layer = head.layers[-1] if isinstance(head, TokenHead) and len(head.layers) else None
-    return replace(card, multi_vector_dimensions=len(layer.weight)) if isinstance(layer, HeadLinear) else card
+    return (
+        replace(card, multi_vector_dimensions=len(layer.weight))
+        if isinstance(layer, HeadLinear)
+        else card
+    )
 
 
 def image_size(given: PartsInput, most: int) -> ImageSize:
     """How images become tokens, the prompt around them included. `most`: tokens of an item.
 
-    Never below the truth but for images so thin that they are enlarged. Tiles are priced as those of a square image, which are at
-    most `longest / side` times those of a thin one. Of images that keep their size, the smallest that the model makes is added.
+    Never below the truth but for images so thin that they are enlarged. Tiles are priced as those
+    of a square image, which are at most `longest / side` times those of a thin one. Of images that
+    keep their size, the smallest that the model makes is added.
     """
     frame, pictures = given.frame_tokens(), given.pictures
     if isinstance(pictures, OneSize):
@@ -83,11 +106,22 @@ def image_size(given: PartsInput, most: int) -> ImageSize:
         tile = pictures.rows + _TILE_MARKERS
         if pictures.splits and pictures.longest is None:  # the image's own size is what is cut
             return ImageSize(0, 0, 0, max(1, pictures.side // math.isqrt(tile)), frame + tile, most)
-        across = math.ceil(pictures.longest / pictures.side) if pictures.splits and pictures.longest else 1
+        across = (
+            math.ceil(pictures.longest / pictures.side)
+            if pictures.splits and pictures.longest
+            else 1
+        )
         return _square(1, (across**2 + 1 if across > 1 else 1) * tile + frame, most)
     if isinstance(pictures, SmartResize):
         area, around = pictures.square**2, frame + _IMAGE_MARKERS
-        return ImageSize(0, 0, 0, pictures.square, around + pictures.least // area, min(most, pictures.most // area + around))
+        return ImageSize(
+            0,
+            0,
+            0,
+            pictures.square,
+            around + pictures.least // area,
+            min(most, pictures.most // area + around),
+        )
     if isinstance(pictures, LongestSide):
         rows = math.ceil(pictures.longest / pictures.square) ** 2
         return ImageSize(0, 0, 0, pictures.square, frame + 1, min(most, rows + frame))
@@ -102,7 +136,11 @@ def largest_picture(given: PartsInput) -> int:
     if isinstance(pictures, Tiles):
         return pictures.patches
     if isinstance(pictures, LongestSide):
-        return (math.ceil(pictures.longest / pictures.square) * pictures.square // pictures.patches.patch) ** 2
+        return (
+            math.ceil(pictures.longest / pictures.square)
+            * pictures.square
+            // pictures.patches.patch
+        ) ** 2
     return pictures.most // pictures.patches.patch**2 if isinstance(pictures, SmartResize) else 0
 
 

@@ -1,4 +1,5 @@
-"""Qwen-VL's images: resized to sides that are multiples of a square, and to an area between two limits.
+"""Qwen-VL's images: resized to sides that are multiples of a square, and to an area between two
+limits.
 
 Equal to transformers' Qwen2VLImageProcessorPil bit for bit.
 """
@@ -30,9 +31,9 @@ _END: Final = "<|vision_end|>"
 class SmartResize:
     """`square`: pixels of a side that sides are multiples of. `least`, `most`: pixels of an image.
 
-    `plain`: tokens of an image have positions in one dimension, as those of texts. `text`: what stands for an image in a prompt.
-    `enlarges`: an image less high or wide than a square is made larger first, the proportions kept: "each" side in turn, or "both"
-    by one factor.
+    `plain`: tokens of an image have positions in one dimension, as those of texts. `text`: what
+    stands for an image in a prompt. `enlarges`: an image less high or wide than a square is made
+    larger first, the proportions kept: "each" side in turn, or "both" by one factor.
     """
 
     processing: ImageProcessing
@@ -55,18 +56,25 @@ class SmartResize:
         pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
         enlarges: Literal["", "each", "both"] = "",
     ) -> SmartResize:
-        """What a preprocessor_config.json says. `pixels`: the least and the most where it does not. Raises ModelBroken for a key
-        that cannot be served."""
+        """What a preprocessor_config.json says. `pixels`: the least and the most where it does not.
+        Raises ModelBroken for a key that cannot be served."""
         if config.size("patch_size", 14) != patches.patch:
-            raise config.unsupported("patch_size", f"the image encoder of config.json has patches of {patches.patch} pixels")
+            raise config.unsupported(
+                "patch_size",
+                f"the image encoder of config.json has patches of {patches.patch} pixels",
+            )
         if config.size("merge_size", 2) != side:
-            raise config.unsupported("merge_size", f"the image encoder of config.json merges {side} x {side} patches")
+            raise config.unsupported(
+                "merge_size", f"the image encoder of config.json merges {side} x {side} patches"
+            )
         config.require("do_resize", True)
         size = config.part("size")
         least = size.size("min_pixels", size.size("shortest_edge", pixels[0]))
         most = size.size("max_pixels", size.size("longest_edge", pixels[1]))
         return SmartResize(
-            processing=ImageProcessing.unsized(config, "CLIPImageProcessor", Image.Resampling.BICUBIC),
+            processing=ImageProcessing.unsized(
+                config, "CLIPImageProcessor", Image.Resampling.BICUBIC
+            ),
             patches=patches,
             square=patches.patch * side,
             least=config.size("min_pixels", least),

@@ -1,4 +1,5 @@
-"""Idefics3's images: resized to a multiple of the tower's size, and cut into tiles; last comes the whole image, squeezed.
+"""Idefics3's images: resized to a multiple of the tower's size, and cut into tiles; last comes the
+whole image, squeezed.
 
 Equal to transformers' Idefics3ImageProcessorPil bit for bit.
 """
@@ -20,7 +21,7 @@ from libs.models.images.vlm.pictures import Laid
 from libs.models.layers.spec import Config
 
 _LONGEST: Final = 4096
-_MOST_TILES: Final = 256
+_MAX_TILES: Final = 256
 
 MARK: Final = "<image>"
 _FAKE: Final = "<fake_token_around_image>"
@@ -29,7 +30,8 @@ _GLOBAL: Final = "<global-img>"
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """`longest`: the long side that an image is first resized to; None: it is not. `side`: of a tile. `splits`: whether it is cut.
+    """`longest`: the long side that an image is first resized to; None: it is not. `side`: of a
+    tile. `splits`: whether it is cut.
 
     `patches`, `rows`: tokens of a tile in the tower, and in the text encoder's sequence.
     """
@@ -43,10 +45,14 @@ class Tiles:
 
     @staticmethod
     def of(config: Config, patches: int, rows: int) -> Tiles:
-        """What a preprocessor_config.json says. Raises ModelBroken for a key that cannot be served."""
+        """What a preprocessor_config.json says. Raises ModelBroken for a key that cannot be
+        served.
+        """
         size = config.part("size")
         return Tiles(
-            processing=ImageProcessing.unsized(config, "SiglipImageProcessor", Image.Resampling.LANCZOS),
+            processing=ImageProcessing.unsized(
+                config, "SiglipImageProcessor", Image.Resampling.LANCZOS
+            ),
             longest=size.size("longest_edge", 4 * 364) if config.flag("do_resize", True) else None,
             side=config.part("max_image_size").size("longest_edge", 364),
             splits=config.flag("do_image_splitting", True),
@@ -59,8 +65,16 @@ class Tiles:
         if not down:
             text, count = f"{_FAKE}{_GLOBAL}{MARK}{_FAKE}", 1
         else:
-            tiles = ("".join(f"{_FAKE}<row_{row + 1}_col_{column + 1}>{MARK}" for column in range(across)) for row in range(down))
-            text, count = "".join(f"{line}\n" for line in tiles) + f"\n{_FAKE}{_GLOBAL}{MARK}{_FAKE}", down * across + 1
+            tiles = (
+                "".join(
+                    f"{_FAKE}<row_{row + 1}_col_{column + 1}>{MARK}" for column in range(across)
+                )
+                for row in range(down)
+            )
+            text, count = (
+                "".join(f"{line}\n" for line in tiles) + f"\n{_FAKE}{_GLOBAL}{MARK}{_FAKE}",
+                down * across + 1,
+            )
         return Laid(text, (self.rows,) * count, self.patches * count)
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
@@ -75,7 +89,9 @@ class Tiles:
             return (whole,)
         side = self.side
         tiles = [
-            np.ascontiguousarray(whole[row * side : (row + 1) * side, column * side : (column + 1) * side])
+            np.ascontiguousarray(
+                whole[row * side : (row + 1) * side, column * side : (column + 1) * side]
+            )
             for row in range(down)
             for column in range(across)
         ]
@@ -97,10 +113,16 @@ class Tiles:
     def _grid(self, height: int, width: int, field: str) -> tuple[int, int]:
         """Tiles down and across; (0, 0): the image is one."""
         down, across = height // self.side, width // self.side
-        if down * across > _MOST_TILES:
-            raise InvalidInput(f"the image makes {down * across:,} tiles; at most {_MOST_TILES} are taken", field=field)
+        if down * across > _MAX_TILES:
+            raise InvalidInput(
+                f"the image makes {down * across:,} tiles; at most {_MAX_TILES} are taken",
+                field=field,
+            )
         if not down or not across:
-            raise InvalidInput(f"the image is too thin: it makes tiles of {width:,} x {height:,} pixels", field=field)
+            raise InvalidInput(
+                f"the image is too thin: it makes tiles of {width:,} x {height:,} pixels",
+                field=field,
+            )
         return (0, 0) if down == across == 1 else (down, across)
 
     def _resized(self, image: Image.Image | Pixels, height: int, width: int) -> Pixels:

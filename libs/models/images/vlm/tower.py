@@ -1,4 +1,6 @@
-"""An image tower: an encoder of its own and a connector, whose rows stand in the text encoder's sequences."""
+"""An image tower: an encoder of its own and a connector, whose rows stand in the text encoder's
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from libs.models.packed import Packed
 from libs.models.work import Between, InputRows, InputSequence, nothing_between
 
 _AT_ONCE: Final = 1 << 14
-"""Patches of one forward, which bounds the memory of activations: pages of a batch may have ten times as many patches as tokens."""
+"""Patches of one forward, which bounds the memory of activations: pages of a batch may have ten
+times as many patches as tokens.
+"""
 
 _SAMPLE: Final = 16
 """Patches of a sample's side: a multiple of what every connector merges."""
@@ -32,7 +36,8 @@ Picture = NDArray[np.generic]
 class ImageTower(nn.Module):
     """Pictures to rows of a text encoder. As `Tower`: one picture of an item after the other.
 
-    `last`: what the text encoder does to its tokens' embeddings, and to these rows alike; its weights are the text encoder's.
+    `last`: what the text encoder does to its tokens' embeddings, and to these rows alike; its
+    weights are the text encoder's.
     """
 
     def __init__(
@@ -54,9 +59,13 @@ class ImageTower(nn.Module):
 
     @torch.inference_mode()
     def forward_between(self, inputs: Sequence[Picture], between: Between) -> Tensor:
-        """As `forward`, a LayeredTower's. A picture that is there several times, as one array, is computed once."""
+        """As `forward`, a LayeredTower's. A picture that is there several times, as one array, is
+        computed once.
+        """
         different = {id(picture): picture for picture in inputs}
-        rows = torch.cat([self._rows(some, between) for some in self._portions(list(different.values()))])
+        rows = torch.cat(
+            [self._rows(some, between) for some in self._portions(list(different.values()))]
+        )
         if len(different) < len(inputs):
             parts = [self._parts_of(self.grid_of(picture)) for picture in different.values()]
             own = torch.split(rows, [count * len(rows) // sum(parts) for count in parts])
@@ -90,7 +99,10 @@ class ImageTower(nn.Module):
             places=[np.arange(self._first, length, dtype=np.int32) for length in lengths],
             values=self._embed(pictures),
         )
-        return self.connector.forward(self.encoder.forward(batch, between=between), [self.grid_of(picture) for picture in pictures])
+        return self.connector.forward(
+            self.encoder.forward(batch, between=between),
+            [self.grid_of(picture) for picture in pictures],
+        )
 
     def _parts_of(self, grid: Grid) -> int:
         """What has as many rows each as any other: a picture's patches."""
@@ -112,7 +124,9 @@ class ImageTower(nn.Module):
 class BlockTower(ImageTower):
     """Qwen-VL's: patches lie in squares and windows, and have positions in two dimensions."""
 
-    def __init__(self, encoder: PackedEncoder, embed: BlockEmbedding, connector: Mergers, block: BlockSpec) -> None:
+    def __init__(
+        self, encoder: PackedEncoder, embed: BlockEmbedding, connector: Mergers, block: BlockSpec
+    ) -> None:
         super().__init__(encoder, embed, connector)
         self._block = block
 
@@ -126,14 +140,22 @@ class BlockTower(ImageTower):
             places=[np.arange(length, dtype=np.int32) for length in lengths],
             values=self._embed(pictures),
             axes=[self._block.axes(grid) for grid in grids],
-            windows=[size * side**2 for _, sizes in orders for size in sizes] if self._block.window else lengths,
+            windows=[size * side**2 for _, sizes in orders for size in sizes]
+            if self._block.window
+            else lengths,
         )
         whole = [self._parts_of(grid) * side**2 for grid in grids]
-        rows = self._merged(batch, between, None if whole == lengths else _first_of(lengths, whole, self.encoder.device))
+        rows = self._merged(
+            batch,
+            between,
+            None if whole == lengths else _first_of(lengths, whole, self.encoder.device),
+        )
         if not self._block.window:
             return rows
         starts = np.cumsum([0, *(len(order) for order, _ in orders)])
-        back = [start + np.argsort(order) for start, (order, _) in zip(starts, orders, strict=False)]
+        back = [
+            start + np.argsort(order) for start, (order, _) in zip(starts, orders, strict=False)
+        ]
         return rows.index_select(0, to_device(np.concatenate(back).astype(np.int32), rows.device))
 
     def _parts_of(self, grid: Grid) -> int:
@@ -145,9 +167,11 @@ class BlockTower(ImageTower):
         return cast(Mergers, self.connector)
 
     def _merged(self, batch: Packed, between: Between, whole: Tensor | None) -> Tensor:
-        """[squares, hidden of the text encoder], or as many times as wide as there are taps, and once more.
+        """[squares, hidden of the text encoder], or as many times as wide as there are taps, and
+        once more.
 
-        `whole`: the places of the patches that are in squares; None: all are. The others are seen by these and have no rows.
+        `whole`: the places of the patches that are in squares; None: all are. The others are seen
+        by these and have no rows.
         """
         encoder, taps = self.encoder, self._mergers.taps
         shared, x = encoder.shared(batch), encoder.embed.forward(batch)
@@ -156,14 +180,23 @@ class BlockTower(ImageTower):
             between()
             x = layer.forward(x, batch, shared)
             if number in taps:
-                deeper.append(self._mergers.deeper[taps.index(number)](x if whole is None else x.index_select(0, whole)))
+                deeper.append(
+                    self._mergers.deeper[taps.index(number)](
+                        x if whole is None else x.index_select(0, whole)
+                    )
+                )
         hidden = x if encoder.norm is None else encoder.norm.forward(x)
-        rows = self._mergers.last.forward(hidden if whole is None else hidden.index_select(0, whole))
+        rows = self._mergers.last.forward(
+            hidden if whole is None else hidden.index_select(0, whole)
+        )
         return torch.cat([rows, *deeper], dim=1) if deeper else rows
 
 
 def _first_of(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
     """The places of the first `counts[i]` rows of each run of `lengths[i]`."""
     starts = np.cumsum([0, *lengths])[:-1]
-    places = [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts, strict=True)]
+    places = [
+        np.arange(start, start + count, dtype=np.int32)
+        for start, count in zip(starts, counts, strict=True)
+    ]
     return to_device(np.concatenate(places), device).long()

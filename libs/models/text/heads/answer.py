@@ -1,4 +1,6 @@
-"""The logit of "yes" less that of "no" as a language model's next token: the last token's state and two rows of the LM head."""
+"""The logit of "yes" less that of "no" as a language model's next token: the last token's state and
+two rows of the LM head.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from libs.models.work import InputSequence, Output
 
 
 class AnswerHead(nn.Module):
-    """Last tokens' states -> [sequences, 1] float32: the logit for yes, less that for no where a model has one."""
+    """Last tokens' states -> [sequences, 1] float32: the logit for yes, less that for no where a
+    model has one.
+    """
 
     def __init__(self, rows: Tensor, softcap: float | None = None) -> None:
-        """`rows` [1 or 2, hidden] float32: of the LM head, yes first. `softcap`: logits become softcap * tanh(logits / softcap)."""
+        """`rows` [1 or 2, hidden] float32: of the LM head, yes first. `softcap`: logits become
+        softcap * tanh(logits / softcap).
+        """
         super().__init__()
         self._softcap, self._subtracts = softcap, softcap is not None and len(rows) == 2
-        # One row for the difference: subtracting two nearly equal logits would lose the precision that ranks documents. Capped
-        # logits must be subtracted.
+        # One row for the difference: subtracting two nearly equal logits would lose the precision
+        # that ranks documents. Capped logits must be subtracted.
         weight = rows if len(rows) == 1 or self._subtracts else rows[:1] - rows[1:]
         self.layer = HeadLinear({"answer.weight": weight}, "answer", "identity")
 
@@ -28,7 +34,9 @@ class AnswerHead(nn.Module):
     def rows(self) -> Rows | None:
         return "last"
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         logits = self.layer.forward(hidden.float())
         if self._softcap is not None:
             logits = (logits / self._softcap).tanh() * self._softcap

@@ -1,4 +1,6 @@
-"""GLiClass: states of the labels' markers and of the text -> a score for each label (arXiv 2508.07662; the gliclass package)."""
+"""GLiClass: states of the labels' markers and of the text -> a score for each label (arXiv
+2508.07662; the gliclass package).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _NORM_EPSILON = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The sequence of each label of a batch: `of` [labels]; and its index in [sequences, most labels], flattened.
+    """The sequence of each label of a batch: `of` [labels]; and its index in [sequences, most
+    labels], flattened.
 
     `layout`: of labels as queries and of their text's states as keys, where a scorer reads these.
     """
@@ -48,14 +51,25 @@ class Pairs:
 class GliclassHead(nn.Module):
     """Hidden states -> [labels of all sequences] float32."""
 
-    def __init__(self, settings: Gliclass, state: State, size: int, function: Callable[[Tensor], Tensor], file: str) -> None:
-        """`size`: of hidden states. `function`: between the two layers of a projector. Raises ModelBroken for a tensor's shape."""
+    def __init__(
+        self,
+        settings: Gliclass,
+        state: State,
+        size: int,
+        function: Callable[[Tensor], Tensor],
+        file: str,
+    ) -> None:
+        """`size`: of hidden states. `function`: between the two layers of a projector. Raises
+        ModelBroken for a tensor's shape.
+        """
         super().__init__()
         hidden = settings.hidden
         self.text = Projector(state, "text_projector", size, hidden, function, file)
         self.label = Projector(state, "classes_projector", size, hidden, function, file)
         self.scorer = (
-            CrossScorer(state, size, settings.heads, file) if settings.heads else _SCORERS[settings.scorer](state, size, file)
+            CrossScorer(state, size, settings.heads, file)
+            if settings.heads
+            else _SCORERS[settings.scorer](state, size, file)
         )
         check_shape(state, "logit_scale", (), file)
         scale = nn.Parameter(state.pop("logit_scale"), requires_grad=False)
@@ -67,7 +81,9 @@ class GliclassHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         places = [cast(Places, sequence.input) for sequence in sequences]
         bounds = list(pairwise(np.cumsum([0, *batch.lengths]).tolist()))
         labels = [
@@ -77,12 +93,19 @@ class GliclassHead(nn.Module):
         ]
         text, cu_seqlens, lengths = hidden, batch.cu_seqlens, batch.lengths
         if self._text_only:
-            rows = [np.arange(start + place.text, end) for place, (start, end) in zip(places, bounds, strict=True)]
+            rows = [
+                np.arange(start + place.text, end)
+                for place, (start, end) in zip(places, bounds, strict=True)
+            ]
             text, cu_seqlens = _chosen(hidden, rows)
             lengths = tuple(len(own) for own in rows)
         texts = self.text.forward(self._pool(text, cu_seqlens, batch.cu_seqlens))
         counts = [len(place.starts) for place in places]
-        pairs = _pairs(counts, hidden.device, Layout.of(counts, lengths, hidden.device) if self._reads_all else None)
+        pairs = _pairs(
+            counts,
+            hidden.device,
+            Layout.of(counts, lengths, hidden.device) if self._reads_all else None,
+        )
         return (self._scores(texts, self.label.forward(mean(*_chosen(hidden, labels))), pairs),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
@@ -98,7 +121,15 @@ class GliclassHead(nn.Module):
 class Projector(nn.Module):
     """Two linear layers with an activation between: [rows, size] -> the same."""
 
-    def __init__(self, state: State, stem: str, size: int, hidden: int, function: Callable[[Tensor], Tensor], file: str) -> None:
+    def __init__(
+        self,
+        state: State,
+        stem: str,
+        size: int,
+        hidden: int,
+        function: Callable[[Tensor], Tensor],
+        file: str,
+    ) -> None:
         super().__init__()
         self.first = _linear(state, f"{stem}.linear_1", (hidden, size), file)
         self.second = _linear(state, f"{stem}.linear_2", (size, hidden), file)
@@ -127,7 +158,9 @@ class DotScorer(LabelScorer):
 
 
 class WeightedDotScorer(LabelScorer):
-    """Two projections of text and of label: the first ones and the second ones' product, concatenated, through two layers."""
+    """Two projections of text and of label: the first ones and the second ones' product,
+    concatenated, through two layers.
+    """
 
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
@@ -158,21 +191,28 @@ class HopfieldScorer(LabelScorer):
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
         self.query, self.key, self.value = (
-            _linear(state, f"scorer.{name}_proj", (size, size), file, bias=False) for name in ("q", "k", "v")
+            _linear(state, f"scorer.{name}_proj", (size, size), file, bias=False)
+            for name in ("q", "k", "v")
         )
         self.out = _Tower(state, [f"scorer.mlp.{number}" for number in (0, 2, 4)], size, file)
 
     def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
-        keys, values = (layer.forward(texts).index_select(0, pairs.of) for layer in (self.key, self.value))
+        keys, values = (
+            layer.forward(texts).index_select(0, pairs.of) for layer in (self.key, self.value)
+        )
         affinity = (self.query.forward(labels) * keys).sum(-1) * _BETA
         # The softmax is over one text's labels.
-        table = affinity.new_full((pairs.shape[0] * pairs.shape[1],), float("-inf")).index_copy(0, pairs.places, affinity)
+        table = affinity.new_full((pairs.shape[0] * pairs.shape[1],), float("-inf")).index_copy(
+            0, pairs.places, affinity
+        )
         shares = table.view(pairs.shape).softmax(-1).view(-1).index_select(0, pairs.places)
         return self.out.forward(labels + shares[:, None] * values)
 
 
 class CrossScorer(LabelScorer):
-    """Each label attends to all states of its text; what it finds and itself, concatenated, go through three layers with GELU."""
+    """Each label attends to all states of its text; what it finds and itself, concatenated, go
+    through three layers with GELU.
+    """
 
     def __init__(self, state: State, size: int, heads: int, file: str) -> None:
         super().__init__(state, size, file)
@@ -182,7 +222,9 @@ class CrossScorer(LabelScorer):
         self.query_norm, self.key_norm, self.norm = (
             _Norm(state, f"scorer.{name}", size, file) for name in ("q_norm", "kv_norm", "norm")
         )
-        self.tower = _Tower(state, [f"scorer.score_mlp.{number}" for number in (0, 2, 4)], size * 2, file, "gelu")
+        self.tower = _Tower(
+            state, [f"scorer.score_mlp.{number}" for number in (0, 2, 4)], size * 2, file, "gelu"
+        )
         self._heads = heads
 
     def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
@@ -212,13 +254,24 @@ class _Norm(nn.Module):
 class _Tower(nn.Module):
     """An MLP with one output: [rows, size] -> [rows]. `function`: after each layer but the last."""
 
-    def __init__(self, state: State, stems: Sequence[str], size: int, file: str, function: Activation = "relu") -> None:
+    def __init__(
+        self,
+        state: State,
+        stems: Sequence[str],
+        size: int,
+        file: str,
+        function: Activation = "relu",
+    ) -> None:
         super().__init__()
         layers = []
         for stem in stems:
             name, final = f"{stem}.weight", stem == stems[-1]
             width = 1 if final or name not in state else state[name].shape[0]
-            layers.append(_linear(state, stem, (width, size), file, function="identity" if final else function))
+            layers.append(
+                _linear(
+                    state, stem, (width, size), file, function="identity" if final else function
+                )
+            )
             size = width
         self.layers = nn.Sequential(*layers)
 
@@ -248,7 +301,9 @@ def _sum(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
 
 
 def _average(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
-    """The package divides by the tokens of the whole sequence, also where only those of the text are added."""
+    """The package divides by the tokens of the whole sequence, also where only those of the text
+    are added.
+    """
     return _sum(x, cu_seqlens, whole) / whole.diff().float()[:, None]
 
 
@@ -270,12 +325,18 @@ _POOLINGS: dict[Pooling, _Pool] = {
     "abs_avg": lambda x, cu_seqlens, whole: _average(x.abs(), cu_seqlens, whole),
     "pass": lambda x, cu_seqlens, whole: x.float(),
 }
-"""Of states of the text [rows, size], `cu_seqlens`, in sequences with the bounds `whole`: [sequences, size] float32; by
-"pass" the states themselves."""
+"""Of states of the text [rows, size], `cu_seqlens`, in sequences with the bounds `whole`:
+[sequences, size] float32; by "pass" the states themselves."""
 
 
 def _linear(
-    state: State, stem: str, shape: tuple[int, int], file: str, *, bias: bool = True, function: Activation = "identity"
+    state: State,
+    stem: str,
+    shape: tuple[int, int],
+    file: str,
+    *,
+    bias: bool = True,
+    function: Activation = "identity",
 ) -> HeadLinear:
     check_shape(state, f"{stem}.weight", shape, file)
     if bias:
@@ -297,7 +358,9 @@ def _pairs(counts: Sequence[int], device: torch.device, layout: Layout | None) -
     of = np.repeat(np.arange(len(counts)), counts)
     number = np.concatenate([np.arange(count) for count in counts])
     most = max(counts)
-    return Pairs(_index(of, device), _index(of * most + number, device), (len(counts), most), layout)
+    return Pairs(
+        _index(of, device), _index(of * most + number, device), (len(counts), most), layout
+    )
 
 
 def _index(rows: NDArray[np.int64], device: torch.device) -> Tensor:

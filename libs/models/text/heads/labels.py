@@ -1,7 +1,8 @@
 """Logits of a text, a pair or a token, by the classification head of the checkpoint's architecture.
 
-Most architectures have one dense layer before the classifier, and LayerNorm after that where `norm` says so (transformers'
-*ForSequenceClassification); which states are pooled, the names and the activation differ.
+Most architectures have one dense layer before the classifier, and LayerNorm after that where `norm`
+says so (transformers' *ForSequenceClassification); which states are pooled, the names and the
+activation differ.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ Pooling = Literal["first", "last", "mean", "late"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names of the layers in the checkpoint (stems after the family's prefix; empty: absent), activation and pooling.
+    """The names of the layers in the checkpoint (stems after the family's prefix; empty: absent),
+    activation and pooling.
 
-    `function`: of `dense`, unless `function_key` of config.json names it. `eps_key`: the key of LayerNorm's epsilon. `pooling`: the
-    state that is classified, unless `pooling_key` names another. `divisor_key`: the key of the number that divides logits.
+    `function`: of `dense`, unless `function_key` of config.json names it. `eps_key`: the key of
+    LayerNorm's epsilon. `pooling`: the state that is classified, unless `pooling_key` names
+    another. `divisor_key`: the key of the number that divides logits.
     """
 
     classifier: str
@@ -50,9 +53,16 @@ class Layout:
 
 _BERT = Layout("classifier", dense="pooler.dense", function="tanh")
 _ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
-_SEQ2SEQ = Layout("classification_head.out_proj", dense="classification_head.dense", function="tanh", pooling="last")
+_SEQ2SEQ = Layout(
+    "classification_head.out_proj",
+    dense="classification_head.dense",
+    function="tanh",
+    pooling="last",
+)
 LANGUAGE_MODEL = Layout("score", pooling="last")
-"""Decoders classify their last token that is not `pad_token_id`, as transformers does (`WithoutPadding`)."""
+"""Decoders classify their last token that is not `pad_token_id`, as transformers does
+(`WithoutPadding`).
+"""
 
 _NEMOTRON = Layout("score", pooling="mean", pooling_key="pooling", divisor_key="temperature")
 """NVIDIA's Llama that sees both sides, as its own code classifies: llama-nemotron-rerank."""
@@ -76,7 +86,13 @@ LAYOUTS: dict[str, Layout] = {
         eps_key="norm_eps",
         pooling_key="classifier_pooling",
     ),
-    "eurobert": Layout("classifier", dense="dense", function="gelu", pooling_key="classifier_pooling", pooling="late"),
+    "eurobert": Layout(
+        "classifier",
+        dense="dense",
+        function="gelu",
+        pooling_key="classifier_pooling",
+        pooling="late",
+    ),
     "deberta-v2": Layout("classifier", dense="pooler.dense", function_key="pooler_hidden_act"),
     "nomic_bert": _BERT,
     "new": _BERT,
@@ -94,14 +110,24 @@ LAYOUTS: dict[str, Layout] = {
     "t5": _SEQ2SEQ,
     "mt5": _SEQ2SEQ,
 }
-_OF_TOKENS = ("modernbert",)  # their token classifier has the same layers as their sequence classifier; the others' is one layer
+_OF_TOKENS = (
+    "modernbert",
+)  # their token classifier has the same layers as their sequence classifier; the others' is one layer
 _SCORE_OF_TOKENS = ("openai_privacy_filter",)  # their token classifier is one layer of this name
 
 
 class Classifier(nn.Module):
     """States [rows, hidden] -> logits [rows, labels] float32."""
 
-    def __init__(self, layout: Layout, config: Config, state: Mapping[str, Tensor], hidden: int, labels: int, file: str) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        config: Config,
+        state: Mapping[str, Tensor],
+        hidden: int,
+        labels: int,
+        file: str,
+    ) -> None:
         """Raises ModelBroken for a tensor that is missing or misshapen."""
         super().__init__()
         check_shape(state, "classifier.weight", (labels, hidden), file)
@@ -114,7 +140,11 @@ class Classifier(nn.Module):
         if layout.norm:
             check_shape(state, "norm.weight", (hidden,), file)
             self.norm_weight = nn.Parameter(state["norm.weight"], requires_grad=False)
-            self.norm_bias = nn.Parameter(state["norm.bias"], requires_grad=False) if "norm.bias" in state else None
+            self.norm_bias = (
+                nn.Parameter(state["norm.bias"], requires_grad=False)
+                if "norm.bias" in state
+                else None
+            )
         self.out = HeadLinear(state, "classifier", "identity")
         self._eps = config.number(layout.eps_key, 1e-5) if layout.eps_key else 0.0
         self._function = _function(layout, config)
@@ -141,7 +171,9 @@ class LabelsHead(nn.Module):
     def rows(self) -> Rows | None:
         return self._pooling if self._pooling in ("first", "last") else None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         if self._pooling == "late":
             return (mean(self.classifier.forward(hidden), batch.cu_seqlens),)
         states = mean(hidden, batch.cu_seqlens) if self._pooling == "mean" else hidden
@@ -154,7 +186,9 @@ class LabelsHead(nn.Module):
 def text_layout(family: str) -> Layout:
     """Raises ModelBroken for a family whose classifier of texts is not known."""
     if family not in LAYOUTS:
-        raise ModelBroken(f"config.json: `architectures`: sequence classification is not served for the model_type {family!r}")
+        raise ModelBroken(
+            f"config.json: `architectures`: sequence classification is not served for the model_type {family!r}"
+        )
     return LAYOUTS[family]
 
 

@@ -1,7 +1,9 @@
-"""Latent attention pooling (NV-Embed, arXiv 2405.17428): token states attend to learnt latents, then their mean.
+"""Latent attention pooling (NV-Embed, arXiv 2405.17428): token states attend to learnt latents,
+then their mean.
 
-The latents are constants, so are their keys and values. The query projection is folded into the keys, and the output projection
-into the values, once when a model is loaded: of 32,768 numbers a token and projection remain heads * latents = 4,096.
+The latents are constants, so are their keys and values. The query projection is folded into the
+keys, and the output projection into the values, once when a model is loaded: of 32,768 numbers a
+token and projection remain heads * latents = 4,096.
 """
 
 from __future__ import annotations
@@ -27,16 +29,29 @@ _NORM_EPS: Final = 1e-5
 _WIDER: Final = 4
 """The feed-forward's inner width over the hidden size."""
 _ROWS: Final = 2048
-"""Tokens at a time: the feed-forward's inner width is eight times that of a state, its gate included."""
+"""Tokens at a time: the feed-forward's inner width is eight times that of a state, its gate
+included.
+"""
 
 
 class LatentHead(nn.Module):
     """Hidden states -> [sequences, hidden] float32."""
 
-    def __init__(self, settings: Latent, state: Mapping[str, Tensor], size: int, dtype: torch.dtype, file: str) -> None:
-        """`size`: of hidden states. `dtype`: of the products, the encoder's. Raises ModelBroken for a tensor."""
+    def __init__(
+        self,
+        settings: Latent,
+        state: Mapping[str, Tensor],
+        size: int,
+        dtype: torch.dtype,
+        file: str,
+    ) -> None:
+        """`size`: of hidden states. `dtype`: of the products, the encoder's. Raises ModelBroken for
+        a tensor.
+        """
         super().__init__()
-        attend, forward, inner = (f"{_STEM}.cross_attend_blocks.{part}" for part in ("0.fn", "1.fn", "0"))
+        attend, forward, inner = (
+            f"{_STEM}.cross_attend_blocks.{part}" for part in ("0.fn", "1.fn", "0")
+        )
         wide, width = settings.heads * settings.head_size, _WIDER * size
         for name, shape in {
             f"{_STEM}.latents": (settings.latents, size),
@@ -54,13 +69,21 @@ class LatentHead(nn.Module):
         context = _Norm(state, f"{inner}.norm_context", size, file)(state[f"{_STEM}.latents"])
         keys, values = self._folded(settings, state, context, attend)
         self.keys, self.values = _frozen(keys, dtype), _frozen(values, dtype)
-        self.up, self.down = (_frozen(state[f"{forward}.net.{place}.weight"], dtype) for place in (0, 2))
-        self.up_bias, self.down_bias = (_frozen(state[f"{forward}.net.{place}.bias"], dtype) for place in (0, 2))
+        self.up, self.down = (
+            _frozen(state[f"{forward}.net.{place}.weight"], dtype) for place in (0, 2)
+        )
+        self.up_bias, self.down_bias = (
+            _frozen(state[f"{forward}.net.{place}.bias"], dtype) for place in (0, 2)
+        )
         self._heads = settings.heads
 
     @staticmethod
-    def _folded(settings: Latent, state: Mapping[str, Tensor], context: Tensor, stem: str) -> tuple[Tensor, Tensor]:
-        """Keys with the query projection [heads * latents, hidden], values with the output projection [hidden, heads * latents]."""
+    def _folded(
+        settings: Latent, state: Mapping[str, Tensor], context: Tensor, stem: str
+    ) -> tuple[Tensor, Tensor]:
+        """Keys with the query projection [heads * latents, hidden], values with the output
+        projection [hidden, heads * latents].
+        """
         size, wide = settings.head_size, settings.heads * settings.head_size
         query, both, out = (state[f"{stem}.{name}.weight"] for name in ("to_q", "to_kv", "to_out"))
         keys, values = [], []
@@ -74,9 +97,23 @@ class LatentHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
-        states, cu_seqlens = without_prompts(hidden, batch, [sequence.skip for sequence in sequences])
-        return (mean(torch.cat([self._layer(part.float()) for part in states.split_with_sizes(_parts(len(states)))]), cu_seqlens),)
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
+        states, cu_seqlens = without_prompts(
+            hidden, batch, [sequence.skip for sequence in sequences]
+        )
+        return (
+            mean(
+                torch.cat(
+                    [
+                        self._layer(part.float())
+                        for part in states.split_with_sizes(_parts(len(states)))
+                    ]
+                ),
+                cu_seqlens,
+            ),
+        )
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         return row_each(arrays[0])

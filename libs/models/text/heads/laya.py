@@ -1,4 +1,6 @@
-"""laya: hidden states -> a logit for each option's marker, by transformer layers and an MLP of its own (the laya package)."""
+"""laya: hidden states -> a logit for each option's marker, by transformer layers and an MLP of its
+own (the laya package).
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,20 @@ State = Mapping[str, Tensor]
 
 
 class OptionsHead(nn.Module):
-    """Hidden states -> [options of all sequences] float32; `InputSequence.input` has the rows of the markers."""
+    """Hidden states -> [options of all sequences] float32; `InputSequence.input` has the rows of
+    the markers.
+    """
 
     def __init__(self, state: State, layers: int, size: int, file: str) -> None:
-        """`size`: of hidden states. Raises ModelBroken for a tensor that is missing or has another shape."""
+        """`size`: of hidden states. Raises ModelBroken for a tensor that is missing or has another
+        shape.
+        """
         super().__init__()
         check_shape(state, "type_emb.weight", (_TYPES, size), file)
         self.kind = nn.Parameter(state["type_emb.weight"][_CHOICE].clone(), requires_grad=False)
-        self.layers = nn.ModuleList(_Layer(state, f"head.layers.{number}", size, file) for number in range(layers))
+        self.layers = nn.ModuleList(
+            _Layer(state, f"head.layers.{number}", size, file) for number in range(layers)
+        )
         self.norm = HeadNorm(state, "scorer.0", size, file)
         self.inner = linear_layer(state, "scorer.1", (size, size), file, "gelu")
         self.outer = linear_layer(state, "scorer.3", (1, size), file)
@@ -40,13 +48,17 @@ class OptionsHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         x = hidden.float() + self.kind
         layout = Layout.of(batch.lengths, batch.lengths, hidden.device)
         for layer in self.layers:
             x = layer(x, layout)
         starts = np.cumsum([0, *batch.lengths[:-1]])
-        rows = np.concatenate([start + _markers(sequence) for start, sequence in zip(starts, sequences, strict=True)])
+        rows = np.concatenate(
+            [start + _markers(sequence) for start, sequence in zip(starts, sequences, strict=True)]
+        )
         options = x.index_select(0, to_device(rows.astype(np.int32), hidden.device).long())
         return (self.outer.forward(self.inner.forward(self.norm.forward(options))).squeeze(-1),)
 
@@ -60,8 +72,13 @@ class _Layer(nn.Module):
 
     def __init__(self, state: State, stem: str, size: int, file: str) -> None:
         super().__init__()
-        self.attention_norm, self.ffn_norm = (HeadNorm(state, f"{stem}.norm{number}", size, file) for number in (1, 2))
-        attention = {"weight": f"{stem}.self_attn.in_proj_weight", "bias": f"{stem}.self_attn.in_proj_bias"}
+        self.attention_norm, self.ffn_norm = (
+            HeadNorm(state, f"{stem}.norm{number}", size, file) for number in (1, 2)
+        )
+        attention = {
+            "weight": f"{stem}.self_attn.in_proj_weight",
+            "bias": f"{stem}.self_attn.in_proj_bias",
+        }
         self.qkv = linear_layer({f"qkv.{ending}": state[name] for ending, name in attention.items() if name in state}, "qkv",
                            (3 * size, size), file)  # fmt: skip
         self.out = linear_layer(state, f"{stem}.self_attn.out_proj", (size, size), file)
@@ -73,7 +90,9 @@ class _Layer(nn.Module):
         """[tokens, size] float32 -> the same"""
         fused = self.qkv.forward(self.attention_norm.forward(x)).view(len(x), 3, self._heads, -1)
         q, k, v = fused.unbind(1)
-        x = x + self.out.forward(varlen_attention(q, k, v, layout, scale=q.shape[2] ** -0.5).flatten(1))
+        x = x + self.out.forward(
+            varlen_attention(q, k, v, layout, scale=q.shape[2] ** -0.5).flatten(1)
+        )
         return x + self.down.forward(self.up.forward(self.ffn_norm.forward(x)))
 
 

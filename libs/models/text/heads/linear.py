@@ -1,6 +1,7 @@
 """A linear layer in float32 with its activation and residual: the building block of every head.
 
-Its tensors come from a module's own file (`2_Dense/model.safetensors`) or from the encoder's, by the head's table of names.
+Its tensors come from a module's own file (`2_Dense/model.safetensors`) or from the encoder's, by
+the head's table of names.
 """
 
 from __future__ import annotations
@@ -41,12 +42,23 @@ FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class HeadLinear(nn.Module):
     """activation(x W' + b) (+ x, or + x R' where the sizes differ, for residual layers)."""
 
-    def __init__(self, state: Mapping[str, Tensor], stem: str, activation: Activation, *, residual: bool = False) -> None:
-        """`state` holds `<stem>.weight` [out, in] and, where the layer has one, `<stem>.bias`; `residual.weight` for R."""
+    def __init__(
+        self,
+        state: Mapping[str, Tensor],
+        stem: str,
+        activation: Activation,
+        *,
+        residual: bool = False,
+    ) -> None:
+        """`state` holds `<stem>.weight` [out, in] and, where the layer has one, `<stem>.bias`;
+        `residual.weight` for R.
+        """
         super().__init__()
         self.weight = _frozen(state[f"{stem}.weight"])
         self.bias = _frozen(state[f"{stem}.bias"]) if f"{stem}.bias" in state else None
-        self.shortcut = _frozen(state["residual.weight"]) if residual and "residual.weight" in state else None
+        self.shortcut = (
+            _frozen(state["residual.weight"]) if residual and "residual.weight" in state else None
+        )
         self._residual = residual
         self._function = FUNCTIONS[activation]
 
@@ -77,8 +89,8 @@ class HeadNorm(nn.Module):
 class HeadDot(nn.Module):
     """A linear layer with one output, in float32.
 
-    By sums: a CPU's product of a matrix and a vector depends on where in memory the weights lie, and a model that was away comes
-    back to another place.
+    By sums: a CPU's product of a matrix and a vector depends on where in memory the weights lie,
+    and a model that was away comes back to another place.
     """
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, size: int, file: str) -> None:
@@ -95,9 +107,15 @@ class HeadDot(nn.Module):
 
 
 def linear_layer(
-    state: Mapping[str, Tensor], stem: str, shape: tuple[int, int], file: str, function: Activation = "identity"
+    state: Mapping[str, Tensor],
+    stem: str,
+    shape: tuple[int, int],
+    file: str,
+    function: Activation = "identity",
 ) -> HeadLinear:
-    """A layer with a bias. `shape`: [out, in]. Raises ModelBroken for a tensor that is missing or has another shape."""
+    """A layer with a bias. `shape`: [out, in]. Raises ModelBroken for a tensor that is missing or
+    has another shape.
+    """
     check_shape(state, f"{stem}.weight", shape, file)
     check_shape(state, f"{stem}.bias", shape[:1], file)
     return HeadLinear(state, stem, function)

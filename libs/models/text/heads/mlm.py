@@ -1,7 +1,7 @@
 """The masked language model's head: SPLADE pools the decoder's logits to a text's weights.
 
-A linear layer, its activation and LayerNorm, then the decoder, which most models tie to their token embeddings
-(transformers' *ForMaskedLM; each architecture has its own names for the same three).
+A linear layer, its activation and LayerNorm, then the decoder, which most models tie to their token
+embeddings (transformers' *ForMaskedLM; each architecture has its own names for the same three).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from libs.models.weights import HeadRule, Maybe
 
 @dataclass(frozen=True, slots=True)
 class MlmLayout:
-    """Stems after the family's prefix, and the keys of config.json for the activation (empty: exact GELU) and LayerNorm's epsilon.
+    """Stems after the family's prefix, and the keys of config.json for the activation (empty: exact
+    GELU) and LayerNorm's epsilon.
 
-    `bias`: the stem of a decoder bias stored apart from the decoder; empty: none. `biased`: the key that says whether there is one.
+    `bias`: the stem of a decoder bias stored apart from the decoder; empty: none. `biased`: the key
+    that says whether there is one.
     """
 
     dense: str
@@ -41,7 +43,11 @@ _ROBERTA = MlmLayout("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", b
 _GTE = replace(_ROBERTA, norm="lm_head.norm", bias="", function="hidden_act")
 MLM_LAYOUTS: dict[str, MlmLayout] = {
     "albert": MlmLayout(
-        "predictions.dense", "predictions.LayerNorm", "predictions.decoder", bias="predictions.bias", function="hidden_act"
+        "predictions.dense",
+        "predictions.LayerNorm",
+        "predictions.decoder",
+        bias="predictions.bias",
+        function="hidden_act",
     ),
     "bert": MlmLayout(
         "cls.predictions.transform.dense",
@@ -50,8 +56,12 @@ MLM_LAYOUTS: dict[str, MlmLayout] = {
         bias="cls.predictions.bias",
         function="hidden_act",
     ),
-    "electra": MlmLayout("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
-    "distilbert": MlmLayout("vocab_transform", "vocab_layer_norm", "vocab_projector", function="activation", eps=""),
+    "electra": MlmLayout(
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
+    ),
+    "distilbert": MlmLayout(
+        "vocab_transform", "vocab_layer_norm", "vocab_projector", function="activation", eps=""
+    ),
     "roberta": _ROBERTA,
     "roberta-prelayernorm": _ROBERTA,
     "xlm-roberta": _ROBERTA,
@@ -75,43 +85,71 @@ MLM_LAYOUTS: dict[str, MlmLayout] = {
 def mlm_table(family: str) -> dict[str, HeadRule]:
     """The head's table of tensor names. Raises ModelBroken for a family whose head is not known."""
     layout = _layout(family)
-    table: dict[str, HeadRule] = {layout.dense: "dense", layout.norm: "norm", layout.decoder: Maybe("decoder")}
+    table: dict[str, HeadRule] = {
+        layout.dense: "dense",
+        layout.norm: "norm",
+        layout.decoder: Maybe("decoder"),
+    }
     return table | ({layout.bias: Maybe("bias")} if layout.bias else {})
 
 
 class MlmTransform(nn.Module):
-    """Token states -> the decoder's input: [tokens, hidden] -> [tokens, embedding size], float32."""
+    """Token states -> the decoder's input: [tokens, hidden] -> [tokens, embedding size],
+    float32.
+    """
 
-    def __init__(self, family: str, config: Config, state: Mapping[str, Tensor], hidden: int, size: int, file: str) -> None:
+    def __init__(
+        self,
+        family: str,
+        config: Config,
+        state: Mapping[str, Tensor],
+        hidden: int,
+        size: int,
+        file: str,
+    ) -> None:
         super().__init__()
         layout = _layout(family)
         check_shape(state, "dense.weight", (size, hidden), file)
         check_shape(state, "norm.weight", (size,), file)
         self.dense = HeadLinear(state, "dense", "identity")
         self.weight = nn.Parameter(state["norm.weight"], requires_grad=False)
-        self.bias = nn.Parameter(state["norm.bias"], requires_grad=False) if "norm.bias" in state else None
-        self._eps = config.number(layout.eps, layout.default_eps) if layout.eps else layout.default_eps
-        self._function = FUNCTIONS[config.activation(layout.function) if layout.function else "gelu"]
+        self.bias = (
+            nn.Parameter(state["norm.bias"], requires_grad=False) if "norm.bias" in state else None
+        )
+        self._eps = (
+            config.number(layout.eps, layout.default_eps) if layout.eps else layout.default_eps
+        )
+        self._function = FUNCTIONS[
+            config.activation(layout.function) if layout.function else "gelu"
+        ]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return layer_norm(self._function(self.dense.forward(hidden.float())), self.weight, self.bias, self._eps)
+        return layer_norm(
+            self._function(self.dense.forward(hidden.float())), self.weight, self.bias, self._eps
+        )
 
 
 def decoder_weight(state: Mapping[str, Tensor], config: Config, table: Tensor, file: str) -> Tensor:
-    """[vocabulary, embedding size] in the table's type: the table itself where the decoder is tied to it.
+    """[vocabulary, embedding size] in the table's type: the table itself where the decoder is tied
+    to it.
 
-    As in transformers 5, a decoder that is stored and differs from the table is not tied, whatever config.json says.
+    As in transformers 5, a decoder that is stored and differs from the table is not tied, whatever
+    config.json says.
     """
     if "decoder.weight" not in state:
         if not config.flag("tie_word_embeddings", True):
-            raise ModelBroken(f"{file}: has no decoder's weight, and config.json says `tie_word_embeddings` false")
+            raise ModelBroken(
+                f"{file}: has no decoder's weight, and config.json says `tie_word_embeddings` false"
+            )
         return table
     check_shape(state, "decoder.weight", tuple(table.shape), file)
     own = state["decoder.weight"].to(table.dtype)
     return table if torch.equal(own, table) else own
 
 
-def decoder_bias(family: str, state: Mapping[str, Tensor], config: Config, columns: int, file: str) -> Tensor | None:
+def decoder_bias(
+    family: str, state: Mapping[str, Tensor], config: Config, columns: int, file: str
+) -> Tensor | None:
     """[vocabulary] float32; None only where the architecture can do without."""
     layout = _layout(family)
     name = next((name for name in ("decoder.bias", "bias") if name in state), "")
@@ -123,5 +161,7 @@ def decoder_bias(family: str, state: Mapping[str, Tensor], config: Config, colum
 
 def _layout(family: str) -> MlmLayout:
     if family not in MLM_LAYOUTS:
-        raise ModelBroken(f"config.json: `architectures`: masked language models are not served for the model_type {family!r}")
+        raise ModelBroken(
+            f"config.json: `architectures`: masked language models are not served for the model_type {family!r}"
+        )
     return MLM_LAYOUTS[family]

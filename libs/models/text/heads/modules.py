@@ -14,16 +14,24 @@ from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.weights import TensorFile
 
 
-def dense_layers(card: Card, directory: Path, state: Mapping[str, Tensor], device: torch.device) -> list[HeadLinear]:
-    """`state`: tensors beside the encoder's, for a module without a folder. Raises ModelBroken for what is missing or misshapen."""
+def dense_layers(
+    card: Card, directory: Path, state: Mapping[str, Tensor], device: torch.device
+) -> list[HeadLinear]:
+    """`state`: tensors beside the encoder's, for a module without a folder. Raises ModelBroken for
+    what is missing or misshapen.
+    """
     return [_layer(module, directory, state, device) for module in card.modules]
 
 
-def _layer(module: DenseModule, directory: Path, state: Mapping[str, Tensor], device: torch.device) -> HeadLinear:
+def _layer(
+    module: DenseModule, directory: Path, state: Mapping[str, Tensor], device: torch.device
+) -> HeadLinear:
     file = f"{module.folder}/model.safetensors" if module.folder else "model.safetensors"
     if module.folder:
         state = _read(directory, module.folder, device)
-    wanted: dict[str, tuple[int, ...]] = {"linear.weight": (module.out_features, module.in_features)}
+    wanted: dict[str, tuple[int, ...]] = {
+        "linear.weight": (module.out_features, module.in_features)
+    }
     if module.bias:
         wanted["linear.bias"] = (module.out_features,)
     if module.residual and module.in_features != module.out_features:
@@ -38,4 +46,6 @@ def _layer(module: DenseModule, directory: Path, state: Mapping[str, Tensor], de
 
 def _read(directory: Path, folder: str, device: torch.device) -> dict[str, Tensor]:
     tensors = TensorFile.open(directory, folder)
-    return {name: tensors.read(name).to(device=device, dtype=torch.float32) for name in tensors.names()}
+    return {
+        name: tensors.read(name).to(device=device, dtype=torch.float32) for name in tensors.names()
+    }

@@ -1,7 +1,7 @@
 """One vector per text: pooling of the token states, then the Dense modules of modules.json.
 
-Truncation (Matryoshka) and normalisation come after, in `processing/answers.py`: they are options of a request, and jobs with
-different options share a forward.
+Truncation (Matryoshka) and normalisation come after, in `processing/answers.py`: they are options
+of a request, and jobs with different options share a forward.
 """
 
 from __future__ import annotations
@@ -51,15 +51,25 @@ class PooledHead(nn.Module):
             return "first"
         return "last" if self._modes == ("lasttoken",) else None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         skips = [sequence.skip for sequence in sequences]
-        is_one_row = hidden.shape[0] == len(batch.lengths) and self.rows is not None and not any(skips)
-        hidden, cu_seqlens = (hidden, batch.cu_seqlens) if is_one_row else without_prompts(hidden, batch, skips)
+        is_one_row = (
+            hidden.shape[0] == len(batch.lengths) and self.rows is not None and not any(skips)
+        )
+        hidden, cu_seqlens = (
+            (hidden, batch.cu_seqlens) if is_one_row else without_prompts(hidden, batch, skips)
+        )
         return (self.pool(hidden, cu_seqlens, is_one_row=is_one_row),)
 
     def pool(self, hidden: Tensor, cu_seqlens: Tensor, *, is_one_row: bool) -> Tensor:
         """As `CapturableHead.pool`."""
-        pooled = hidden.float() if is_one_row else torch.cat([pooling(hidden, cu_seqlens) for pooling in self._poolings], dim=1)
+        pooled = (
+            hidden.float()
+            if is_one_row
+            else torch.cat([pooling(hidden, cu_seqlens) for pooling in self._poolings], dim=1)
+        )
         for layer in self.layers:
             pooled = layer(pooled)
         return pooled
@@ -69,10 +79,15 @@ class PooledHead(nn.Module):
 
 
 def without_prompts(hidden: Tensor, batch: Packed, skips: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The states that are pooled, and the `cu_seqlens` of their sequences. `skips`: leading tokens of each that are not."""
+    """The states that are pooled, and the `cu_seqlens` of their sequences. `skips`: leading tokens
+    of each that are not.
+    """
     if not any(skips):
         return hidden, batch.cu_seqlens
     starts = np.cumsum((0, *batch.lengths[:-1]))
-    kept = [np.arange(start + skip, start + length) for start, skip, length in zip(starts, skips, batch.lengths, strict=True)]
+    kept = [
+        np.arange(start + skip, start + length)
+        for start, skip, length in zip(starts, skips, batch.lengths, strict=True)
+    ]
     rows = to_device(np.concatenate(kept).astype(np.int32), hidden.device)
     return hidden.index_select(0, rows), cumulated([len(part) for part in kept], hidden.device)

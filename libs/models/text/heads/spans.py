@@ -1,7 +1,8 @@
 """Pools the token states of spans of a sequence: late chunking (Günther et al., arXiv 2409.04701).
 
-Every pooling that is served this way is a sum of weighted states: the mean, the mean by position, the last token's state. So a span
-that lies in several windows of a text is the sum of what each window gives, which `processing/chunking/span_pooling.py` adds up.
+Every pooling that is served this way is a sum of weighted states: the mean, the mean by position,
+the last token's state. So a span that lies in several windows of a text is the sum of what each
+window gives, which `processing/chunking/span_pooling.py` adds up.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from libs.models.packed import Packed, Rows
 from libs.models.work import InputSequence, Output
 
 _ROWS: Final = 1024
-"""Token states that are gathered at a time: spans may overlap, so there may be many more than the batch has tokens."""
+"""Token states that are gathered at a time: spans may overlap, so there may be many more than the
+batch has tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanRows:
-    """`InputSequence.input` of this head: the tokens of each span, and their weights in each pooling.
+    """`InputSequence.input` of this head: the tokens of each span, and their weights in each
+    pooling.
 
-    `rows`: [n] int32, tokens of the sequence, those of one span after the other. `weights`: [n, poolings] float32. `counts`: how
-    many rows each span has, at least one each.
+    `rows`: [n] int32, tokens of the sequence, those of one span after the other. `weights`: [n,
+    poolings] float32. `counts`: how many rows each span has, at least one each.
     """
 
     rows: NDArray[np.int32]
@@ -45,11 +49,15 @@ class SpanHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         """[spans of all sequences, poolings * hidden]"""
         spans = [_spans(sequence) for sequence in sequences]
         starts = np.cumsum((0, *batch.lengths[:-1]))
-        rows = np.concatenate([own.rows + start for own, start in zip(spans, starts, strict=True)]).astype(np.int32)
+        rows = np.concatenate(
+            [own.rows + start for own, start in zip(spans, starts, strict=True)]
+        ).astype(np.int32)
         weights = np.concatenate([own.weights for own in spans])
         ends = np.cumsum(np.concatenate([own.counts for own in spans]))
         out = hidden.new_zeros((len(ends), weights.shape[1] * hidden.shape[1]), dtype=torch.float32)
@@ -60,7 +68,10 @@ class SpanHead(nn.Module):
             segments = cumulated(np.diff(cuts, prepend=0).tolist(), hidden.device)
             states = hidden.index_select(0, to_device(rows[begin:end], hidden.device)).float()
             shares = to_device(weights[begin:end], hidden.device, np.float32)
-            parts = [reduce(states * shares[:, one : one + 1], "sum", segments) for one in range(weights.shape[1])]
+            parts = [
+                reduce(states * shares[:, one : one + 1], "sum", segments)
+                for one in range(weights.shape[1])
+            ]
             out[first : last + 1] += torch.cat(parts, dim=1)
         return (out,)
 

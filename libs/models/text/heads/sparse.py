@@ -1,7 +1,8 @@
-"""Sparse vectors over the vocabulary: SPLADE from a masked language model's logits, lexical weights (bge-m3) from token states.
+"""Sparse vectors over the vocabulary: SPLADE from a masked language model's logits, lexical weights
+(bge-m3) from token states.
 
-The logits of all tokens are never in memory at once (`libs/kernels/pooling/sparse.py`), and only SPLADE's non-zero weights are
-copied from the device.
+The logits of all tokens are never in memory at once (`libs/kernels/pooling/sparse.py`), and only
+SPLADE's non-zero weights are copied from the device.
 """
 
 from __future__ import annotations
@@ -23,34 +24,54 @@ from libs.models.work import InputSequence, Output, SparseRow
 
 
 class SpladeHead(nn.Module):
-    """Token states -> log(1 + relu(logit)), pooled over each sequence's tokens, special ones included as in the reference.
+    """Token states -> log(1 + relu(logit)), pooled over each sequence's tokens, special ones
+    included as in the reference.
 
-    `weight` [vocabulary, embedding size] is the decoder's, `shared` if tied to the encoder's token table; `bias` [vocabulary].
+    `weight` [vocabulary, embedding size] is the decoder's, `shared` if tied to the encoder's token
+    table; `bias` [vocabulary].
     """
 
-    def __init__(self, transform: MlmTransform, weight: Tensor, bias: Tensor | None, card: Sparse, *, shared: bool) -> None:
+    def __init__(
+        self,
+        transform: MlmTransform,
+        weight: Tensor,
+        bias: Tensor | None,
+        card: Sparse,
+        *,
+        shared: bool,
+    ) -> None:
         super().__init__()
         self.transform = transform
         self.weight = None if shared else nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._table = (weight,)  # in a tuple, so that the encoder's table is not counted as this module's as well
+        self._table = (
+            weight,
+        )  # in a tuple, so that the encoder's table is not counted as this module's as well
         self._card = card
 
     @property
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         """[sequences, vocabulary] float32"""
         weight = self._table[0] if self.weight is None else self.weight
         states = self.transform.forward(hidden).to(weight.dtype)
         activation = self._card.activation
         if self._card.pooling == "sum":
             return (splade_sum(states, weight, self.bias, batch.cu_seqlens, activation=activation),)
-        return (splade_max(states, weight, self.bias, batch.cu_seqlens, batch.lengths, activation=activation),)
+        return (
+            splade_max(
+                states, weight, self.bias, batch.cu_seqlens, batch.lengths, activation=activation
+            ),
+        )
 
     def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The number of entries of each row, then all columns, then all weights, in one int32 tensor: one copy."""
+        """The number of entries of each row, then all columns, then all weights, in one int32
+        tensor: one copy.
+        """
         best = tensors[0]
         rows, columns = best.nonzero(as_tuple=True)
         counts = torch.count_nonzero(best, dim=1)
@@ -64,9 +85,11 @@ class SpladeHead(nn.Module):
 
 
 class LexicalHead(nn.Module):
-    """bge-m3's lexical weights: relu(linear(state)) of each token, and the maximum over a token's occurrences.
+    """bge-m3's lexical weights: relu(linear(state)) of each token, and the maximum over a token's
+    occurrences.
 
-    `unused`: ids whose weight is dropped ([CLS] and the like). Written after FlagEmbedding's M3 model.
+    `unused`: ids whose weight is dropped ([CLS] and the like). Written after FlagEmbedding's M3
+    model.
     """
 
     def __init__(self, linear: HeadLinear, unused: Collection[int]) -> None:
@@ -78,20 +101,26 @@ class LexicalHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         """[tokens] float32"""
         return (self.linear.forward(hidden.float()).squeeze(1),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         ids = torch.from_numpy(np.concatenate([sequence.ids for sequence in sequences]))
         weights = torch.from_numpy(arrays[0].astype(np.float32, copy=False))
-        offsets, columns, best = (part.numpy() for part in max_by_id(ids, weights, [item.tokens for item in sequences]))
+        offsets, columns, best = (
+            part.numpy() for part in max_by_id(ids, weights, [item.tokens for item in sequences])
+        )
         kept = (best != 0) & ~np.isin(columns, self._unused)
         ends = np.concatenate(([0], np.cumsum(kept)))[offsets[1:-1]]
         return _rows(columns[kept].astype(np.int32), best[kept], ends)
 
 
-def _rows(columns: NDArray[np.int32], weights: NDArray[np.float32], ends: NDArray[np.int64]) -> list[Output]:
+def _rows(
+    columns: NDArray[np.int32], weights: NDArray[np.float32], ends: NDArray[np.int64]
+) -> list[Output]:
     """`ends`: of all rows but the last."""
     parts = zip(np.split(columns, ends), np.split(weights, ends), strict=True)
     return [SparseRow(indices, values) for indices, values in parts]

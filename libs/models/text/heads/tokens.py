@@ -12,7 +12,9 @@ from libs.models.work import InputSequence, Output
 
 
 class TokenHead(nn.Module):
-    """Hidden states -> [tokens, out] float32, through one or more layers (none: the states themselves)."""
+    """Hidden states -> [tokens, out] float32, through one or more layers (none: the states
+    themselves).
+    """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -22,7 +24,9 @@ class TokenHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         out = hidden.float()
         for layer in self.layers:
             out = layer(out)

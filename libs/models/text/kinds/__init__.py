@@ -1,4 +1,6 @@
-"""The registry of kinds: from a card's kind to the heads and processor after the encoder. A new kind is one file and one line."""
+"""The registry of kinds: from a card's kind to the heads and processor after the encoder. A new
+kind is one file and one line.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ _KINDS: dict[Kind, ModelKind] = {
 
 
 def kind_of(card: Card) -> ModelKind:
-    """The module that builds the card's heads and processor. Raises ModelBroken for a model without any."""
+    """The module that builds the card's heads and processor. Raises ModelBroken for a model without
+    any.
+    """
     if card.kind not in _KINDS:
-        raise ModelBroken(f"{card.model} is a model of the kind {card.kind!r}, which has no vectors, scores or labels")
+        raise ModelBroken(
+            f"{card.model} is a model of the kind {card.kind!r}, which has no vectors, scores or labels"
+        )
     return _KINDS[card.kind]

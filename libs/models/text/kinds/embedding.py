@@ -22,7 +22,7 @@ from libs.models.text.processing.latent import LatentProcessor
 from libs.models.text.registry import build_encoder
 from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import special_token
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import HeadRule, TensorFile
 
 
@@ -57,24 +57,34 @@ def _asymmetric(parts: Parts, queries: Card) -> Built:
     config = need_config(root, queries.encoder_file).values
     tensors, device = TensorFile.open(parts.directory, queries.encoder_folder), parts.device
     encoder, state = build_encoder(
-        config, tensors, dtype=parts.encoder.dtype, device=device, head_tables=head_table(queries), int8=parts.int8
+        config,
+        tensors,
+        dtype=parts.encoder.dtype,
+        device=device,
+        head_tables=head_table(queries),
+        int8=parts.int8,
     )
     queries = replace(queries, max_tokens=min(queries.max_tokens, encoder.max_positions))
     own = Parts(queries, parts.directory, encoder, state, parts.rest, device, parts.int8)
     text = parts.text()
     documents = EmbeddingProcessor(parts.card, text)
     processor = AsymmetricProcessor(parts.card, documents, EmbeddingProcessor(queries, own.text()))
-    trunk = Trunk(encoder, {QUERY_HEAD: _pooled(own)})
+    trunk = Backbone(encoder, {QUERY_HEAD: _pooled(own)})
     return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (trunk,))
 
 
 def _pooled(parts: Parts) -> PooledHead:
-    return PooledHead(parts.card.pooling, dense_layers(parts.card, parts.directory, parts.state, parts.device))
+    return PooledHead(
+        parts.card.pooling, dense_layers(parts.card, parts.directory, parts.state, parts.device)
+    )
 
 
 def _latent(parts: Parts) -> Built:
     """NV-Embed: every tensor beside the encoder's is the latent attention layer's."""
-    settings, state = read_latent(parts.directory), HeadState(parts.rest, parts.device, "config.json")
+    settings, state = (
+        read_latent(parts.directory),
+        HeadState(parts.rest, parts.device, "config.json"),
+    )
     head = LatentHead(settings, state, parts.encoder.hidden_size, parts.encoder.dtype, parts.file)
     state.check_all_used()
     end = special_token(parts.root, "eos_token") if settings.ends else ""

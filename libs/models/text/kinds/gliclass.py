@@ -38,10 +38,16 @@ def build(parts: Parts) -> Built:
     state = {name.removeprefix(_PREFIX): _read(parts, name) for name in parts.rest.names()}
     if settings.segments:
         _add_segments(parts, state)
-    function = FUNCTIONS[Config(need_config(parts.directory, "config.json").values).activation("projector_hidden_act")]
+    function = FUNCTIONS[
+        Config(need_config(parts.directory, "config.json").values).activation(
+            "projector_hidden_act"
+        )
+    ]
     head = GliclassHead(settings, state, parts.encoder.hidden_size, function, parts.file)
     for name in sorted(state):
-        raise ModelBroken(f"{parts.file}: tensor {_PREFIX + name!r} has no place in the model that config.json describes")
+        raise ModelBroken(
+            f"{parts.file}: tensor {_PREFIX + name!r} has no place in the model that config.json describes"
+        )
     tokenizer = load_tokenizer(parts.root, lowercase=False)
     return Built({"labels": head}, GliclassProcessor(parts.card, settings, tokenizer), tokenizer)
 
@@ -51,10 +57,14 @@ def _read(parts: Parts, name: str) -> Tensor:
 
 
 def _add_segments(parts: Parts, state: dict[str, Tensor]) -> None:
-    """Adds segment embeddings, which distinguish labels from text, to the token embeddings, as BERT does."""
+    """Adds segment embeddings, which distinguish labels from text, to the token embeddings, as BERT
+    does.
+    """
     embed = parts.encoder.embed
     if not isinstance(embed, TokenEmbedding) or embed.segments:
-        raise ModelBroken("config.json: `use_segment_embeddings`: not served for an encoder with segments of its own")
+        raise ModelBroken(
+            "config.json: `use_segment_embeddings`: not served for an encoder with segments of its own"
+        )
     size = embed.token.weight.shape[1]
     check_shape(state, _SEGMENTS, (_SEGMENT_COUNT, size), parts.file)
     embed.add_segments(state.pop(_SEGMENTS))

@@ -1,4 +1,6 @@
-"""bge-m3: dense, sparse (lexical) and multi-vector outputs from one forward, or any one of them alone."""
+"""bge-m3: dense, sparse (lexical) and multi-vector outputs from one forward, or any one of them
+alone.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.weights import HeadRule, TensorFile
 
-_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # special tokens whose lexical weight FlagEmbedding drops
+_UNUSED = (
+    "cls_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+)  # special tokens whose lexical weight FlagEmbedding drops
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -28,13 +35,19 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 def build(parts: Parts) -> Built:
     card, text = parts.card, parts.text()
     heads: dict[str, ModelHead] = {
-        "dense": PooledHead(card.pooling, dense_layers(card, parts.directory, parts.state, parts.device))
+        "dense": PooledHead(
+            card.pooling, dense_layers(card, parts.directory, parts.state, parts.device)
+        )
     }
     if card.sparse is not None:
-        heads["sparse"] = LexicalHead(_layer(parts, SPARSE_FILE, 1, rectified=True), _unused(parts, text))
+        heads["sparse"] = LexicalHead(
+            _layer(parts, SPARSE_FILE, 1, rectified=True), _unused(parts, text)
+        )
     late = None
     if card.late is not None:
-        heads["multi_vector"] = TokenHead([_layer(parts, TOKENS_FILE, card.multi_vector_dimensions)])
+        heads["multi_vector"] = TokenHead(
+            [_layer(parts, TOKENS_FILE, card.multi_vector_dimensions)]
+        )
         late = LateFrame(card.late, text, "")
     spans = add_span_head(heads, parts)
     return Built(heads, EmbeddingProcessor(card, text, late, spans=spans), text.tokenizer)
@@ -46,7 +59,9 @@ def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> H
     check_shape(state, "linear.weight", (width, parts.encoder.hidden_size), file)
     check_shape(state, "linear.bias", (width,), file)
     if len(state) > 2:
-        raise ModelBroken(f"{file}: holds {', '.join(tensors.names())}; only `weight` and `bias` are known")
+        raise ModelBroken(
+            f"{file}: holds {', '.join(tensors.names())}; only `weight` and `bias` are known"
+        )
     return HeadLinear(state, "linear", "relu" if rectified else "identity")
 
 

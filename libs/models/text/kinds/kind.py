@@ -1,4 +1,6 @@
-"""The interface of the modules in this folder: heads and processor, after the encoder, for one kind of model (`Card.kind`)."""
+"""The interface of the modules in this folder: heads and processor, after the encoder, for one kind
+of model (`Card.kind`).
+"""
 
 from __future__ import annotations
 
@@ -20,27 +22,28 @@ from libs.models.processor import Processor
 from libs.models.text.tokenising.settings import has_segments
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.trunk import Trunk
+from libs.models.trunk import Backbone
 from libs.models.weights import HeadRule, TensorFile
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`heads`: after the checkpoint's main encoder, by the names that `Prepared.head` may have. `tokenizer`: of that encoder.
-    `trunks`: further encoders."""
+    """`heads`: after the checkpoint's main encoder, by the names that `Prepared.head` may have.
+    `tokenizer`: of that encoder. `trunks`: further encoders."""
 
     heads: Mapping[str, ModelHead]
     processor: Processor
     tokenizer: Tokenizer
-    trunks: tuple[Trunk, ...] = ()
+    trunks: tuple[Backbone, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A loaded encoder and the rest of its checkpoint. `card.max_tokens` is final.
 
-    `state`: the tensors that `head_table` names, float32 on the device. `rest`: tensors that do not begin with
-    `card.encoder_prefix`, every one of which the kind must account for. `int8`: further encoders are to be built for it as well.
+    `state`: the tensors that `head_table` names, float32 on the device. `rest`: tensors that do not
+    begin with `card.encoder_prefix`, every one of which the kind must account for. `int8`: further
+    encoders are to be built for it as well.
     """
 
     card: Card

@@ -25,9 +25,13 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 def build(parts: Parts) -> Built:
     settings, size = read_laya(parts.directory), parts.encoder.hidden_size
     if parts.encoder.causal:
-        raise ModelBroken(f"encoder/config.json: describes a decoder ({parts.card.family}), whose options do not see the text")
+        raise ModelBroken(
+            f"encoder/config.json: describes a decoder ({parts.card.family}), whose options do not see the text"
+        )
     if size % max(1, size // 64):
-        raise ModelBroken(f"encoder/config.json: `hidden_size` is {size}, which heads of 64 do not divide")
+        raise ModelBroken(
+            f"encoder/config.json: `hidden_size` is {size}, which heads of 64 do not divide"
+        )
     state = HeadState(parts.rest, parts.device, FILE)
     head = OptionsHead(state, settings.layers, size, parts.file)
     state.drop("act_head.")  # whether to act, which no answer of ours says
@@ -40,12 +44,16 @@ def build(parts: Parts) -> Built:
 
 def _marks(parts: Parts, tokenizer: Tokenizer) -> Marks:
     folder = parts.directory / TOKENIZER_FOLDER
-    first, last, option = (_token(folder, tokenizer, role) for role in ("cls_token", "sep_token", "mask_token"))
+    first, last, option = (
+        _token(folder, tokenizer, role) for role in ("cls_token", "sep_token", "mask_token")
+    )
     return Marks(first, last, option, text=special_token(folder, "mask_token"))
 
 
 def _token(folder: Path, tokenizer: Tokenizer, role: str) -> int:
     index: int | None = tokenizer.token_to_id(special_token(folder, role))
     if index is None:
-        raise ModelBroken(f"{TOKENIZER_FOLDER}/tokenizer_config.json: names no `{role}` that tokenizer.json has")
+        raise ModelBroken(
+            f"{TOKENIZER_FOLDER}/tokenizer_config.json: names no `{role}` that tokenizer.json has"
+        )
     return index

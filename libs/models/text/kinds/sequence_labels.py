@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from libs.catalog.card import Card
 from libs.models.processor import Processor
-from libs.models.text.heads.labels import LANGUAGE_MODEL, Classifier, LabelsHead, pooling_of, table_of, text_layout
+from libs.models.text.heads.labels import (
+    LANGUAGE_MODEL,
+    Classifier,
+    LabelsHead,
+    pooling_of,
+    table_of,
+    text_layout,
+)
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.processing.labels import LabelsProcessor, WithoutPadding
 from libs.models.text.processing.nli import NliProcessor
@@ -21,12 +28,20 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 
 def build(parts: Parts) -> Built:
     card, layout, config = parts.card, text_layout(parts.card.family), parts.config
-    classifier = Classifier(layout, config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file)
+    classifier = Classifier(
+        layout, config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file
+    )
     text = parts.text()
     chat = ChatPairs.where_it_fits(card, parts.root, text, shares=parts.encoder.shares_prefixes)
     own = LabelsProcessor(card, text, chat)
-    processor: Processor = own if card.contradiction is None else NliProcessor(card, card.contradiction, text, own)
+    processor: Processor = (
+        own if card.contradiction is None else NliProcessor(card, card.contradiction, text, own)
+    )
     padding = config.values.get("pad_token_id", _DEFAULT_PADDING.get(card.family))
     if layout is LANGUAGE_MODEL and parts.encoder.causal and padding is not None:
-        processor = WithoutPadding(processor, config.integer("pad_token_id", _DEFAULT_PADDING.get(card.family)))
-    return Built({"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor, text.tokenizer)
+        processor = WithoutPadding(
+            processor, config.integer("pad_token_id", _DEFAULT_PADDING.get(card.family))
+        )
+    return Built(
+        {"logits": LabelsHead(classifier, pooling_of(layout, config))}, processor, text.tokenizer
+    )

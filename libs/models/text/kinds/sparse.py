@@ -1,4 +1,6 @@
-"""SPLADE: the masked language model's head, and for some models (inference-free) fixed token weights for queries."""
+"""SPLADE: the masked language model's head, and for some models (inference-free) fixed token
+weights for queries.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,19 @@ def build(parts: Parts) -> Built:
     static = None
     if sparse.queries is not None:
         limit, lowercase = card.max_tokens, card.lowercase
-        static = load_lookup(parts.directory, sparse.queries, columns=sparse.columns, limit=limit, lowercase=lowercase)
+        static = load_lookup(
+            parts.directory,
+            sparse.queries,
+            columns=sparse.columns,
+            limit=limit,
+            lowercase=lowercase,
+        )
     text = parts.text()
-    return Built({"sparse": _head(parts, sparse)}, EmbeddingProcessor(card, text, static=static), text.tokenizer)
+    return Built(
+        {"sparse": _head(parts, sparse)},
+        EmbeddingProcessor(card, text, static=static),
+        text.tokenizer,
+    )
 
 
 def _head(parts: Parts, card: Sparse) -> SpladeHead:
@@ -35,8 +47,12 @@ def _head(parts: Parts, card: Sparse) -> SpladeHead:
     config = Config(need_config(parts.root, parts.card.encoder_file).values)
     table = parts.encoder.token_weight
     if table.shape[0] != card.columns:
-        raise ModelBroken(f"{file}: the token table has {table.shape[0]} rows; config.json: `vocab_size` is {card.columns}")
-    transform = MlmTransform(parts.card.family, config, parts.state, parts.encoder.hidden_size, table.shape[1], file)
+        raise ModelBroken(
+            f"{file}: the token table has {table.shape[0]} rows; config.json: `vocab_size` is {card.columns}"
+        )
+    transform = MlmTransform(
+        parts.card.family, config, parts.state, parts.encoder.hidden_size, table.shape[1], file
+    )
     weight = decoder_weight(parts.state, config, table, file)
     bias = decoder_bias(parts.card.family, parts.state, config, card.columns, file)
     return SpladeHead(transform, weight, bias, card, shared=weight is table)

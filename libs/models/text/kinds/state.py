@@ -1,4 +1,6 @@
-"""The tensors beside the encoder's, for a head with a configuration of its own: every one must be used."""
+"""The tensors beside the encoder's, for a head with a configuration of its own: every one must be
+used.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from libs.models.weights import TensorFile
 
 
 class HeadState(Mapping[str, Tensor]):
-    """The head's tensors, float32 on the device; tracks which of them are still unused. `config`: the head's configuration file."""
+    """The head's tensors, float32 on the device; tracks which of them are still unused. `config`:
+    the head's configuration file.
+    """
 
     def __init__(self, tensors: TensorFile, device: torch.device, config: str) -> None:
         self._tensors, self._device, self._config = tensors, device, config
@@ -47,8 +51,12 @@ class HeadState(Mapping[str, Tensor]):
             )
 
 
-def projection(state: Mapping[str, Tensor], stem: str, inputs: int, size: int, file: str) -> HeadLinear | None:
-    """The layer from the encoder's hidden size to the head's; the gliner and glirel packages have one only where sizes differ."""
+def projection(
+    state: Mapping[str, Tensor], stem: str, inputs: int, size: int, file: str
+) -> HeadLinear | None:
+    """The layer from the encoder's hidden size to the head's; the gliner and glirel packages have
+    one only where sizes differ.
+    """
     if inputs == size:
         return None
     check_shape(state, f"{stem}.weight", (size, inputs), file)

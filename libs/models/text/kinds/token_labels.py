@@ -16,6 +16,10 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 
 def build(parts: Parts) -> Built:
     card, layout = parts.card, token_layout(parts.card.family)
-    classifier = Classifier(layout, parts.config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file)
+    classifier = Classifier(
+        layout, parts.config, parts.state, parts.encoder.hidden_size, len(card.classes), parts.file
+    )
     text = parts.text()
-    return Built({"token_logits": TokenHead([classifier])}, TaggingProcessor(card, text), text.tokenizer)
+    return Built(
+        {"token_logits": TokenHead([classifier])}, TaggingProcessor(card, text), text.tokenizer
+    )

@@ -1,4 +1,5 @@
-"""Rerankers that are causal language models: the logits of "yes" and "no" as the next token after a pair.
+"""Rerankers that are causal language models: the logits of "yes" and "no" as the next token after a
+pair.
 
 Only the rows of those two tokens are read of the LM head.
 """
@@ -31,16 +32,22 @@ def build(parts: Parts) -> Built:
 
 
 def _rows(parts: Parts, text: TextProcessor) -> Tensor:
-    """[answers, hidden] float32, of the head's own table or, where it has none, of the token embeddings."""
+    """[answers, hidden] float32, of the head's own table or, where it has none, of the token
+    embeddings.
+    """
     table = parts.state.get("lm_head.weight", parts.encoder.token_weight)
     ids = [_token(answer, text) for answer in parts.card.answers]
     if table.shape[1] != parts.encoder.hidden_size or max(ids) >= table.shape[0]:
-        raise ModelBroken(f"{parts.file}: the language model's head is {list(table.shape)}, too small for the tokens {ids}")
+        raise ModelBroken(
+            f"{parts.file}: the language model's head is {list(table.shape)}, too small for the tokens {ids}"
+        )
     return table[ids].to(device=parts.device, dtype=torch.float32)
 
 
 def _token(answer: int | str, text: TextProcessor) -> int:
     found = text.token_id(answer) if isinstance(answer, str) else answer
     if found is None:
-        raise ModelBroken(f"tokenizer.json: {answer!r} is not one token, so that it cannot be an answer")
+        raise ModelBroken(
+            f"tokenizer.json: {answer!r} is not one token, so that it cannot be an answer"
+        )
     return found

@@ -1,4 +1,6 @@
-"""Post-processing that processors share, in numpy: outputs of a forward -> vectors, scores and labels."""
+"""Post-processing that processors share, in numpy: outputs of a forward -> vectors, scores and
+labels.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ from libs.models.text.processing.quantise import store
 from libs.models.work import ANY_BYTES, ClassifyWork, EncodeWork, GoOn, Scale, SparseRow
 
 Array = NDArray[np.float32]
-_WEIGHTS = {"dense": 0.4, "sparse": 0.2, "multi_vector": 0.4}  # of BAAI/bge-m3's model card, `weights_for_different_modes`
+_WEIGHTS = {
+    "dense": 0.4,
+    "sparse": 0.2,
+    "multi_vector": 0.4,
+}  # of BAAI/bge-m3's model card, `weights_for_different_modes`
 ENTRY_BYTES = 8
-"""Of a number of a sparse row in an answer: its column and itself, which take no more in any data type."""
+"""Of a number of a sparse row in an answer: its column and itself, which take no more in any data
+type.
+"""
 _SHORTEST = np.float32(1e-12)  # torch.nn.functional.normalize's
 
 
@@ -35,8 +43,8 @@ def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored
 
 
 def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], go_on: GoOn) -> RaggedRows:
-    """Multi-vectors, pooled if the request says so. `rows` [tokens, dimensions] each, of the tokens that are returned. `go_on` is
-    called before each is pooled."""
+    """Multi-vectors, pooled if the request says so. `rows` [tokens, dimensions] each, of the tokens
+    that are returned. `go_on` is called before each is pooled."""
     values = np.concatenate(rows)
     normalize = card.normalize if work.normalize is None else work.normalize
     if normalize:
@@ -52,18 +60,25 @@ def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], go_on: GoOn)
     return RaggedRows(store(values, work.data_type), offsets)
 
 
-def sparse_rows(work: EncodeWork, columns: int, rows: Sequence[SparseRow], most_bytes: int = ANY_BYTES) -> SparseRows:
-    """Sparse vectors. `columns`: size of the vocabulary. Normalised only where the request asks for it.
+def sparse_rows(
+    work: EncodeWork, columns: int, rows: Sequence[SparseRow], most_bytes: int = ANY_BYTES
+) -> SparseRows:
+    """Sparse vectors. `columns`: size of the vocabulary. Normalised only where the request asks for
+    it.
 
     Of a row of more than `most_bytes` in the answer, the largest weights are kept.
     """
     most = max(1, most_bytes // ENTRY_BYTES)
     is_cut = any(len(row.values) > most for row in rows)
     rows = [strongest(row, most) for row in rows] if is_cut else rows
-    values = [_scaled(row.values) for row in rows] if work.normalize else [row.values for row in rows]
+    values = (
+        [_scaled(row.values) for row in rows] if work.normalize else [row.values for row in rows]
+    )
     offsets = np.cumsum([0, *(len(row.values) for row in rows)]).tolist()
     indices = np.concatenate([row.indices for row in rows]).astype(np.uint32)
-    return SparseRows(columns, offsets, indices, store(np.concatenate(values), work.data_type), truncated=is_cut)
+    return SparseRows(
+        columns, offsets, indices, store(np.concatenate(values), work.data_type), truncated=is_cut
+    )
 
 
 def strongest(row: SparseRow, count: int) -> SparseRow:
@@ -74,12 +89,19 @@ def strongest(row: SparseRow, count: int) -> SparseRow:
     return SparseRow(row.indices[kept], row.values[kept])
 
 
-def dot_scores(query: SparseRow, documents: Sequence[SparseRow], columns: int, *, cosine: bool = False) -> Array:
-    """Dot products of sparse vectors over a vocabulary of `columns` -> [documents]; of normalised ones if `cosine`."""
+def dot_scores(
+    query: SparseRow, documents: Sequence[SparseRow], columns: int, *, cosine: bool = False
+) -> Array:
+    """Dot products of sparse vectors over a vocabulary of `columns` -> [documents]; of normalised
+    ones if `cosine`.
+    """
     weights = np.zeros(columns, dtype=np.float32)
     weights[query.indices] = _scaled(query.values) if cosine else query.values
     values = (_scaled(row.values) if cosine else row.values for row in documents)
-    scores: Array = np.array([own @ weights[row.indices] for own, row in zip(values, documents, strict=True)], dtype=np.float32)
+    scores: Array = np.array(
+        [own @ weights[row.indices] for own, row in zip(values, documents, strict=True)],
+        dtype=np.float32,
+    )
     return scores
 
 
@@ -97,11 +119,11 @@ def _scaled(values: Array) -> Array:
 
 
 def dense_scores(query: Array, documents: Array, card: Card, scale: Scale) -> Array:
-    """Compare vectors by the model's own function; distances are negative, so that a higher score is always nearer.
+    """Compare vectors by the model's own function; distances are negative, so that a higher score
+    is always nearer.
 
     Args:
-        query: [dimensions].
-        documents: [documents, dimensions].
+        query: [dimensions]. documents: [documents, dimensions].
 
     Returns:
         [documents].
@@ -113,18 +135,24 @@ def dense_scores(query: Array, documents: Array, card: Card, scale: Scale) -> Ar
     if card.scoring == "dot":
         products: Array = documents @ query
         return products
-    distances: Array = np.linalg.norm(documents - query, ord=1 if card.scoring == "manhattan" else 2, axis=1)
+    distances: Array = np.linalg.norm(
+        documents - query, ord=1 if card.scoring == "manhattan" else 2, axis=1
+    )
     return -distances
 
 
 def cosine_scores(query: Array, documents: Array, scale: Scale) -> Array:
-    """query [dimensions], documents [documents, dimensions] -> [documents] in -1..1, or 0..1 as probability."""
+    """query [dimensions], documents [documents, dimensions] -> [documents] in -1..1, or 0..1 as
+    probability.
+    """
     scores: Array = unit(documents) @ unit(query[None])[0]
     return np.float32(0.5) * (1 + scores) if scale == "probability" else scores
 
 
 def maxsim_scores(query: Array, documents: Sequence[Array], card: Card) -> Array:
-    """query [tokens, dimensions], one such array per document -> [documents]; averaged over query tokens where the card says so."""
+    """query [tokens, dimensions], one such array per document -> [documents]; averaged over query
+    tokens where the card says so.
+    """
     lengths = [len(document) for document in documents]
     flat = np.concatenate(documents)
     if card.normalize:
@@ -136,7 +164,9 @@ def maxsim_scores(query: Array, documents: Sequence[Array], card: Card) -> Array
 
 
 def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
-    """logits [documents, classes] -> [documents]: the score of the class "relevant", on the requested scale."""
+    """logits [documents, classes] -> [documents]: the score of the class "relevant", on the
+    requested scale.
+    """
     if scale == "logit":
         return logits[:, card.positive]
     if scale == "probability":
@@ -145,14 +175,21 @@ def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
 
 
 def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelScore, ...]:
-    """Labels of one text, best first. logits [classes]; the softmax is over all classes, or over the requested labels."""
+    """Labels of one text, best first. logits [classes]; the softmax is over all classes, or over
+    the requested labels.
+    """
     multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
-    wanted = [index for index, name in enumerate(card.classes) if not work.labels or name in work.labels]
+    wanted = [
+        index for index, name in enumerate(card.classes) if not work.labels or name in work.labels
+    ]
     if multi or len(logits) == 1:
         scores = sigmoid(logits)[wanted]
     else:
         scores = softmax(logits[wanted]) if work.among_labels else softmax(logits)[wanted]
-    return best_first([(card.classes[index], score) for index, score in zip(wanted, scores, strict=True)], work.threshold)
+    return best_first(
+        [(card.classes[index], score) for index, score in zip(wanted, scores, strict=True)],
+        work.threshold,
+    )
 
 
 def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore, ...]]:
@@ -165,9 +202,15 @@ def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore,
     return [best_first(list(zip(work.labels, row, strict=True)), work.threshold) for row in scores]
 
 
-def best_first(scores: Sequence[tuple[str, np.float32]], threshold: float | None) -> tuple[LabelScore, ...]:
+def best_first(
+    scores: Sequence[tuple[str, np.float32]], threshold: float | None
+) -> tuple[LabelScore, ...]:
     """The labels that reach the threshold (None: all)."""
-    kept = [LabelScore(name, float(score)) for name, score in scores if threshold is None or score >= threshold]
+    kept = [
+        LabelScore(name, float(score))
+        for name, score in scores
+        if threshold is None or score >= threshold
+    ]
     return tuple(sorted(kept, key=lambda item: -item.score))
 
 

@@ -1,4 +1,6 @@
-"""Encode, score and classify with an embedding model whose queries have an encoder of their own (sentence-transformers' Router)."""
+"""Encode, score and classify with an embedding model whose queries have an encoder of their own
+(sentence-transformers' Router).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ _HEAD: Final[Head] = "dense"
 
 
 class AsymmetricProcessor:
-    """The processor of one model. Its encoder for queries has the head QUERY_HEAD, that for documents "dense"."""
+    """The processor of one model. Its encoder for queries has the head QUERY_HEAD, that for
+    documents "dense".
+    """
 
-    def __init__(self, card: Card, documents: EmbeddingProcessor, queries: EmbeddingProcessor) -> None:
+    def __init__(
+        self, card: Card, documents: EmbeddingProcessor, queries: EmbeddingProcessor
+    ) -> None:
         self._card, self._documents, self._queries = card, documents, queries
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
@@ -34,10 +40,14 @@ class AsymmetricProcessor:
             return replace(self._queries.prepare(work, go_on), head=QUERY_HEAD)
         return self._documents.prepare(work, go_on)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         processor = self._queries if self._is_query(prepared.work) else self._documents
         return processor.finish(replace(prepared, head=_HEAD, heads=()), outputs, go_on)
 
     def _is_query(self, work: Work) -> bool:
         role = work.role if isinstance(work, EncodeWork) else ""
-        return role == "query" or (not role and self._card.query_default and not isinstance(work, ScoreWork))
+        return role == "query" or (
+            not role and self._card.query_default and not isinstance(work, ScoreWork)
+        )

@@ -1,4 +1,5 @@
-"""Encode, score and classify with an embedding model: vectors of texts in each of its representations, and their similarities.
+"""Encode, score and classify with an embedding model: vectors of texts in each of its
+representations, and their similarities.
 
 A job fails as a whole, and alone. Several representations in one request come from one forward.
 """
@@ -30,7 +31,7 @@ from libs.models.text.checks import (
 from libs.models.text.processing import answers
 from libs.models.text.processing.chunking.dividing import DEFAULT_TOKENS, divide
 from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling, Window
-from libs.models.text.processing.pooling import MOST_VECTORS
+from libs.models.text.processing.pooling import MAX_VECTORS
 from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
 from libs.models.text.tokenising.text import TextProcessor, Where
@@ -63,7 +64,8 @@ class Framed:
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """`masks` of all sequences; `found`: results of texts that were looked up and have no sequence; they precede all others.
+    """`masks` of all sequences; `found`: results of texts that were looked up and have no sequence;
+    they precede all others.
 
     `chunks`: of texts that were divided; `windows`: of each of these that is pooled by spans.
     """
@@ -76,7 +78,9 @@ class _Notes:
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """The outputs for texts, in their order, in the requested representations; the others are empty."""
+    """The outputs for texts, in their order, in the requested representations; the others are
+    empty.
+    """
 
     dense: list[Array]
     sparse: list[SparseRow]
@@ -84,8 +88,8 @@ class _Forms:
 
 
 class EmbeddingProcessor:
-    """The processor of one model. `late`: for late-interaction models. `static`: for queries that need no forward. `spans`: for
-    models with the head SPANS_HEAD."""
+    """The processor of one model. `late`: for late-interaction models. `static`: for queries that
+    need no forward. `spans`: for models with the head SPANS_HEAD."""
 
     def __init__(
         self,
@@ -95,7 +99,13 @@ class EmbeddingProcessor:
         static: StaticLookup | None = None,
         spans: SpanPooling | None = None,
     ) -> None:
-        self._card, self._text, self._late, self._static, self._spans = card, text, late, static, spans
+        self._card, self._text, self._late, self._static, self._spans = (
+            card,
+            text,
+            late,
+            static,
+            spans,
+        )
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
@@ -108,7 +118,9 @@ class EmbeddingProcessor:
                 return self._classify(work, go_on)
         raise unsupported(work, self._card)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work = prepared.work
         if isinstance(work, EncodeWork) and cast(_Notes, prepared.notes).windows:
             return self._late_vectors(work, prepared, outputs, go_on)
@@ -120,7 +132,9 @@ class EmbeddingProcessor:
                 return ScoreResult(self._scores(work, forms))
             case ClassifyWork():
                 labels = answers.nearest_labels(work, np.stack(forms.dense))
-                return extracted((Extraction(labels=found) for found in labels), prepared.answer_bytes, go_on)
+                return extracted(
+                    (Extraction(labels=found) for found in labels), prepared.answer_bytes, go_on
+                )
         raise unsupported(work, self._card)
 
     def _encode(self, work: EncodeWork, go_on: GoOn) -> Prepared:
@@ -128,21 +142,37 @@ class EmbeddingProcessor:
         check_encode(work, forms, self._card)
         prompt = work.instruction or prompt_of(self._card, work.role, work.adapter)
         if work.chunking is not None:
-            return self._late_chunks(work, forms, prompt, go_on) if work.chunking.late else self._chunks(work, forms, prompt, go_on)
+            return (
+                self._late_chunks(work, forms, prompt, go_on)
+                if work.chunking.late
+                else self._chunks(work, forms, prompt, go_on)
+            )
         return self._whole(work, work.texts, forms, prompt, item_path, go_on)
 
     def _whole(
-        self, work: EncodeWork, texts: list[str], forms: Sequence[Representation], prompt: str, where: Where, go_on: GoOn
+        self,
+        work: EncodeWork,
+        texts: list[str],
+        forms: Sequence[Representation],
+        prompt: str,
+        where: Where,
+        go_on: GoOn,
     ) -> Prepared:
         """`texts`: of the work, or of its chunks."""
         if self._static is not None and self._is_static(work.role):
             found, tokens = self._static.rows(texts, prompt, work.truncation, where, go_on)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
-        framed = self._adapted(self.framed(texts, prompt, work.role, work.truncation, where, go_on), work.role, work.adapter)
+        framed = self._adapted(
+            self.framed(texts, prompt, work.role, work.truncation, where, go_on),
+            work.role,
+            work.adapter,
+        )
         check_pooled(work, framed.sequences, where)
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
-    def _chunks(self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn) -> Prepared:
+    def _chunks(
+        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn
+    ) -> Prepared:
         """Each chunk as a text of its own, with its contexts before it."""
         divided, pieces, paths = [], [], []
         room = self.longest(work.role) - self._text.frame_tokens - self._prompt_tokens(prompt)
@@ -159,15 +189,22 @@ class EmbeddingProcessor:
         return replace(prepared, notes=notes, fields=tuple(paths) if prepared.sequences else ())
 
     def _room(self, work: EncodeWork, index: int, room: int, context: str) -> int:
-        """Tokens that a chunk of a text may have. Raises InvalidInput if the request asks for more, or if there is no room."""
+        """Tokens that a chunk of a text may have. Raises InvalidInput if the request asks for more,
+        or if there is no room.
+        """
         asked = 0 if work.chunking is None else work.chunking.max_tokens
         left = room - (self._text.count_tokens(context, room) if context else 0)
         if left < 1:
             where = f"items[{index}].context" if context else "instruction"
-            raise InvalidInput(f"{where} leaves no room for a chunk: the model takes {room} tokens with it", field=where)
+            raise InvalidInput(
+                f"{where} leaves no room for a chunk: the model takes {room} tokens with it",
+                field=where,
+            )
         if asked > left:
             message = f"chunking.max_tokens is {asked}; beside special tokens, prompt and context the model takes {left}"
-            raise InvalidInput(f"{message}: ask for fewer, or for late chunks", field="chunking.max_tokens")
+            raise InvalidInput(
+                f"{message}: ask for fewer, or for late chunks", field="chunking.max_tokens"
+            )
         return left
 
     def _prompt_tokens(self, prompt: str) -> int:
@@ -177,17 +214,26 @@ class EmbeddingProcessor:
         """The most tokens of a sequence in a role, special ones included."""
         return self._text.limit if self._late is None else self._late.longest(role)
 
-    def _late_chunks(self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn) -> Prepared:
+    def _late_chunks(
+        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn
+    ) -> Prepared:
         """The windows of each text, whose token states are pooled by chunk."""
         spans = self._spans
         if spans is None or ("dense" in forms and not spans.has_vectors):
-            raise TaskNotSupported(f"{self._card.model} has no late chunks, by the way it pools", field="chunking.late")
+            raise TaskNotSupported(
+                f"{self._card.model} has no late chunks, by the way it pools", field="chunking.late"
+            )
         if "sparse" in forms:
-            raise TaskNotSupported("late chunks have dense vectors and multi-vectors alone", field="representations")
+            raise TaskNotSupported(
+                "late chunks have dense vectors and multi-vectors alone", field="representations"
+            )
         if self._late is not None and work.role == "query" and "multi_vector" in forms:
             raise InvalidInput("late chunks are of documents: a query has none", field="role")
         if any(work.contexts) or any(span.context for own in work.spans for span in own):
-            raise InvalidInput("late chunks have no context but their text: leave it empty", field="items[0].context")
+            raise InvalidInput(
+                "late chunks have no context but their text: leave it empty",
+                field="items[0].context",
+            )
         adapter = adapter_of(self._card, work.role, work.adapter)
         divided, windows, tokens = [], [], list[int]()
         for index, text in enumerate(work.texts):
@@ -202,18 +248,33 @@ class EmbeddingProcessor:
                 path=item_path(index),
             )
             divided.append(chunks)
-            windows.append(tuple(replace(one, sequence=replace(one.sequence, adapter=adapter)) for one in found))
+            windows.append(
+                tuple(
+                    replace(one, sequence=replace(one.sequence, adapter=adapter)) for one in found
+                )
+            )
             tokens += counts
-            if work.pooling_factor > 1 and max(counts) > MOST_VECTORS:
-                message = f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooled are at most {MOST_VECTORS:,}"
+            if work.pooling_factor > 1 and max(counts) > MAX_VECTORS:
+                message = f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooled are at most {MAX_VECTORS:,}"
                 raise InputTooLong(message, field=item_path(index))
         sequences = [one.sequence for own in windows for one in own]
         paths = tuple(item_path(index) for index, own in enumerate(windows) for _ in own)
-        masks = [None if self._late is None else self._late.kept(sequence, "document") for sequence in sequences]
+        masks = [
+            None if self._late is None else self._late.kept(sequence, "document")
+            for sequence in sequences
+        ]
         head = "+".join(SPANS_HEAD if form == "dense" else form for form in forms)
-        return Prepared(work, head, sequences, _Notes(masks, [], _table(divided, tokens), tuple(windows)), fields=paths)
+        return Prepared(
+            work,
+            head,
+            sequences,
+            _Notes(masks, [], _table(divided, tokens), tuple(windows)),
+            fields=paths,
+        )
 
-    def _late_vectors(self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> EncodeResult:
+    def _late_vectors(
+        self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn
+    ) -> EncodeResult:
         notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
         if self._spans is None or notes.chunks is None:
             raise TypeError("the job was not prepared for late chunks")
@@ -225,7 +286,11 @@ class EmbeddingProcessor:
             go_on()
             here, count = slice(first, first + len(own)), offsets[index + 1] - offsets[index]
             if SPANS_HEAD in columns:
-                dense += list(self._spans.vectors(own, cast("Sequence[Array]", columns[SPANS_HEAD][here]), count))
+                dense += list(
+                    self._spans.vectors(
+                        own, cast("Sequence[Array]", columns[SPANS_HEAD][here]), count
+                    )
+                )
             if "multi_vector" in columns:
                 rows = cast("Sequence[Array]", columns["multi_vector"][here])
                 tokens += self._spans.token_rows(own, rows, notes.masks[here], count)
@@ -245,21 +310,30 @@ class EmbeddingProcessor:
         if work.scale == "probability" and self._card.scoring != "cosine":
             vectors = " and ".join(self._card.representations)
             how = f" by {self._card.scoring}" if self._card.kind == "dense" else ""
-            raise InvalidInput(f"scores of {vectors} vectors{how} have no probability: leave `scale` empty", field="scale")
+            raise InvalidInput(
+                f"scores of {vectors} vectors{how} have no probability: leave `scale` empty",
+                field="scale",
+            )
         prompt = work.instruction or prompt_of(self._card, "query", work.adapter)
         other = prompt_of(self._card, "document", work.adapter)
         forms = self._card.representations
         if self._static is not None:
-            found, tokens = self._static.rows([work.query], prompt, work.truncation, query_path, go_on)
+            found, tokens = self._static.rows(
+                [work.query], prompt, work.truncation, query_path, go_on
+            )
             query = Framed([], [])
         else:
             found, tokens = [], 0
             query = self.framed([work.query], prompt, "query", work.truncation, query_path, go_on)
             query = self._adapted(query, "query", work.adapter)
-        documents = self.framed(work.documents, other, "document", work.truncation, document_path, go_on)
+        documents = self.framed(
+            work.documents, other, "document", work.truncation, document_path, go_on
+        )
         documents = self._adapted(documents, "document", work.adapter)
         notes = _Notes(query.masks + documents.masks, found)
-        return Prepared(work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens)
+        return Prepared(
+            work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens
+        )
 
     def _classify(self, work: ClassifyWork, go_on: GoOn) -> Prepared:
         """Prepares the texts, then one prompt per label."""
@@ -268,15 +342,37 @@ class EmbeddingProcessor:
         default = prompt_of(self._card, "", work.adapter)
         texts = self.framed(work.texts, default, "", work.truncation, item_path, go_on)
         labels = self.framed(prompts, default, "", work.truncation, _label_path, go_on)
-        texts, labels = self._adapted(texts, "", work.adapter), self._adapted(labels, "", work.adapter)
-        return Prepared(work, "dense", texts.sequences + labels.sequences, _Notes(texts.masks + labels.masks, []))
+        texts, labels = (
+            self._adapted(texts, "", work.adapter),
+            self._adapted(labels, "", work.adapter),
+        )
+        return Prepared(
+            work,
+            "dense",
+            texts.sequences + labels.sequences,
+            _Notes(texts.masks + labels.masks, []),
+        )
 
     def _adapted(self, framed: Framed, role: Role, named: str) -> Framed:
-        """The sequences with the adapter that the request names, else with the checkpoint's own one for their role."""
+        """The sequences with the adapter that the request names, else with the checkpoint's own one
+        for their role.
+        """
         adapter = adapter_of(self._card, role, named)
-        return Framed([replace(one, adapter=adapter) for one in framed.sequences], framed.masks) if adapter else framed
+        return (
+            Framed([replace(one, adapter=adapter) for one in framed.sequences], framed.masks)
+            if adapter
+            else framed
+        )
 
-    def framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> Framed:
+    def framed(
+        self,
+        texts: list[str],
+        prompt: str,
+        role: Role,
+        truncation: Truncation,
+        where: Where,
+        go_on: GoOn,
+    ) -> Framed:
         """The sequences of texts in a role. `where`: the path in the job of each."""
         if self._late is not None:
             frame = self._late.queries if role == "query" else self._late.documents
@@ -284,43 +380,70 @@ class EmbeddingProcessor:
         sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
-            # At least the last token is pooled: a truncated text could otherwise have no token left.
-            sequences = [InputSequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1)) for item in sequences]
+            # At least the last token is pooled: a truncated text could otherwise have no token
+            # left.
+            sequences = [
+                InputSequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1))
+                for item in sequences
+            ]
         return Framed(sequences, [None] * len(sequences))
 
     def _forms(self, prepared: Prepared, outputs: Sequence[Output]) -> _Forms:
         notes = cast(_Notes, prepared.notes)
         columns = _columns(prepared.head.split("+"), outputs)
         sparse = [*notes.found, *cast("Sequence[SparseRow]", columns.get("sparse", ()))]
-        rows = zip(cast("Sequence[Array]", columns.get("multi_vector", ())), notes.masks, strict=False)
+        rows = zip(
+            cast("Sequence[Array]", columns.get("multi_vector", ())), notes.masks, strict=False
+        )
         return _Forms(
             dense=list(cast("Sequence[Array]", columns.get("dense", ()))),
-            sparse=[answers.strongest(row, 0 if self._card.sparse is None else self._card.sparse.strongest) for row in sparse],
+            sparse=[
+                answers.strongest(
+                    row, 0 if self._card.sparse is None else self._card.sparse.strongest
+                )
+                for row in sparse
+            ],
             multi_vector=[row if mask is None else row[mask] for row, mask in rows],
         )
 
-    def _vectors(self, work: EncodeWork, prepared: Prepared, forms: _Forms, go_on: GoOn) -> EncodeResult:
+    def _vectors(
+        self, work: EncodeWork, prepared: Prepared, forms: _Forms, go_on: GoOn
+    ) -> EncodeResult:
         names, most = prepared.head.split("+"), prepared.answer_bytes
         chunks = cast(_Notes, prepared.notes).chunks
         if chunks is not None:
             most //= int(np.diff(chunks.offsets).max())
         return EncodeResult(
             dense=answers.dense_rows(work, self._card, forms.dense) if "dense" in names else None,
-            sparse=answers.sparse_rows(work, self._columns, forms.sparse, most) if "sparse" in names else None,
-            multi_vector=answers.token_rows(work, self._card, forms.multi_vector, go_on) if "multi_vector" in names else None,
+            sparse=answers.sparse_rows(work, self._columns, forms.sparse, most)
+            if "sparse" in names
+            else None,
+            multi_vector=answers.token_rows(work, self._card, forms.multi_vector, go_on)
+            if "multi_vector" in names
+            else None,
             chunks=chunks,
         )
 
     def _scores(self, work: ScoreWork, forms: _Forms) -> Array:
         scores: dict[Representation, Array] = {}
         if forms.dense:
-            scores["dense"] = answers.dense_scores(forms.dense[0], np.stack(forms.dense[1:]), self._card, work.scale)
+            scores["dense"] = answers.dense_scores(
+                forms.dense[0], np.stack(forms.dense[1:]), self._card, work.scale
+            )
         if forms.sparse:
             cosine = self._card.scoring == "sparse_cosine"
-            scores["sparse"] = answers.dot_scores(forms.sparse[0], forms.sparse[1:], self._columns, cosine=cosine)
+            scores["sparse"] = answers.dot_scores(
+                forms.sparse[0], forms.sparse[1:], self._columns, cosine=cosine
+            )
         if forms.multi_vector:
-            scores["multi_vector"] = answers.maxsim_scores(forms.multi_vector[0], forms.multi_vector[1:], self._card)
-        return answers.hybrid_scores(scores) if self._card.scoring == "hybrid" else next(iter(scores.values()))
+            scores["multi_vector"] = answers.maxsim_scores(
+                forms.multi_vector[0], forms.multi_vector[1:], self._card
+            )
+        return (
+            answers.hybrid_scores(scores)
+            if self._card.scoring == "hybrid"
+            else next(iter(scores.values()))
+        )
 
     @property
     def _columns(self) -> int:
@@ -329,32 +452,59 @@ class EmbeddingProcessor:
 
 def _columns(names: Sequence[str], outputs: Sequence[Output]) -> Mapping[str, Sequence[Output]]:
     """The outputs of each head, for all sequences."""
-    each = [outputs] if len(names) == 1 else list(zip(*cast("Sequence[tuple[Output, ...]]", outputs), strict=True))
+    each = (
+        [outputs]
+        if len(names) == 1
+        else list(zip(*cast("Sequence[tuple[Output, ...]]", outputs), strict=True))
+    )
     return dict(zip(names, each, strict=False))
 
 
 def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
-    """The requested representations, in the model's order; none: its main one. Raises TaskNotSupported for one that it lacks."""
+    """The requested representations, in the model's order; none: its main one. Raises
+    TaskNotSupported for one that it lacks.
+    """
     for number, form in enumerate(work.representations):
         if form not in card.representations:
-            message = f"{card.model} has no {form} vectors; it has {', '.join(card.representations)}"
+            message = (
+                f"{card.model} has no {form} vectors; it has {', '.join(card.representations)}"
+            )
             raise TaskNotSupported(message, field=f"representations[{number}]")
-    return tuple(form for form in card.representations if form in work.representations) or card.representations[:1]
+    return (
+        tuple(form for form in card.representations if form in work.representations)
+        or card.representations[:1]
+    )
 
 
 def check_encode(work: EncodeWork, forms: Sequence[Representation], card: Card) -> None:
-    """Raises InvalidInput for dimensions and data types that the requested representations cannot have."""
+    """Raises InvalidInput for dimensions and data types that the requested representations cannot
+    have.
+    """
     other = next((form for form in forms if form != "dense"), None)
     if work.dimensions and "dense" not in forms:
-        raise InvalidInput(f"only dense vectors can be cut, and {other} is asked for: leave it 0", field="dimensions")
+        raise InvalidInput(
+            f"only dense vectors can be cut, and {other} is asked for: leave it 0",
+            field="dimensions",
+        )
     if work.pooling_factor > 1 and "multi_vector" not in forms:
-        raise InvalidInput("only multi-vectors are pooled, and none is asked for: leave it 0", field="pooling_factor")
+        raise InvalidInput(
+            "only multi-vectors are pooled, and none is asked for: leave it 0",
+            field="pooling_factor",
+        )
     if work.dimensions > card.dimensions:
-        raise InvalidInput(f"{work.dimensions} are asked for; {card.model} has {card.dimensions}", field="dimensions")
+        raise InvalidInput(
+            f"{work.dimensions} are asked for; {card.model} has {card.dimensions}",
+            field="dimensions",
+        )
     if work.data_type in ("uint8", "binary") and other is not None:
-        raise InvalidInput(f"{work.data_type} is for dense vectors, and {other} is asked for", field="data_type")
+        raise InvalidInput(
+            f"{work.data_type} is for dense vectors, and {other} is asked for", field="data_type"
+        )
     if work.data_type == "int8" and "sparse" in forms:
-        raise InvalidInput("int8 is for dense vectors and multi-vectors, and sparse is asked for", field="data_type")
+        raise InvalidInput(
+            "int8 is for dense vectors and multi-vectors, and sparse is asked for",
+            field="data_type",
+        )
 
 
 def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Where) -> None:
@@ -362,15 +512,19 @@ def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Wh
     if work.pooling_factor <= 1:
         return
     for index, sequence in enumerate(sequences):
-        if sequence.tokens > MOST_VECTORS:
-            message = f"{where(index)} has {sequence.tokens:,} tokens; pooled are at most {MOST_VECTORS:,}"
+        if sequence.tokens > MAX_VECTORS:
+            message = (
+                f"{where(index)} has {sequence.tokens:,} tokens; pooled are at most {MAX_VECTORS:,}"
+            )
             raise InputTooLong(message, field=where(index))
 
 
 def _table(divided: Sequence[Sequence[Span]], tokens: list[int]) -> Chunks:
     """The chunks of texts in order. `tokens`: of each chunk."""
     offsets = np.cumsum([0, *map(len, divided)]).tolist()
-    starts, ends = ([getattr(span, name) for spans in divided for span in spans] for name in ("start", "end"))
+    starts, ends = (
+        [getattr(span, name) for spans in divided for span in spans] for name in ("start", "end")
+    )
     return Chunks(offsets, starts, ends, tokens)
 
 

@@ -1,4 +1,5 @@
-"""Token labels -> entities, as transformers' TokenClassificationPipeline merges them (its `aggregation_strategy`).
+"""Token labels -> entities, as transformers' TokenClassificationPipeline merges them (its
+`aggregation_strategy`).
 
 The last step of an entities job, in the worker's threads.
 """
@@ -31,8 +32,11 @@ class _Piece:
     end: int
 
 
-def find_entities(text: str, logits: Scores, spans: Spans, classes: Sequence[str], aggregation: Aggregation) -> list[Entity]:
-    """Entities of one text by their start, those of class "O" left out. `logits` [tokens, classes], special tokens included.
+def find_entities(
+    text: str, logits: Scores, spans: Spans, classes: Sequence[str], aggregation: Aggregation
+) -> list[Entity]:
+    """Entities of one text by their start, those of class "O" left out. `logits` [tokens, classes],
+    special tokens included.
 
     Classes of the scheme BIOES, which transformers does not know, are merged by it.
     """
@@ -40,7 +44,10 @@ def find_entities(text: str, logits: Scores, spans: Spans, classes: Sequence[str
     if aggregation in ("none", "simple"):
         pieces = [_piece(scores[i], classes, spans, i, i) for i in range(len(scores))]
     else:
-        pieces = [_word(scores, classes, spans, first, last, aggregation) for first, last in _words(spans.continues)]
+        pieces = [
+            _word(scores, classes, spans, first, last, aggregation)
+            for first, last in _words(spans.continues)
+        ]
     if aggregation == "none":
         return [_entity(text, [piece], piece.label) for piece in pieces if piece.label != _OUTSIDE]
     split = _split_at_ends if _has_ends(classes) else _groups
@@ -66,8 +73,17 @@ def _words(continues: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     yield from zip(starts, [start - 1 for start in starts[1:]] + [len(continues) - 1], strict=True)
 
 
-def _word(scores: Scores, classes: Sequence[str], spans: Spans, first: int, last: int, aggregation: Aggregation) -> _Piece:
-    """A word with its class: that of its first token, of its tokens' mean scores, or of its most certain token."""
+def _word(
+    scores: Scores,
+    classes: Sequence[str],
+    spans: Spans,
+    first: int,
+    last: int,
+    aggregation: Aggregation,
+) -> _Piece:
+    """A word with its class: that of its first token, of its tokens' mean scores, or of its most
+    certain token.
+    """
     tokens = scores[first : last + 1]
     if aggregation == "first":
         chosen = tokens[0]
@@ -79,7 +95,9 @@ def _word(scores: Scores, classes: Sequence[str], spans: Spans, first: int, last
 
 
 def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Groups of adjacent pieces of one entity type; a B- class begins a new group. Classes without B- or I- count as I-."""
+    """Groups of adjacent pieces of one entity type; a B- class begins a new group. Classes without
+    B- or I- count as I-.
+    """
     group: list[_Piece] = []
     for piece in pieces:
         same = group and _tag(piece.label) == _tag(group[-1].label)
@@ -92,17 +110,23 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _has_ends(classes: Sequence[str]) -> bool:
-    """Whether classes are of the scheme BIOES: E- ends an entity of several tokens, and S- is one of a single token."""
+    """Whether classes are of the scheme BIOES: E- ends an entity of several tokens, and S- is one
+    of a single token.
+    """
     return any(name.startswith(_LAST) and f"B-{name[2:]}" in classes for name in classes)
 
 
 def _split_at_ends(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """As `_groups`, by the scheme BIOES: S- begins a new group as B- does, and E- and S- are the last of theirs."""
+    """As `_groups`, by the scheme BIOES: S- begins a new group as B- does, and E- and S- are the
+    last of theirs.
+    """
     group: list[_Piece] = []
     for piece in pieces:
         before = group[-1].label if group else ""
         if group and (
-            before.startswith(_LAST) or piece.label.startswith(("B-", "S-")) or entity_kind(piece.label) != entity_kind(before)
+            before.startswith(_LAST)
+            or piece.label.startswith(("B-", "S-"))
+            or entity_kind(piece.label) != entity_kind(before)
         ):
             yield group
             group = []

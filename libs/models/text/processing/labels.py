@@ -1,4 +1,6 @@
-"""Score pairs and classify texts with a sequence classification model: cross-encoders, and classifiers with fixed labels."""
+"""Score pairs and classify texts with a sequence classification model: cross-encoders, and
+classifiers with fixed labels.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,23 @@ from libs.models.text.checks import item_path, known_labels, need_task, prompt_o
 from libs.models.text.processing import answers
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import ClassifyWork, GoOn, InputSequence, ModelWork, Output, Prepared, ScoreWork, Work, go_on_anyway
+from libs.models.work import (
+    ClassifyWork,
+    GoOn,
+    InputSequence,
+    ModelWork,
+    Output,
+    Prepared,
+    ScoreWork,
+    Work,
+    go_on_anyway,
+)
 
 
 class LabelsProcessor:
-    """The processor of one model. `chat`: for models whose pairs are rendered with a chat template."""
+    """The processor of one model. `chat`: for models whose pairs are rendered with a chat
+    template.
+    """
 
     def __init__(self, card: Card, text: TextProcessor, chat: ChatPairs | None = None) -> None:
         self._card, self._text, self._chat = card, text, chat
@@ -33,7 +47,11 @@ class LabelsProcessor:
                 return Prepared(work, "logits", self._pairs(work, go_on))
             case ClassifyWork():
                 known_labels(work.labels, self._card, "classify.labels")
-                return Prepared(work, "logits", self._text.encode(work.texts, work.truncation, item_path, go_on=go_on))
+                return Prepared(
+                    work,
+                    "logits",
+                    self._text.encode(work.texts, work.truncation, item_path, go_on=go_on),
+                )
         raise unsupported(work, self._card)
 
     def _pairs(self, work: ScoreWork, go_on: GoOn) -> list[InputSequence]:
@@ -43,14 +61,18 @@ class LabelsProcessor:
             return self._chat.encode(work.query, work.documents, prompt, work.truncation, go_on)
         return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, go_on)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work = prepared.work
         logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
         match work:
             case ScoreWork():
                 return ScoreResult(answers.pair_scores(logits, self._card, work.scale))
             case ClassifyWork():
-                items = (Extraction(labels=answers.class_labels(work, self._card, row)) for row in logits)
+                items = (
+                    Extraction(labels=answers.class_labels(work, self._card, row)) for row in logits
+                )
                 return extracted(items, prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)
 
@@ -58,8 +80,9 @@ class LabelsProcessor:
 class WithoutPadding:
     """A processor of a causal model whose sequences lose padding tokens at their end.
 
-    transformers classifies the rightmost token that is not the padding token, even if a template or a text put padding tokens after
-    it. No token of a causal model sees those after it, so that the others' states stay the same.
+    transformers classifies the rightmost token that is not the padding token, even if a template or
+    a text put padding tokens after it. No token of a causal model sees those after it, so that the
+    others' states stay the same.
     """
 
     def __init__(self, processor: Processor, padding: int) -> None:
@@ -67,15 +90,21 @@ class WithoutPadding:
 
     def prepare(self, work: ModelWork, go_on: GoOn = go_on_anyway) -> Prepared:
         prepared = self._processor.prepare(work, go_on)
-        return replace(prepared, sequences=[self._shortened(sequence) for sequence in prepared.sequences])
+        return replace(
+            prepared, sequences=[self._shortened(sequence) for sequence in prepared.sequences]
+        )
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         return self._processor.finish(prepared, outputs, go_on)
 
     def _shortened(self, sequence: InputSequence) -> InputSequence:
         if sequence.ids[-1] != self._padding:
             return sequence
         others = np.flatnonzero(sequence.ids != self._padding)
-        end = int(others[-1]) + 1 if len(others) else 1  # of padding alone the first token is classified
+        end = (
+            int(others[-1]) + 1 if len(others) else 1
+        )  # of padding alone the first token is classified
         types = None if sequence.type_ids is None else sequence.type_ids[:end]
         return replace(sequence, ids=sequence.ids[:end], type_ids=types)

@@ -1,4 +1,6 @@
-"""Texts as NV-Embed reads them: the end of a sentence after each, and as many leading tokens left out as its instruction has."""
+"""Texts as NV-Embed reads them: the end of a sentence after each, and as many leading tokens left
+out as its instruction has.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,29 @@ class LatentProcessor(EmbeddingProcessor):
 
     def __init__(self, card: Card, text: TextProcessor, end: str) -> None:
         super().__init__(card, text)
-        # The reference counts the instruction's own tokens, and leaves out so many from the first special token on.
+        # The reference counts the instruction's own tokens, and leaves out so many from the first
+        # special token on.
         self._end, self._leading = end, text.leading_tokens()
 
     def longest(self, role: Role) -> int:
         """Without the end of the sentence."""
         return super().longest(role) - 1
 
-    def framed(self, texts: list[str], prompt: str, role: Role, truncation: Truncation, where: Where, go_on: GoOn) -> Framed:
-        found = super().framed([text + self._end for text in texts], prompt, role, truncation, where, go_on)
-        return replace(found, sequences=[replace(one, skip=max(one.skip - self._leading, 0)) for one in found.sequences])
+    def framed(
+        self,
+        texts: list[str],
+        prompt: str,
+        role: Role,
+        truncation: Truncation,
+        where: Where,
+        go_on: GoOn,
+    ) -> Framed:
+        found = super().framed(
+            [text + self._end for text in texts], prompt, role, truncation, where, go_on
+        )
+        return replace(
+            found,
+            sequences=[
+                replace(one, skip=max(one.skip - self._leading, 0)) for one in found.sequences
+            ],
+        )

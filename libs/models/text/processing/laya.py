@@ -1,7 +1,9 @@
-"""Classification with laya: a question, its options (the request's labels) and a text are one sequence; each option has a marker.
+"""Classification with laya: a question, its options (the request's labels) and a text are one
+sequence; each option has a marker.
 
-Sequences and scores are those of the laya package's questions of the type "choice": `[CLS] choice question: … [SEP] [MASK] option
-[MASK] option … [SEP] text [SEP]`, and a softmax over the options' logits, divided by the checkpoint's temperature.
+Sequences and scores are those of the laya package's questions of the type "choice": `[CLS] choice
+question: … [SEP] [MASK] option [MASK] option … [SEP] text [SEP]`, and a softmax over the options'
+logits, divided by the checkpoint's temperature.
 """
 
 from __future__ import annotations
@@ -25,20 +27,31 @@ from libs.models.text.processing.answers import best_first
 from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.cutting import Cutter, Part, encoded
 from libs.models.text.tokenising.text import too_long
-from libs.models.work import ClassifyWork, GoOn, InputSequence, Output, Prepared, Truncation, Work, go_on_anyway
+from libs.models.work import (
+    ClassifyWork,
+    GoOn,
+    InputSequence,
+    Output,
+    Prepared,
+    Truncation,
+    Work,
+    go_on_anyway,
+)
 
 _LABELS: Final = "classify.labels"
 _QUESTION: Final = "Which of these labels fits best?"
-_MOST_OPTION: Final = 48  # tokens, without its marker; these four are the package's
-_LEAST_OPTION: Final = 4  # tokens, with it, where many options share the room
-_LEAST_QUESTION: Final = 8
+_MAX_OPTION: Final = 48  # tokens, without its marker; these four are the package's
+_MIN_OPTION: Final = 4  # tokens, with it, where many options share the room
+_MIN_QUESTION: Final = 8
 _QUESTION_ROOM: Final = 16
 Ids = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The special tokens of a sequence; `text`: the marker as a text, which no text of a request may pretend to be."""
+    """The special tokens of a sequence; `text`: the marker as a text, which no text of a request
+    may pretend to be.
+    """
 
     first: int
     last: int
@@ -68,20 +81,30 @@ class LayaProcessor:
             raise unsupported(work, self._card)
         need_labels(work.labels, self._card, _LABELS)
         if work.multi_label:
-            message = f"{self._card.model} chooses one of the labels: its scores are shares among them"
+            message = (
+                f"{self._card.model} chooses one of the labels: its scores are shares among them"
+            )
             raise InvalidInput(message, field="classify.multi_label")
         head = self._head(work, go_on)
         room = self._card.max_tokens - len(head.ids) - 1
         if room < 1:
             raise too_long(
-                _LABELS, len(head.ids) + 2, self._card.max_tokens, "with special tokens and at least one token of an item"
+                _LABELS,
+                len(head.ids) + 2,
+                self._card.max_tokens,
+                "with special tokens and at least one token of an item",
             )
         texts = [self._plain(text) for text in work.texts]
         parts = self._cutter.parts(texts, room, work.truncation, go_on, frame=False)
-        sequences = [self._sequence(head, part, room, work.truncation, item_path(number)) for number, part in enumerate(parts)]
+        sequences = [
+            self._sequence(head, part, room, work.truncation, item_path(number))
+            for number, part in enumerate(parts)
+        ]
         return Prepared(work, "options", sequences)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
@@ -108,23 +131,26 @@ class LayaProcessor:
         return _Head([*ids, self._marks.last], np.array(markers, dtype=np.int32))
 
     def _options(self, labels: Sequence[Ids]) -> tuple[list[Ids], int]:
-        """The options, which are cut where they are many or long, each after its marker; and the tokens left for the question.
+        """The options, which are cut where they are many or long, each after its marker; and the
+        tokens left for the question.
 
         Raises InvalidInput for labels that the model could then not tell apart.
         """
         budget = self._settings.head_tokens
-        options = [[self._marks.option, *label[:_MOST_OPTION]] for label in labels]
+        options = [[self._marks.option, *label[:_MAX_OPTION]] for label in labels]
         if budget - sum(map(len, options)) < _QUESTION_ROOM:
-            most = max(_LEAST_OPTION, (budget - _QUESTION_ROOM) // len(options))
+            most = max(_MIN_OPTION, (budget - _QUESTION_ROOM) // len(options))
             options = [option[:most] for option in options]
         seen: dict[tuple[int, ...], int] = {}
         for number, option in enumerate(options):
             if (before := seen.setdefault(tuple(option), number)) != number:
                 reads = f"the same to the model as {_LABELS}[{before}]: the first {len(option) - 1} tokens of each are read"
                 raise InvalidInput(f"{_LABELS}[{number}] is {reads}", field=f"{_LABELS}[{number}]")
-        return options, max(_LEAST_QUESTION, budget - sum(map(len, options)))
+        return options, max(_MIN_QUESTION, budget - sum(map(len, options)))
 
-    def _sequence(self, head: _Head, part: Part, room: int, truncation: Truncation, where: str) -> InputSequence:
+    def _sequence(
+        self, head: _Head, part: Part, room: int, truncation: Truncation, where: str
+    ) -> InputSequence:
         ids = part.encoding.ids
         if len(ids) > room:
             if truncation == "none":
@@ -132,4 +158,6 @@ class LayaProcessor:
                 how = "question, labels and special tokens included"
                 raise too_long(where, needed, self._card.max_tokens, how, more=not part.is_whole)
             ids = ids[:room] if truncation == "end" else ids[-room:]
-        return InputSequence(np.array([*head.ids, *ids, self._marks.last], dtype=np.int32), input=head.markers)
+        return InputSequence(
+            np.array([*head.ids, *ids, self._marks.last], dtype=np.int32), input=head.markers
+        )

@@ -1,7 +1,9 @@
-"""Zero-shot classification with a natural language inference (NLI) model: does the text entail "This example is sport."?
+"""Zero-shot classification with a natural language inference (NLI) model: does the text entail
+"This example is sport."?
 
-Each text is paired with one hypothesis per label. Scores are those of transformers' zero-shot-classification pipeline (arXiv
-1909.00161): softmax over the labels' entailment logits or, for multi-label, entailment against contradiction.
+Each text is paired with one hypothesis per label. Scores are those of transformers'
+zero-shot-classification pipeline (arXiv 1909.00161): softmax over the labels' entailment logits or,
+for multi-label, entailment against contradiction.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ _HYPOTHESIS = "This example is {}."  # the pipeline's
 
 
 class NliProcessor:
-    """The processor of one model. `own`: for its other tasks: scoring pairs, and classifying by its own classes without labels.
+    """The processor of one model. `own`: for its other tasks: scoring pairs, and classifying by its
+    own classes without labels.
 
     `contradiction`: the index of that class.
     """
 
-    def __init__(self, card: Card, contradiction: int, text: TextProcessor, own: LabelsProcessor) -> None:
+    def __init__(
+        self, card: Card, contradiction: int, text: TextProcessor, own: LabelsProcessor
+    ) -> None:
         self._card, self._contradiction, self._text, self._own = card, contradiction, text, own
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
@@ -39,10 +44,14 @@ class NliProcessor:
             return self._own.prepare(work, go_on)
         need_task(work, self._card)
         asked = hypotheses(work, _HYPOTHESIS)
-        crossed = self._text.encode_crossed(work.texts, asked, work.truncation, item_path, _label_path, go_on)
+        crossed = self._text.encode_crossed(
+            work.texts, asked, work.truncation, item_path, _label_path, go_on
+        )
         return Prepared(work, "logits", crossed)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork) or not work.labels:
             return self._own.finish(prepared, outputs, go_on)
@@ -54,9 +63,15 @@ class NliProcessor:
     def _labels(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         """logits [labels, classes] of one text"""
         entailment, contradiction = logits[:, self._card.positive], logits[:, self._contradiction]
-        multi = self._card.problem == "multi_label" if work.multi_label is None else work.multi_label
+        multi = (
+            self._card.problem == "multi_label" if work.multi_label is None else work.multi_label
+        )
         # The softmax over a single label would always be 1.
-        scores = sigmoid(entailment - contradiction) if multi or len(logits) == 1 else softmax(entailment)
+        scores = (
+            sigmoid(entailment - contradiction)
+            if multi or len(logits) == 1
+            else softmax(entailment)
+        )
         return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
 
 

@@ -1,8 +1,11 @@
-"""Hierarchical pooling of a multi-vector: vectors that say much the same become one (arXiv 2409.14683; colpali-engine).
+"""Hierarchical pooling of a multi-vector: vectors that say much the same become one (arXiv
+2409.14683; colpali-engine).
 
-Ward's linkage over the rows of the matrix of cosine distances, as colpali-engine's HierarchicalTokenPooler has it: these rows are
-points in a space of as many dimensions as there are vectors. Their distances are the same in a space of the vectors' dimensions,
-where they are computed here; the tree is built by nearest-neighbour chains (Murtagh 1983), which need no matrix of distances.
+Ward's linkage over the rows of the matrix of cosine distances, as colpali-engine's
+HierarchicalTokenPooler has it: these rows are points in a space of as many dimensions as there are
+vectors. Their distances are the same in a space of the vectors' dimensions, where they are computed
+here; the tree is built by nearest-neighbour chains (Murtagh 1983), which need no matrix of
+distances.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 _Points = NDArray[np.float64]
 
-MOST_VECTORS: Final = 4096
-"""Of an item that is pooled: the work grows with the square of their number, 2 s for so many of 128 numbers."""
+MAX_VECTORS: Final = 4096
+"""Of an item that is pooled: the work grows with the square of their number, 2 s for so many of 128
+numbers.
+"""
 
 _BREATH_STEPS: Final = 64
 _NAP_SECONDS: Final = 1e-4
@@ -26,11 +31,11 @@ _NAP_SECONDS: Final = 1e-4
 
 
 def pooled(vectors: Array, factor: int, *, normalize: bool) -> Array:
-    """[vectors, dimensions] -> [about vectors / factor, dimensions], at least one: the mean of each cluster, in the order of the
-    clusters' first vectors.
+    """[vectors, dimensions] -> [about vectors / factor, dimensions], at least one: the mean of each
+    cluster, in the order of the clusters' first vectors.
 
-    All vectors take part, those of a prompt and of special tokens too, as in the reference. `normalize`: the means are of length 1.
-    Blocking: O(vectors² x dimensions).
+    All vectors take part, those of a prompt and of special tokens too, as in the reference.
+    `normalize`: the means are of length 1. Blocking: O(vectors² x dimensions).
     """
     count = max(len(vectors) // max(factor, 1), 1)
     if len(vectors) <= count:
@@ -51,13 +56,16 @@ def _points(vectors: Array) -> _Points:
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     if len(x) <= x.shape[1]:
         return np.asarray(x @ x.T, np.float64)
-    # Rows i and j of X Xᵀ differ by (x_i - x_j) Xᵀ, whose length is that of (x_i - x_j) multiplied by a root of XᵀX.
+    # Rows i and j of X Xᵀ differ by (x_i - x_j) Xᵀ, whose length is that of (x_i - x_j) multiplied
+    # by a root of XᵀX.
     values, axes = np.linalg.eigh(x.T @ x)
     return np.asarray(x @ (axes * np.sqrt(values.clip(0))), np.float64)
 
 
 def _clusters(points: _Points, count: int) -> NDArray[np.intp]:
-    """The cluster of each point, numbered by their first points: at most `count`, as scipy's `fcluster` with "maxclust"."""
+    """The cluster of each point, numbered by their first points: at most `count`, as scipy's
+    `fcluster` with "maxclust".
+    """
     heights, pairs = _tree(points)
     last = np.sort(heights)[len(points) - count - 1]
     parents = np.arange(len(points))
@@ -77,7 +85,9 @@ def _clusters(points: _Points, count: int) -> NDArray[np.intp]:
 
 
 def _tree(points: _Points) -> tuple[_Points, Sequence[tuple[int, int]]]:
-    """Ward's tree: the merges' heights (squared), and a point of each of the two clusters that are merged."""
+    """Ward's tree: the merges' heights (squared), and a point of each of the two clusters that are
+    merged.
+    """
     centres, sizes = points.copy(), np.ones(len(points))
     squares = np.einsum("nd,nd->n", centres, centres)  # infinite for what was merged into another
     heights: list[float] = []
@@ -107,5 +117,9 @@ def _tree(points: _Points) -> tuple[_Points, Sequence[tuple[int, int]]]:
         pairs.append((top, other))
         together = sizes[top] + sizes[other]
         centres[other] = (sizes[top] * centres[top] + sizes[other] * centres[other]) / together
-        sizes[other], squares[other], squares[top] = together, centres[other] @ centres[other], np.inf
+        sizes[other], squares[other], squares[top] = (
+            together,
+            centres[other] @ centres[other],
+            np.inf,
+        )
     return np.array(heights), pairs

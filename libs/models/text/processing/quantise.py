@@ -1,4 +1,6 @@
-"""Quantises float32 rows to the number formats of tensor.proto, all of which can be dequantised (binary without lengths)."""
+"""Quantises float32 rows to the number formats of tensor.proto, all of which can be dequantised
+(binary without lengths).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 def _int8(values: NDArray[np.float32]) -> Stored:
     """value = byte x scale, with -127..127, so that zero is exact and the sign symmetric."""
     scale = (np.abs(values).max(axis=-1) / 127).astype("<f4")
-    stored = np.rint(values / np.where(scale > 0, scale, 1)[..., None]).clip(-127, 127).astype(np.int8)
+    stored = (
+        np.rint(values / np.where(scale > 0, scale, 1)[..., None]).clip(-127, 127).astype(np.int8)
+    )
     return Stored("int8", values.shape, stored, scale=scale)
 
 
@@ -47,4 +51,10 @@ def _uint8(values: NDArray[np.float32]) -> Stored:
     offset = values.min(axis=-1).astype("<f4")
     scale = ((values.max(axis=-1) - offset) / 255).astype("<f4")
     steps = (values - offset[..., None]) / np.where(scale > 0, scale, 1)[..., None]
-    return Stored("uint8", values.shape, np.rint(steps).clip(0, 255).astype(np.uint8), scale=scale, offset=offset)
+    return Stored(
+        "uint8",
+        values.shape,
+        np.rint(steps).clip(0, 255).astype(np.uint8),
+        scale=scale,
+        offset=offset,
+    )

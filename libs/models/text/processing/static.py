@@ -1,7 +1,9 @@
-"""Sparse vectors of queries without a forward: a fixed weight for each distinct token (inference-free SPLADE, arXiv 2411.04403).
+"""Sparse vectors of queries without a forward: a fixed weight for each distinct token
+(inference-free SPLADE, arXiv 2411.04403).
 
-Needs no device. Reads sentence-transformers' SparseStaticEmbedding and opensearch's idf.json. V-SPLADE's weights are for each
-occurrence of a token, and are made of its embeddings (`libs/models/images/vlm/families/vsplade.py`).
+Needs no device. Reads sentence-transformers' SparseStaticEmbedding and opensearch's idf.json.
+V-SPLADE's weights are for each occurrence of a token, and are made of its embeddings
+(`libs/models/images/vlm/families/vsplade.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from libs.models.weights import TensorFile
 from libs.models.work import GoOn, SparseRow, Truncation, go_on_anyway
 
 _TENSOR = "weight"
-_MOST_TOKENS = 1 << 24
+_MAX_TOKENS = 1 << 24
 
 
 class StaticLookup:
@@ -33,11 +35,18 @@ class StaticLookup:
         self._text, self._weights = text, weights
 
     def rows(
-        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+        self,
+        texts: list[str],
+        prompt: str,
+        truncation: Truncation,
+        where: Where,
+        go_on: GoOn = go_on_anyway,
     ) -> tuple[list[SparseRow], int]:
         """One row per text, and the number of tokens of all texts, which have no special tokens."""
         sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
-        return [self._row(sequence.ids) for sequence in sequences], sum(sequence.tokens for sequence in sequences)
+        return [self._row(sequence.ids) for sequence in sequences], sum(
+            sequence.tokens for sequence in sequences
+        )
 
     def _row(self, ids: NDArray[np.int32]) -> SparseRow:
         distinct = np.unique(ids)
@@ -46,7 +55,8 @@ class StaticLookup:
 
 
 class TokenWeights:
-    """A fixed weight for each token, which counts as often as the token occurs: Li-LSR, as V-SPLADE has it.
+    """A fixed weight for each token, which counts as often as the token occurs: Li-LSR, as V-SPLADE
+    has it.
 
     `weights`: float32, by id; tokens with ids beyond them have none.
     """
@@ -61,11 +71,17 @@ class TokenWeights:
         return SparseRow(distinct[weights != 0], weights[weights != 0])
 
 
-def load_lookup(directory: Path, queries: StaticQueries, *, columns: int, limit: int, lowercase: bool) -> StaticLookup:
-    """`limit`: the longest query where the tokenizer names none. Raises ModelBroken for weights that do not fit the tokenizer."""
+def load_lookup(
+    directory: Path, queries: StaticQueries, *, columns: int, limit: int, lowercase: bool
+) -> StaticLookup:
+    """`limit`: the longest query where the tokenizer names none. Raises ModelBroken for weights
+    that do not fit the tokenizer.
+    """
     folder = directory / queries.folder
     tokenizer = load_tokenizer(folder, lowercase=lowercase)
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A", pair="$A $B", special_tokens=[]
+    )
     weights = _stored(directory, queries, tokenizer)
     tokens = largest_id(tokenizer) + 1
     if not tokens <= weights.shape[0] <= columns:
@@ -83,15 +99,21 @@ def _stored(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> ND
         return _from_json(directory, queries, tokenizer)
     tensors = TensorFile.open(directory, str(Path(queries.file).parent))
     if tensors.names() != [_TENSOR] or len(tensors.shape(_TENSOR)) != 1:
-        raise ModelBroken(f"{queries.file}: must hold one list of numbers, `{_TENSOR}`, and holds {', '.join(tensors.names())}")
+        raise ModelBroken(
+            f"{queries.file}: must hold one list of numbers, `{_TENSOR}`, and holds {', '.join(tensors.names())}"
+        )
     return tensors.read(_TENSOR).to(torch.float32).numpy()
 
 
-def _from_json(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> NDArray[np.float32]:
+def _from_json(
+    directory: Path, queries: StaticQueries, tokenizer: Tokenizer
+) -> NDArray[np.float32]:
     """Tokens that are not in the vocabulary are left out; those without a weight have 0."""
     vocabulary = tokenizer.get_vocab()
-    if largest_id(tokenizer) >= _MOST_TOKENS:
-        raise ModelBroken(f"tokenizer.json: has the id {largest_id(tokenizer)}; below {_MOST_TOKENS:,} are served")
+    if largest_id(tokenizer) >= _MAX_TOKENS:
+        raise ModelBroken(
+            f"tokenizer.json: has the id {largest_id(tokenizer)}; below {_MAX_TOKENS:,} are served"
+        )
     weights = np.zeros(largest_id(tokenizer) + 1, dtype=np.float32)
     for token, weight in need_config(directory, queries.file).values.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float):

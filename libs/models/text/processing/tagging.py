@@ -32,16 +32,24 @@ class TaggingProcessor:
         sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path, go_on)
         return Prepared(work, "token_logits", sequences, spans)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work = prepared.work
         if not isinstance(work, EntitiesWork):
             raise unsupported(work, self._card)
-        logits, spans = cast("Sequence[NDArray[np.float32]]", outputs), cast("list[Spans]", prepared.notes)
+        logits, spans = (
+            cast("Sequence[NDArray[np.float32]]", outputs),
+            cast("list[Spans]", prepared.notes),
+        )
         found = (
             find_entities(text, rows, places, self._card.classes, work.aggregation)
             for text, rows, places in zip(work.texts, logits, spans, strict=True)
         )
-        items = (Extraction(entities=tuple(one for one in entities if _wanted(one, work))) for entities in found)
+        items = (
+            Extraction(entities=tuple(one for one in entities if _wanted(one, work)))
+            for entities in found
+        )
         return extracted(items, prepared.answer_bytes, go_on)
 
 

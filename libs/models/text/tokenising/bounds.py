@@ -1,7 +1,9 @@
-"""Limits on what a tokenizer.json may ask for: growth of texts and of ids, special tokens around a text, sizes of the vocabulary.
+"""Limits on what a tokenizer.json may ask for: growth of texts and of ids, special tokens around a
+text, sizes of the vocabulary.
 
-The `tokenizers` library does whatever a file says, even twenty million tokens around each text, and aborts the process when it runs
-out of memory. So the JSON is validated before the library sees it, and every violation is a ModelBroken that names the key.
+The `tokenizers` library does whatever a file says, even twenty million tokens around each text, and
+aborts the process when it runs out of memory. So the JSON is validated before the library sees it,
+and every violation is a ModelBroken that names the key.
 """
 
 from __future__ import annotations
@@ -16,31 +18,39 @@ from typing import Final
 from libs.catalog.checkpoint.files import Config, shortened
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
 
-MOST_SPECIAL: Final = 64
+MAX_SPECIAL: Final = 64
 """Special tokens that are added around a text or a pair."""
-MOST_GROWTH: Final = 16
-"""Growth factor in bytes of normaliser and pre-tokenizer, beyond that of Unicode's own forms and the first ByteLevel."""
-MOST_PUT_BEFORE: Final = 1024
-MOST_PARTS: Final = 64
-MOST_NAME: Final = 1024
+MAX_GROWTH: Final = 16
+"""Growth factor in bytes of normaliser and pre-tokenizer, beyond that of Unicode's own forms and
+the first ByteLevel.
+"""
+MAX_PUT_BEFORE: Final = 1024
+MAX_PARTS: Final = 64
+MAX_NAME: Final = 1024
 """Characters of an added or special token: each occurrence in a text gets a copy."""
-MOST_ADDED: Final = 100_000
-MOST_ADDED_CHARACTERS: Final = 4_000_000
+MAX_ADDED: Final = 100_000
+MAX_ADDED_CHARACTERS: Final = 4_000_000
 """Of all added tokens, after the normaliser's growth."""
-MOST_WORD: Final = 200
-"""Characters of a word of WordPiece, whose time is quadratic in them. Published tokenizers have 100."""
-MOST_PIECE: Final = 256
-MOST_PIECES: Final = 4_000_000
+MAX_WORD: Final = 200
+"""Characters of a word of WordPiece, whose time is quadratic in them. Published tokenizers have
+100.
+"""
+MAX_PIECE: Final = 256
+MAX_PIECES: Final = 4_000_000
 """Characters of all pieces of Unigram, each of which takes the library up to 200 bytes."""
-_MOST_SHARED: Final = 64
+_MAX_SHARED: Final = 64
 _COMMON_REPLACEMENT: Final = 33
 """Bytes that published charsmaps make of one character, as NFKC does."""
 _FACTORS: Final[Mapping[str, int]] = {"ByteLevel": 12, "Metaspace": 4}
-"""Growth factor in bytes of a second such step, with Unicode's forms after it. Published tokenizers have at most one of each."""
+"""Growth factor in bytes of a second such step, with Unicode's forms after it. Published tokenizers
+have at most one of each.
+"""
 
 
 def refuse_bombs(config: Config) -> None:
-    """Raises ModelBroken with the key of a tokenizer.json that would take too much time or memory (resource exhaustion)."""
+    """Raises ModelBroken with the key of a tokenizer.json that would take too much time or memory
+    (resource exhaustion).
+    """
     _refuse_frames(config)
     growth = _refuse_growth(config)
     _refuse_decoder(config)
@@ -52,31 +62,48 @@ def refuse_bombs(config: Config) -> None:
 
 
 def _refuse_frames(config: Config) -> None:
-    """Limits special tokens around texts. A template may contain each text only once: every further time would copy it."""
+    """Limits special tokens around texts. A template may contain each text only once: every further
+    time would copy it.
+    """
     counts: Counter[str] = Counter()
     for part in _objects(config.values.get("post_processor")):
         special = part.get("special_tokens")
-        sizes = {name: _size_of(value) for name, value in special.items()} if isinstance(special, dict) else {}
+        sizes = (
+            {name: _size_of(value) for name, value in special.items()}
+            if isinstance(special, dict)
+            else {}
+        )
         for key in ("single", "pair"):
             pieces = part.get(key)
             if isinstance(pieces, list):
                 counts[key] += sum(_special(piece, sizes) for piece in pieces)
                 texts = Counter(_text(piece) for piece in pieces)
                 if any(count > 1 for text, count in texts.items() if text):
-                    raise config.broken("post_processor", f"puts a text into `{key}` more than once")
+                    raise config.broken(
+                        "post_processor", f"puts a text into `{key}` more than once"
+                    )
         for text in _texts(part):
-            if len(text) > MOST_NAME:
-                raise config.broken("post_processor", f"has a token of {len(text):,} characters; at most {MOST_NAME:,} are served")
+            if len(text) > MAX_NAME:
+                raise config.broken(
+                    "post_processor",
+                    f"has a token of {len(text):,} characters; at most {MAX_NAME:,} are served",
+                )
     for key, what in (("single", "a single text"), ("pair", "a pair of texts")):
-        if counts[key] > MOST_SPECIAL:
-            raise config.broken("post_processor", f"puts {counts[key]:,} tokens around {what}; at most {MOST_SPECIAL} are served")
+        if counts[key] > MAX_SPECIAL:
+            raise config.broken(
+                "post_processor",
+                f"puts {counts[key]:,} tokens around {what}; at most {MAX_SPECIAL} are served",
+            )
 
 
 def _size_of(special: object) -> int:
     """Ids that a special token of a template stands for."""
     if not isinstance(special, dict):
         return 1
-    return max((len(ids) for key in ("ids", "tokens") if isinstance(ids := special.get(key), list)), default=1)
+    return max(
+        (len(ids) for key in ("ids", "tokens") if isinstance(ids := special.get(key), list)),
+        default=1,
+    )
 
 
 def _special(piece: object, sizes: Mapping[str, int]) -> int:
@@ -95,38 +122,54 @@ def _refuse_growth(config: Config) -> int:
     growth, before = 1, 0
     seen: Counter[str] = Counter()
     for key in ("normalizer", "pre_tokenizer"):
-        parts = [part for part in _objects(config.values.get(key)) if isinstance(part.get("type"), str)]
-        if len(parts) > MOST_PARTS:
-            raise config.broken(key, f"has {len(parts):,} parts; at most {MOST_PARTS} are served")
+        parts = [
+            part for part in _objects(config.values.get(key)) if isinstance(part.get("type"), str)
+        ]
+        if len(parts) > MAX_PARTS:
+            raise config.broken(key, f"has {len(parts):,} parts; at most {MAX_PARTS} are served")
         for part in parts:
             kind = str(part["type"])
             growth *= _growth(part) if kind not in _FACTORS or seen[kind] == 0 else _FACTORS[kind]
             before += len(str(part.get("prepend") or ""))
             seen[kind] += 1
-        if growth > MOST_GROWTH:
-            raise config.broken(key, f"can make {growth:,} bytes of one; at most {MOST_GROWTH} are served")
-        if before > MOST_PUT_BEFORE:
-            raise config.broken(key, f"puts {before:,} characters before a text; at most {MOST_PUT_BEFORE:,} are served")
+        if growth > MAX_GROWTH:
+            raise config.broken(
+                key, f"can make {growth:,} bytes of one; at most {MAX_GROWTH} are served"
+            )
+        if before > MAX_PUT_BEFORE:
+            raise config.broken(
+                key,
+                f"puts {before:,} characters before a text; at most {MAX_PUT_BEFORE:,} are served",
+            )
     return growth
 
 
 def _refuse_decoder(config: Config) -> None:
     """Limits how many times longer the decoder makes a text than the names of its tokens are."""
     growth = 1
-    parts = [part for part in _objects(config.values.get("decoder")) if isinstance(part.get("type"), str)]
-    if len(parts) > MOST_PARTS:
-        raise config.broken("decoder", f"has {len(parts):,} parts; at most {MOST_PARTS} are served")
+    parts = [
+        part for part in _objects(config.values.get("decoder")) if isinstance(part.get("type"), str)
+    ]
+    if len(parts) > MAX_PARTS:
+        raise config.broken("decoder", f"has {len(parts):,} parts; at most {MAX_PARTS} are served")
     for part in parts:
         growth *= _growth(part)
         for text in _texts(part):
-            if len(text) > MOST_NAME:
-                raise config.broken("decoder", f"has a text of {len(text):,} characters; at most {MOST_NAME:,} are served")
-        if growth > MOST_GROWTH:
-            raise config.broken("decoder", f"can make {growth:,} bytes of one; at most {MOST_GROWTH} are served")
+            if len(text) > MAX_NAME:
+                raise config.broken(
+                    "decoder",
+                    f"has a text of {len(text):,} characters; at most {MAX_NAME:,} are served",
+                )
+        if growth > MAX_GROWTH:
+            raise config.broken(
+                "decoder", f"can make {growth:,} bytes of one; at most {MAX_GROWTH} are served"
+            )
 
 
 def _growth(part: Mapping[str, object]) -> int:
-    """The growth factor of a normaliser or pre-tokenizer, on a text of nothing but what it replaces."""
+    """The growth factor of a normaliser or pre-tokenizer, on a text of nothing but what it
+    replaces.
+    """
     charsmap = part.get("precompiled_charsmap")
     if isinstance(charsmap, str):
         return max(1, ceil(_longest_replacement(charsmap) / _COMMON_REPLACEMENT))
@@ -135,7 +178,11 @@ def _growth(part: Mapping[str, object]) -> int:
         return 1
     found = pattern.get("String") if isinstance(pattern, dict) else None
     # A pattern may match the empty string everywhere, which inserts and replaces nothing.
-    return ceil(_bytes(content) / _bytes(found)) if isinstance(found, str) and found else _bytes(content) + _finds_nothing(pattern)
+    return (
+        ceil(_bytes(content) / _bytes(found))
+        if isinstance(found, str) and found
+        else _bytes(content) + _finds_nothing(pattern)
+    )
 
 
 def _finds_nothing(pattern: object) -> int:
@@ -144,12 +191,17 @@ def _finds_nothing(pattern: object) -> int:
 
 
 def _longest_replacement(charsmap: str) -> int:
-    """Bytes. SentencePiece's format: four bytes with the length of a table, the table, then replacements that end with a zero."""
+    """Bytes. SentencePiece's format: four bytes with the length of a table, the table, then
+    replacements that end with a zero.
+    """
     try:
         data = base64.b64decode(charsmap)
     except ValueError:
         return 0  # the library says what is wrong with it
-    return max(_bytes(part.decode("utf-8", "replace")) for part in data[4 + int.from_bytes(data[:4], "little") :].split(b"\0"))
+    return max(
+        _bytes(part.decode("utf-8", "replace"))
+        for part in data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+    )
 
 
 def _bytes(text: str) -> int:
@@ -162,40 +214,59 @@ def _refuse_added(config: Config, growth: int) -> None:
     tokens = config.values.get("added_tokens")
     if not isinstance(tokens, list):
         return
-    if len(tokens) > MOST_ADDED:
-        raise config.broken("added_tokens", f"has {len(tokens):,} tokens; at most {MOST_ADDED:,} are served")
+    if len(tokens) > MAX_ADDED:
+        raise config.broken(
+            "added_tokens", f"has {len(tokens):,} tokens; at most {MAX_ADDED:,} are served"
+        )
     lengths = [len(str(token.get("content") or "")) for token in tokens if isinstance(token, dict)]
-    if max(lengths, default=0) > MOST_NAME:
-        raise config.broken("added_tokens", f"has a token of {max(lengths):,} characters; at most {MOST_NAME:,} are served")
-    if sum(lengths) * growth > MOST_ADDED_CHARACTERS:
+    if max(lengths, default=0) > MAX_NAME:
+        raise config.broken(
+            "added_tokens",
+            f"has a token of {max(lengths):,} characters; at most {MAX_NAME:,} are served",
+        )
+    if sum(lengths) * growth > MAX_ADDED_CHARACTERS:
         raise config.broken(
             "added_tokens", f"has {sum(lengths):,} characters, {growth} times as many normalised; "
-            f"at most {MOST_ADDED_CHARACTERS:,} are served"
+            f"at most {MAX_ADDED_CHARACTERS:,} are served"
         )  # fmt: skip
 
 
 def _refuse_words(model: Config) -> None:
     most = model.values.get("max_input_chars_per_word")
-    if isinstance(most, int | float) and most > MOST_WORD:
-        raise model.broken("max_input_chars_per_word", f"is {most}; at most {MOST_WORD} is served")
+    if isinstance(most, int | float) and most > MAX_WORD:
+        raise model.broken("max_input_chars_per_word", f"is {most}; at most {MAX_WORD} is served")
     for key, value in model.values.items():
-        if isinstance(value, str) and len(value) > MOST_PIECE:
-            raise model.broken(key, f"has {len(value):,} characters; at most {MOST_PIECE} are served")
+        if isinstance(value, str) and len(value) > MAX_PIECE:
+            raise model.broken(
+                key, f"has {len(value):,} characters; at most {MAX_PIECE} are served"
+            )
 
 
 def _refuse_vocabulary(model: Config) -> None:
     vocabulary = model.values.get("vocab")
     if isinstance(vocabulary, list):
-        lengths = [len(entry[0]) for entry in vocabulary if isinstance(entry, list) and entry and isinstance(entry[0], str)]
-        if max(lengths, default=0) > MOST_PIECE:
-            raise model.broken("vocab", f"has a piece of {max(lengths):,} characters; at most {MOST_PIECE} are served")
-        if sum(lengths) > MOST_PIECES:
-            raise model.broken("vocab", f"has {sum(lengths):,} characters; at most {MOST_PIECES:,} are served")
+        lengths = [
+            len(entry[0])
+            for entry in vocabulary
+            if isinstance(entry, list) and entry and isinstance(entry[0], str)
+        ]
+        if max(lengths, default=0) > MAX_PIECE:
+            raise model.broken(
+                "vocab",
+                f"has a piece of {max(lengths):,} characters; at most {MAX_PIECE} are served",
+            )
+        if sum(lengths) > MAX_PIECES:
+            raise model.broken(
+                "vocab", f"has {sum(lengths):,} characters; at most {MAX_PIECES:,} are served"
+            )
     # Of two names of one id the library may return either, so a long one in place of a short one.
-    elif isinstance(vocabulary, dict) and max(map(len, vocabulary), default=0) > _MOST_SHARED:
+    elif isinstance(vocabulary, dict) and max(map(len, vocabulary), default=0) > _MAX_SHARED:
         numbers = [number for number in vocabulary.values() if isinstance(number, int)]
         if len(set(numbers)) < len(numbers):
-            raise model.broken("vocab", f"has tokens of more than {_MOST_SHARED} characters, and some that share a number")
+            raise model.broken(
+                "vocab",
+                f"has tokens of more than {_MAX_SHARED} characters, and some that share a number",
+            )
 
 
 def _refuse_patterns(config: Config) -> None:
@@ -204,11 +275,15 @@ def _refuse_patterns(config: Config) -> None:
         for part in _objects(config.values.get(key)):
             pattern = part.get("Regex")
             if isinstance(pattern, str) and (problem := slow(pattern)):
-                raise config.broken(key, f"has the pattern {shortened(pattern, 100)!r}, which {problem}")
+                raise config.broken(
+                    key, f"has the pattern {shortened(pattern, 100)!r}, which {problem}"
+                )
             if isinstance(pattern, str) and pattern not in PUBLISHED:
                 unknown.setdefault(pattern, key)
     if unknown and (found := tried(list(unknown))) is not None:
-        raise config.broken(unknown[found[0]], f"has the pattern {shortened(found[0], 100)!r}, which {found[1]}")
+        raise config.broken(
+            unknown[found[0]], f"has the pattern {shortened(found[0], 100)!r}, which {found[1]}"
+        )
 
 
 def _objects(value: object) -> Iterator[Mapping[str, object]]:

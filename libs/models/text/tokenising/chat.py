@@ -1,7 +1,8 @@
-"""Renders a query and a document to one text with the checkpoint's chat template, for rerankers that are language models.
+"""Renders a query and a document to one text with the checkpoint's chat template, for rerankers
+that are language models.
 
-A template is rendered once, with placeholders for the texts, when a model is loaded (`renderer.py`). Requests only fill the
-placeholders: a reranker has thousands of pairs a second.
+A template is rendered once, with placeholders for the texts, when a model is loaded
+(`renderer.py`). Requests only fill the placeholders: a reranker has thousands of pairs a second.
 """
 
 from __future__ import annotations
@@ -36,27 +37,35 @@ _SAMPLES = {
 # Documents whose first and last tokens differ: the tokens that they share are the template's.
 _PROBES = ("0", "1 2 3 4")
 _LONG: Final = 2
-"""Characters per token: a longer template and query may exceed the limit without any document, which is checked first."""
+"""Characters per token: a longer template and query may exceed the limit without any document,
+which is checked first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A rendered template for a query, a document and perhaps an instruction. `pieces`: fixed texts and placeholders."""
+    """A rendered template for a query, a document and perhaps an instruction. `pieces`: fixed texts
+    and placeholders.
+    """
 
     pieces: tuple[str, ...]
 
     @staticmethod
     def of(marked: str, told: str, samples: Mapping[str, str]) -> Frame:
-        """From the renderings of placeholders (`marked`) and of `samples` (`told`). Raises ModelBroken for a template without a
-        place for a pair, or that changes its texts."""
+        """From the renderings of placeholders (`marked`) and of `samples` (`told`). Raises
+        ModelBroken for a template without a place for a pair, or that changes its texts."""
         frame = Frame(tuple(_MARKS.split(marked)))
         for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
             if mark not in frame.pieces:
                 raise ModelBroken(f"{NAME}: it has no place for the message of the role {role!r}")
         if frame.pieces.count(_DOCUMENT) > 1:
-            raise ModelBroken(f"{NAME}: it puts the document in more than once, which is not served")
+            raise ModelBroken(
+                f"{NAME}: it puts the document in more than once, which is not served"
+            )
         if told != frame.fill(samples):
-            raise ModelBroken(f"{NAME}: it changes the texts of messages, which is not served: they must be put in as they are")
+            raise ModelBroken(
+                f"{NAME}: it changes the texts of messages, which is not served: they must be put in as they are"
+            )
         return frame
 
     @property
@@ -66,7 +75,9 @@ class Frame:
     def around(self, texts: Mapping[str, str]) -> tuple[str, str]:
         """The text before and after the document."""
         place = self.pieces.index(_DOCUMENT)
-        before, after = (Frame(part).fill(texts) for part in (self.pieces[:place], self.pieces[place + 1 :]))
+        before, after = (
+            Frame(part).fill(texts) for part in (self.pieces[:place], self.pieces[place + 1 :])
+        )
         return before, after
 
     def fill(self, texts: Mapping[str, str]) -> str:
@@ -75,26 +86,45 @@ class Frame:
 
 
 class ChatPairs:
-    """The pairs of one model. `shares`: prefix sharing: the common prefix of a job's sequences is computed once (causal models)."""
+    """The pairs of one model. `shares`: prefix sharing: the common prefix of a job's sequences is
+    computed once (causal models).
+    """
 
     def __init__(self, card: Card, root: Path, text: TextProcessor, *, shares: bool) -> None:
-        """`root`: where the tokenizer lies. Raises ModelBroken for a template that cannot be used."""
+        """`root`: where the tokenizer lies. Raises ModelBroken for a template that cannot be
+        used.
+        """
         self._text, self._shares = text, shares
         special = special_tokens(root)
-        values = {"tools": None, "documents": None, "add_generation_prompt": False, **special, **card.template_values}
+        values = {
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+            **special,
+            **card.template_values,
+        }
         marks = {mark: mark for mark in _SAMPLES}
         no_marks, no_samples = marks | {_INSTRUCTION: ""}, _SAMPLES | {_INSTRUCTION: ""}
-        pairs = [values | _messages(texts, card.message_parts) for texts in (no_marks, no_samples, marks, _SAMPLES)]
+        pairs = [
+            values | _messages(texts, card.message_parts)
+            for texts in (no_marks, no_samples, marks, _SAMPLES)
+        ]
         marked, told, marked_too, told_too = rendered(card.template, pairs)
         self._plain = Frame.of(rendered_text(marked), rendered_text(told), no_samples)
         try:
-            self._instructed = Frame.of(rendered_text(marked_too), rendered_text(told_too), _SAMPLES)
+            self._instructed = Frame.of(
+                rendered_text(marked_too), rendered_text(told_too), _SAMPLES
+            )
         except ModelBroken:  # some templates allow no message of the role system
             self._instructed = self._plain
 
     @staticmethod
-    def where_it_fits(card: Card, root: Path, text: TextProcessor, *, shares: bool) -> ChatPairs | None:
-        """None for a model without a template, or with one that does not support pairs, as of a plain language model."""
+    def where_it_fits(
+        card: Card, root: Path, text: TextProcessor, *, shares: bool
+    ) -> ChatPairs | None:
+        """None for a model without a template, or with one that does not support pairs, as of a
+        plain language model.
+        """
         if not card.template:
             return None
         try:
@@ -103,11 +133,19 @@ class ChatPairs:
             return None
 
     def encode(
-        self, query: str, documents: list[str], instruction: str, truncation: Truncation, go_on: GoOn = go_on_anyway
+        self,
+        query: str,
+        documents: list[str],
+        instruction: str,
+        truncation: Truncation,
+        go_on: GoOn = go_on_anyway,
     ) -> list[InputSequence]:
         """One sequence per document; documents are truncated where a sequence would be too long."""
         if instruction and not self._instructed.instructed:
-            raise InvalidInput("the model's chat template has no place for an instruction: leave it out", field="instruction")
+            raise InvalidInput(
+                "the model's chat template has no place for an instruction: leave it out",
+                field="instruction",
+            )
         frame = self._instructed if instruction else self._plain
         before, after = frame.around({_QUERY: query, _INSTRUCTION: instruction})
         limit = self._text.limit
@@ -116,7 +154,13 @@ class ChatPairs:
         encoded = self._text.encode_plain(documents, truncation, go_on, before=before, after=after)
         for number, (ids, is_whole) in enumerate(encoded):
             if len(ids) > limit and truncation == "none":
-                raise too_long(document_path(number), len(ids), limit, "with the chat template", more=not is_whole)
+                raise too_long(
+                    document_path(number),
+                    len(ids),
+                    limit,
+                    "with the chat template",
+                    more=not is_whole,
+                )
             if len(ids) > limit:
                 own = own or self._own(before, after, go_on)
                 ids = _cut(ids, *own, limit, truncation)
@@ -124,11 +168,23 @@ class ChatPairs:
         return self._sequences(found)
 
     def _own(self, before: str, after: str, go_on: GoOn) -> tuple[int, int]:
-        """The number of tokens that belong to the template and query, before and after a document."""
-        first, second = (ids for ids, _ in self._text.encode_plain(_PROBES, "none", go_on, before=before, after=after))
+        """The number of tokens that belong to the template and query, before and after a
+        document.
+        """
+        first, second = (
+            ids
+            for ids, _ in self._text.encode_plain(
+                _PROBES, "none", go_on, before=before, after=after
+            )
+        )
         begin, end = _common(first, second), _common(first[::-1], second[::-1])
         if begin + end >= self._text.limit:
-            raise too_long(query_path(0), begin + end + 1, self._text.limit, "with the chat template and a token of a document")
+            raise too_long(
+                query_path(0),
+                begin + end + 1,
+                self._text.limit,
+                "with the chat template and a token of a document",
+            )
         return begin, end
 
     def _sequences(self, found: list[Ids]) -> list[InputSequence]:
@@ -150,7 +206,8 @@ def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) 
 
 
 def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
-    """A pair as in sentence-transformers: messages of the roles query and document, after an instruction as system.
+    """A pair as in sentence-transformers: messages of the roles query and document, after an
+    instruction as system.
 
     Templates of the catalog can also use the texts by name.
     """

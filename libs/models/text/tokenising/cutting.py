@@ -1,9 +1,11 @@
-"""Truncated tokenisation: tokenises only as much of a long text as the kept first or last tokens need, with identical results.
+"""Truncated tokenisation: tokenises only as much of a long text as the kept first or last tokens
+need, with identical results.
 
-Tokenizers work locally: the tokens of a word depend only on its neighbourhood. So a text is shortened and tokenised, and only the
-tokens count that are whole words and far enough from the cut; while these are too few, a longer part is tokenised. That is valid
-for normalisers and pre-tokenisers whose context is known to be local (`_Reach`). With others, and for a text that is one single
-word (its tokens may depend on its last letter), the whole text is tokenised.
+Tokenizers work locally: the tokens of a word depend only on its neighbourhood. So a text is
+shortened and tokenised, and only the tokens count that are whole words and far enough from the cut;
+while these are too few, a longer part is tokenised. That is valid for normalisers and
+pre-tokenisers whose context is known to be local (`_Reach`). With others, and for a text that is
+one single word (its tokens may depend on its last letter), the whole text is tokenised.
 """
 
 from __future__ import annotations
@@ -23,24 +25,29 @@ from tokenizers import Encoding, Tokenizer
 from libs.models.work import GoOn, Truncation
 
 SLICE: Final = 32 << 10
-"""Characters that are tokenised between two cancellation checks (a single longer text, if it cannot be cut). About 15 ms of one
-thread, for which other work waits."""
+"""Characters that are tokenised between two cancellation checks (a single longer text, if it cannot
+be cut). About 15 ms of one thread, for which other work waits."""
 
 LEAST: Final = 4096
 """Characters: texts up to this length are tokenised whole."""
 
 _TOKEN: Final = 16
-"""Characters per token, for texts that are tokenised whole and the first attempt at longer ones: hardly any text needs more."""
+"""Characters per token, for texts that are tokenised whole and the first attempt at longer ones:
+hardly any text needs more.
+"""
 
 _MARGIN: Final = 256
-"""Characters at a cut whose tokens do not count, nor do `_NEAR` tokens. Added tokens are shorter (`_Reach`)."""
+"""Characters at a cut whose tokens do not count, nor do `_NEAR` tokens. Added tokens are shorter
+(`_Reach`).
+"""
 
 _NEAR: Final = 64
-_MOST_MARKS: Final = 1024
+_MAX_MARKS: Final = 1024
 _MARK: Final = "▁"
 """The metaspace: represents a space in SentencePiece's tokens."""
 
-# A letter or digit, then a space: every pre-tokeniser of `_SPLITTERS` begins a word there, whatever comes before or after.
+# A letter or digit, then a space: every pre-tokeniser of `_SPLITTERS` begins a word there, whatever
+# comes before or after.
 _LETTER: Final = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-Ωα-ωА-я가-힣"
 _BORDER: Final = re.compile(f"(?<=[{_LETTER}]) ")
 
@@ -49,7 +56,17 @@ _NORMALIZERS: Final = frozenset(
      "Strip", "ByteLevel", "Replace"]
 )  # fmt: skip
 _PRE_TOKENIZERS: Final = frozenset(
-    ["Sequence", "BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Metaspace", "ByteLevel", "Digits", "Punctuation", "Split"]
+    [
+        "Sequence",
+        "BertPreTokenizer",
+        "Whitespace",
+        "WhitespaceSplit",
+        "Metaspace",
+        "ByteLevel",
+        "Digits",
+        "Punctuation",
+        "Split",
+    ]
 )
 _SPLITTERS: Final = frozenset(["BertPreTokenizer", "Whitespace", "WhitespaceSplit"])
 _SPACES: Final = re.compile(r"(?: |\\s|\[ \])(?:\+|\{\d+,\d*\})?")
@@ -68,7 +85,9 @@ _PUBLISHED: Final = frozenset(
 
 
 def sliced(sizes: Sequence[int], go_on: GoOn) -> Iterator[range]:
-    """Ranges of items of these sizes in characters, in order: at most SLICE characters or one item each; `go_on` before each."""
+    """Ranges of items of these sizes in characters, in order: at most SLICE characters or one item
+    each; `go_on` before each.
+    """
     begin = total = 0
     for number, size in enumerate(sizes):
         if number > begin and total + size > SLICE:
@@ -81,7 +100,9 @@ def sliced(sizes: Sequence[int], go_on: GoOn) -> Iterator[range]:
         yield range(begin, len(sizes))
 
 
-def encoded(texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], go_on: GoOn) -> Iterator[Encoding]:
+def encoded(
+    texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], go_on: GoOn
+) -> Iterator[Encoding]:
     """The encoding of each whole text, in order."""
     for numbers in sliced([len(text) for text in texts], go_on):
         yield from encode([texts[number] for number in numbers])
@@ -89,7 +110,9 @@ def encoded(texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]],
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`encoding` of a text, or of a part of it; `before`: characters of the text that are left out before the encoded part."""
+    """`encoding` of a text, or of a part of it; `before`: characters of the text that are left out
+    before the encoded part.
+    """
 
     encoding: Encoding
     is_whole: bool = True
@@ -98,10 +121,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Locality of a tokenizer. `forward`: a text's beginning determines its first tokens. `backward`: its end, from a border on,
-    determines its last ones.
+    """Locality of a tokenizer. `forward`: a text's beginning determines its first tokens.
+    `backward`: its end, from a border on, determines its last ones.
 
-    `marks`: a token that begins with the metaspace begins at a space, as no token has the metaspace after anything else.
+    `marks`: a token that begins with the metaspace begins at a space, as no token has the metaspace
+    after anything else.
     """
 
     forward: bool
@@ -113,17 +137,34 @@ class _Reach:
         normalizers, splitters = _parts(tokenizer.normalizer), _parts(tokenizer.pre_tokenizer)
         added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         forward = (
-            all(one["type"] in _NORMALIZERS and (one["type"] != "Replace" or _replaces_nearby(one)) for one in normalizers)
-            and all(one["type"] in _PRE_TOKENIZERS and (one["type"] != "Split" or _splits_nearby(one)) for one in splitters)
+            all(
+                one["type"] in _NORMALIZERS and (one["type"] != "Replace" or _replaces_nearby(one))
+                for one in normalizers
+            )
+            and all(
+                one["type"] in _PRE_TOKENIZERS and (one["type"] != "Split" or _splits_nearby(one))
+                for one in splitters
+            )
             and max(map(len, added), default=0) < _NEAR
         )
         splits = any(map(_splits_at_borders, splitters))
-        marks = forward and not splits and not any(_MARK in token.lstrip(_MARK) for token in tokenizer.get_vocab())
-        keeps = all(one["type"] != "Split" or _splits_at_borders(one) for one in splitters) and not any(
-            map(_loses_spaces, normalizers)
+        marks = (
+            forward
+            and not splits
+            and not any(_MARK in token.lstrip(_MARK) for token in tokenizer.get_vocab())
         )
-        is_sum = type(tokenizer.model).__name__ == "Unigram"  # sums scores from the beginning, so rounding could change the result
-        backward = forward and keeps and (splits or (marks and not is_sum)) and not any(" " in token.strip() for token in added)
+        keeps = all(
+            one["type"] != "Split" or _splits_at_borders(one) for one in splitters
+        ) and not any(map(_loses_spaces, normalizers))
+        is_sum = (
+            type(tokenizer.model).__name__ == "Unigram"
+        )  # sums scores from the beginning, so rounding could change the result
+        backward = (
+            forward
+            and keeps
+            and (splits or (marks and not is_sum))
+            and not any(" " in token.strip() for token in added)
+        )
         return _Reach(forward, backward, marks)
 
 
@@ -155,17 +196,21 @@ class Cutter:
         frame: bool = True,
         placed: bool = False,
     ) -> Iterator[Part]:
-        """Encodes each text in order, after the prompt, which may be cut, too: `before + text + after`, or a part of the text.
+        """Encodes each text in order, after the prompt, which may be cut, too: `before + text +
+        after`, or a part of the text.
 
-        A part has more than `most` tokens, not counting the special ones of the `frame`, and truncating it to so many or fewer,
-        within the text, gives the same tokens as truncating the whole. `side` "start": the text's end is kept, else its beginning.
-        `placed`: tokens have offsets in `prompt + text`.
+        A part has more than `most` tokens, not counting the special ones of the `frame`, and
+        truncating it to so many or fewer, within the text, gives the same tokens as truncating the
+        whole. `side` "start": the text's end is kept, else its beginning. `placed`: tokens have
+        offsets in `prompt + text`.
         """
         encode = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
         ordinary, lead = self.ordinary(most), before + prompt
         shared: dict[str, Part] | None = {} if prompt else None
         sizes = [len(prompt) + len(text) for text in texts]
-        for numbers in sliced([len(before) + min(size, ordinary) + len(after) for size in sizes], go_on):
+        for numbers in sliced(
+            [len(before) + min(size, ordinary) + len(after) for size in sizes], go_on
+        ):
             short = [texts[number] for number in numbers if sizes[number] <= ordinary]
             chosen = [f"{lead}{text}{after}" for text in short] if lead or after else short
             found = iter(encode(chosen, add_special_tokens=frame))
@@ -173,7 +218,16 @@ class Cutter:
                 if sizes[number] <= ordinary:
                     yield Part(next(found))
                 else:
-                    yield self._long(prompt + texts[number], most, side, go_on, before, after, frame=frame, shared=shared)
+                    yield self._long(
+                        prompt + texts[number],
+                        most,
+                        side,
+                        go_on,
+                        before,
+                        after,
+                        frame=frame,
+                        shared=shared,
+                    )
 
     def _long(
         self,
@@ -187,11 +241,18 @@ class Cutter:
         frame: bool,
         shared: dict[str, Part] | None,
     ) -> Part:
-        """`shared`: the last long text's result, reused for this one where both are cut to nothing but the same prompt."""
+        """`shared`: the last long text's result, reused for this one where both are cut to nothing
+        but the same prompt.
+        """
         size = self.ordinary(most)
         while size < len(text):
             go_on()
-            cut = self._cut(text, size, is_start=side == "start", is_framed=bool(before if side == "start" else after))
+            cut = self._cut(
+                text,
+                size,
+                is_start=side == "start",
+                is_framed=bool(before if side == "start" else after),
+            )
             if cut is None:
                 break
             begin, end = cut
@@ -200,7 +261,11 @@ class Cutter:
                 return shared[shorter]
             encoding = self._encode(shorter, frame=frame)
             seam = len(before) + begin
-            if (self._last(encoding, seam) if side == "start" else self._first(encoding, shorter, seam)) > most:
+            if (
+                self._last(encoding, seam)
+                if side == "start"
+                else self._first(encoding, shorter, seam)
+            ) > most:
                 part = Part(encoding, is_whole=False, before=0 if begin else end)
                 if shared is not None:
                     shared.clear()
@@ -211,12 +276,18 @@ class Cutter:
         return Part(self._encode(before + text + after, frame=frame))
 
     def _encode(self, text: str, *, frame: bool) -> Encoding:
-        """Encodes a batch of one: `encode` would hold the GIL, and so block the device thread, until it is done."""
+        """Encodes a batch of one: `encode` would hold the GIL, and so block the device thread,
+        until it is done.
+        """
         encoding: Encoding = self._tokenizer.encode_batch([text], add_special_tokens=frame)[0]
         return encoding
 
-    def _cut(self, text: str, size: int, *, is_start: bool, is_framed: bool) -> tuple[int, int] | None:
-        """The range to leave out: about `size` characters stay on one side; `is_framed`: some on the other, too. None: no cut."""
+    def _cut(
+        self, text: str, size: int, *, is_start: bool, is_framed: bool
+    ) -> tuple[int, int] | None:
+        """The range to leave out: about `size` characters stay on one side; `is_framed`: some on
+        the other, too. None: no cut.
+        """
         if not (self._reach.backward if is_start or is_framed else self._reach.forward):
             return None
         if not (is_start or is_framed):
@@ -230,7 +301,9 @@ class Cutter:
         return (begin, end) if 0 <= begin < end else None
 
     def _first(self, encoding: Encoding, text: str, seam: int) -> int:
-        """How many of the first tokens do not depend on the text after the seam (where the text was cut)."""
+        """How many of the first tokens do not depend on the text after the seam (where the text was
+        cut).
+        """
         rows = _own(encoding)
         starts, ends = _offsets(encoding)
         there = int(np.count_nonzero(starts[rows] < seam))
@@ -242,7 +315,9 @@ class Cutter:
         return int(borders[borders <= beyond[0]][-1]) if len(beyond) else 0
 
     def _last(self, encoding: Encoding, seam: int) -> int:
-        """How many of the last tokens do not depend on the text before the seam, which is at a border."""
+        """How many of the last tokens do not depend on the text before the seam, which is at a
+        border.
+        """
         rows = _own(encoding)
         starts, _ = _offsets(encoding)
         borders = self._borders(encoding, rows)
@@ -251,7 +326,9 @@ class Cutter:
 
     def _borders(self, encoding: Encoding, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows of tokens that begin a word, whatever precedes them."""
-        words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)[rows]
+        words = np.array(
+            [-1 if word is None else word for word in encoding.word_ids], dtype=np.int64
+        )[rows]
         begins = np.diff(words, prepend=-1) != 0
         if self._reach.marks:
             names = encoding.tokens
@@ -279,9 +356,11 @@ def _border(text: str, begin: int, end: int) -> int:
 
 
 def _settled(text: str, near: int) -> int:
-    """The last position up to `near` that is not within spaces or a letter's combining marks, which later text may change."""
+    """The last position up to `near` that is not within spaces or a letter's combining marks, which
+    later text may change.
+    """
     near = len(text[:near].rstrip())
-    for place in range(near, max(near - _MOST_MARKS, 0), -1):
+    for place in range(near, max(near - _MAX_MARKS, 0), -1):
         if place == len(text) or not unicodedata.combining(text[place]):
             return place
     return 0
@@ -315,7 +394,9 @@ def _replaces_nearby(part: dict[str, object]) -> bool:
 
 
 def _splits_nearby(part: dict[str, object]) -> bool:
-    """Whether its matches stay as words, or are only spaces, and depend on no text outside the match."""
+    """Whether its matches stay as words, or are only spaces, and depend on no text outside the
+    match.
+    """
     string, pattern = _pattern(part)
     if part.get("invert"):
         return False
@@ -332,11 +413,19 @@ def _splits_at_borders(part: dict[str, object]) -> bool:
         case "ByteLevel":
             return part.get("use_regex") is not False
         case "Split":
-            return _pattern(part)[1] in _PUBLISHED and part.get("behavior") == "Isolated" and not part.get("invert")
+            return (
+                _pattern(part)[1] in _PUBLISHED
+                and part.get("behavior") == "Isolated"
+                and not part.get("invert")
+            )
     return part["type"] in _SPLITTERS
 
 
 def _loses_spaces(part: dict[str, object]) -> bool:
     string, pattern = _pattern(part)
     content = str(part.get("content", ""))
-    return part["type"] == "Replace" and (" " in string or bool(pattern)) and not any(space in content for space in (" ", _MARK))
+    return (
+        part["type"] == "Replace"
+        and (" " in string or bool(pattern))
+        and not any(space in content for space in (" ", _MARK))
+    )

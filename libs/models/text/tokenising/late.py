@@ -1,4 +1,6 @@
-"""Tokenises queries and documents of a late-interaction model: prompt, lengths, query expansion, and which vectors are kept."""
+"""Tokenises queries and documents of a late-interaction model: prompt, lengths, query expansion,
+and which vectors are kept.
+"""
 
 from __future__ import annotations
 
@@ -14,36 +16,63 @@ Kept = NDArray[np.bool_] | None
 
 
 class LateFrame:
-    """`fill`: the token that expands queries where the checkpoint names none: its mask token, else its end-of-sequence token."""
+    """`fill`: the token that expands queries where the checkpoint names none: its mask token, else
+    its end-of-sequence token.
+    """
 
     def __init__(self, late: LateInteraction, text: TextProcessor, fill: str) -> None:
         text.keep_whole(late.markers)
         self._late, self._text = late, text
         self._fill = _fill_id(late.expansion, text, fill) if late.expansion else 0
         words = [text.token_id(word) for word in late.skip_words]
-        self._skipped = np.array(sorted({word for word in words if word is not None and word != text.unknown}), dtype=np.int32)
+        self._skipped = np.array(
+            sorted({word for word in words if word is not None and word != text.unknown}),
+            dtype=np.int32,
+        )
 
     def longest(self, role: str) -> int:
         """The most tokens of a query or a document."""
-        return self._limit(self._late.query_tokens if role == "query" else self._late.document_tokens)
+        return self._limit(
+            self._late.query_tokens if role == "query" else self._late.document_tokens
+        )
 
     def queries(
-        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+        self,
+        texts: list[str],
+        prompt: str,
+        truncation: Truncation,
+        where: Where,
+        go_on: GoOn = go_on_anyway,
     ) -> tuple[list[InputSequence], list[Kept]]:
         expansion = self._late.expansion
-        limit = expansion.length if expansion is not None and expansion.fixed else self._late.query_tokens
-        sequences = self._text.encode(texts, truncation, where, limit=self._limit(limit), prompt=prompt, go_on=go_on)
+        limit = (
+            expansion.length
+            if expansion is not None and expansion.fixed
+            else self._late.query_tokens
+        )
+        sequences = self._text.encode(
+            texts, truncation, where, limit=self._limit(limit), prompt=prompt, go_on=go_on
+        )
         kept = [self.kept(sequence, "query") for sequence in sequences]
         if expansion is None:
             return sequences, kept
         longer = [self._expanded(sequence, expansion) for sequence in sequences]
-        return longer, [_padded(mask, sequence.tokens) for mask, sequence in zip(kept, longer, strict=True)]
+        return longer, [
+            _padded(mask, sequence.tokens) for mask, sequence in zip(kept, longer, strict=True)
+        ]
 
     def documents(
-        self, texts: list[str], prompt: str, truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+        self,
+        texts: list[str],
+        prompt: str,
+        truncation: Truncation,
+        where: Where,
+        go_on: GoOn = go_on_anyway,
     ) -> tuple[list[InputSequence], list[Kept]]:
         limit = self._limit(self._late.document_tokens)
-        sequences = self._text.encode(texts, truncation, where, limit=limit, prompt=prompt, go_on=go_on)
+        sequences = self._text.encode(
+            texts, truncation, where, limit=limit, prompt=prompt, go_on=go_on
+        )
         return sequences, [self.kept(sequence, "document") for sequence in sequences]
 
     def _limit(self, wanted: int) -> int:
@@ -54,12 +83,18 @@ class LateFrame:
         skips = role in self._late.skip_roles and len(self._skipped) > 0
         if not skips and not self._late.leading:
             return None
-        kept = ~np.isin(sequence.ids, self._skipped) if skips else np.ones(sequence.tokens, dtype=np.bool_)
+        kept = (
+            ~np.isin(sequence.ids, self._skipped)
+            if skips
+            else np.ones(sequence.tokens, dtype=np.bool_)
+        )
         kept[: self._late.leading] = False
         return kept
 
     def _expanded(self, sequence: InputSequence, expansion: Expansion) -> InputSequence:
-        """Pads the query to the expansion's length; every added token's vector is kept, whether or not others attend to it."""
+        """Pads the query to the expansion's length; every added token's vector is kept, whether or
+        not others attend to it.
+        """
         missing = min(expansion.length, self._text.limit) - sequence.tokens
         if missing <= 0:
             return sequence
@@ -75,5 +110,7 @@ def _fill_id(expansion: Expansion, text: TextProcessor, fill: str) -> int:
     token = expansion.token or fill
     found = text.token_id(token)
     if found is None:
-        raise ModelBroken(f"tokenizer.json: has no token {token!r}, with which queries are expanded")
+        raise ModelBroken(
+            f"tokenizer.json: has no token {token!r}, with which queries are expanded"
+        )
     return found

@@ -1,8 +1,9 @@
-"""Rejects regular expressions of a tokenizer.json that are open to catastrophic backtracking (ReDoS), when a model is loaded.
+"""Rejects regular expressions of a tokenizer.json that are open to catastrophic backtracking
+(ReDoS), when a model is loaded.
 
-The `tokenizers` library runs them on a backtracking engine that ends a search only after ten million steps at one position of a
-text. Three checks prevent abuse: the form of a pattern (`slow`), an allow-list of published patterns, and for all others a trial
-(`searching.py`) in a subprocess.
+The `tokenizers` library runs them on a backtracking engine that ends a search only after ten
+million steps at one position of a text. Three checks prevent abuse: the form of a pattern (`slow`),
+an allow-list of published patterns, and for all others a trial (`searching.py`) in a subprocess.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ PUBLISHED: Final = frozenset(
 )  # fmt: skip
 """Allow-listed patterns, without a trial at each load. A test tries them."""
 
-_MOST_PATTERN: Final = 20_000
+_MAX_PATTERN: Final = 20_000
 _TRIAL_SECONDS: Final = 30.0
-"""By the clock; `searching.py` limits what it computes. Starting Python on a busy machine takes its time."""
+"""By the clock; `searching.py` limits what it computes. Starting Python on a busy machine takes its
+time.
+"""
 _SEARCHING: Final = Path(__file__).with_name("searching.py")
 _PIECE: Final = re.compile(
     r"\\(?P<escaped>.)|(?P<open>\((?:\?(?:[:>=!]|<[=!]|<\w+>|[imx-]+:?))?)|(?P<close>\))|(?P<class>\[)"
@@ -45,7 +48,9 @@ _PIECE: Final = re.compile(
 
 
 def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
-    """Tries patterns on adversarial texts: the first pattern that took too long, and the reason; None: none did."""
+    """Tries patterns on adversarial texts: the first pattern that took too long, and the reason;
+    None: none did.
+    """
     try:
         done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
             [sys.executable, "-I", str(_SEARCHING)], input=json.dumps(patterns).encode(), capture_output=True, env={},
@@ -57,18 +62,27 @@ def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
     bad = next((one for one in told if one["slow"]), None)
     if bad is not None:
         return bad["pattern"], bad["slow"]
-    return None if len(told) == len(patterns) else (patterns[len(told)], "takes more time or memory than a pattern may have")
+    return (
+        None
+        if len(told) == len(patterns)
+        else (patterns[len(told)], "takes more time or memory than a pattern may have")
+    )
 
 
 def slow(pattern: str) -> str:
     """Why a regular expression may take exponential time; empty if it is not known to.
 
-    The cause is nested unbounded repetition, as in `(a+)+`, where a text can be split in exponentially many ways. Possessive and
-    atomic groups never backtrack. Other slow patterns hit the library's own limit.
+    The cause is nested unbounded repetition, as in `(a+)+`, where a text can be split in
+    exponentially many ways. Possessive and atomic groups never backtrack. Other slow patterns hit
+    the library's own limit.
     """
-    if len(pattern) > _MOST_PATTERN:
-        return f"has {len(pattern):,} characters, more than {_MOST_PATTERN:,}"
-    groups, last, position = [False], False, 0  # whether each open group, and the previous item, has an unbounded repetition
+    if len(pattern) > _MAX_PATTERN:
+        return f"has {len(pattern):,} characters, more than {_MAX_PATTERN:,}"
+    groups, last, position = (
+        [False],
+        False,
+        0,
+    )  # whether each open group, and the previous item, has an unbounded repetition
     atomic: list[bool] = []
     while position < len(pattern) and (found := _PIECE.match(pattern, position)) is not None:
         position = found.end()
@@ -105,7 +119,9 @@ def _is_many(quantifier: str) -> bool:
 
 
 def _after_class(pattern: str, position: int) -> int:
-    """The position after the `]` of a character class that began before `position`; classes may be nested."""
+    """The position after the `]` of a character class that began before `position`; classes may be
+    nested.
+    """
     depth = 1
     is_first = True
     while position < len(pattern) and depth:

@@ -1,4 +1,6 @@
-"""Renders chat templates: Jinja of untrusted checkpoints, in a subprocess with resource limits (`rendering.py`), which is kept."""
+"""Renders chat templates: Jinja of untrusted checkpoints, in a subprocess with resource limits
+(`rendering.py`), which is kept.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,19 @@ from libs.models.text.tokenising.text import special_token
 
 NAME: Final = "the chat template"
 RENDER_SECONDS: Final = 30.0
-"""By the clock; `rendering.py` limits what it computes. Starting Python on a busy machine takes its time."""
+"""By the clock; `rendering.py` limits what it computes. Starting Python on a busy machine takes its
+time.
+"""
 _PROGRAM = Path(__file__).with_name("rendering.py")
-SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPECIAL_TOKENS: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +46,15 @@ class Rendering:
 
 
 class Renderer:
-    """Renders one template. Its process starts with the first call and again after one that exceeded its limits, and ends with this
-    object. Thread-safe: calls take turns."""
+    """Renders one template. Its process starts with the first call and again after one that
+    exceeded its limits, and ends with this object. Thread-safe: calls take turns."""
 
     def __init__(self, template: str) -> None:
         """Raises ModelBroken for a text that is no template, and where Jinja is not installed."""
         if find_spec("jinja2") is None:
-            raise ModelBroken("the model has a chat template, for which the package jinja2 is needed: it is not installed")
+            raise ModelBroken(
+                "the model has a chat template, for which the package jinja2 is needed: it is not installed"
+            )
         self._template = template
         # Guarded by the lock: the process, if there is one.
         self._lock = Lock()
@@ -50,7 +64,9 @@ class Renderer:
         """The values that the template looks for."""
 
     def render(self, values: Sequence[Mapping[str, object]]) -> list[Rendering]:
-        """What the template makes of each of the values. Raises ModelBroken if it exceeds its limits."""
+        """What the template makes of each of the values. Raises ModelBroken if it exceeds its
+        limits.
+        """
         asked = _line(values)
         with self._lock:
             if not self._processes or self._processes[0].poll() is not None:
@@ -75,7 +91,9 @@ class Renderer:
         return frozenset(found["names"])
 
     def _answer(self, line: bytes) -> Any:
-        """What the process makes of a line. Raises ModelBroken, and ends it, if it has ended or does not answer."""
+        """What the process makes of a line. Raises ModelBroken, and ends it, if it has ended or
+        does not answer.
+        """
         (process,) = self._processes
         try:
             stdin, stdout = _pipe(process.stdin), _pipe(process.stdout)
@@ -88,7 +106,9 @@ class Renderer:
             return json.loads(stdout.readline())
         except (OSError, EOFError, ValueError) as error:
             _end(self._processes)
-            raise ModelBroken(f"{NAME}: rendering it takes more time or memory than a template may have") from error
+            raise ModelBroken(
+                f"{NAME}: rendering it takes more time or memory than a template may have"
+            ) from error
 
 
 def rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Rendering]:

@@ -1,8 +1,10 @@
-"""A standalone program that `renderer.py` runs in a subprocess: renders one chat template within limits of memory and time.
+"""A standalone program that `renderer.py` runs in a subprocess: renders one chat template within
+limits of memory and time.
 
-Templates come with untrusted checkpoints. Jinja's sandbox keeps them from Python's internals, not from endless loops or texts of
-gigabytes; resource limits (setrlimit) do. Imports nothing of Shoal. The first line of stdin is the template, as JSON; every further
-line is a list of values, which is answered by a line: a list of a rendered `text` or an `error` for each of them. The first line of
+Templates come with untrusted checkpoints. Jinja's sandbox keeps them from Python's internals, not
+from endless loops or texts of gigabytes; resource limits (setrlimit) do. Imports nothing of Shoal.
+The first line of stdin is the template, as JSON; every further line is a list of values, which is
+answered by a line: a list of a rendered `text` or an `error` for each of them. The first line of
 stdout has the `names` of the values that the template looks for, or its `error`.
 """
 
@@ -17,7 +19,7 @@ from typing import Any, Final, Never
 MEMORY_BYTES: Final = 512 << 20
 CPU_SECONDS: Final = 2
 """Of one line of values."""
-MOST_CHARACTERS: Final = 1 << 20
+MAX_CHARACTERS: Final = 1 << 20
 """More than this may not be rendered, beside what was given."""
 
 
@@ -34,7 +36,9 @@ def main() -> None:
         resource.setrlimit(kind, (most, most))
     _limit_time()
     # The settings of transformers, for which templates are written.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = raise_exception
     environment.filters["tojson"] = _json
     try:
@@ -47,7 +51,9 @@ def main() -> None:
     _answer({"names": sorted(names - environment.globals.keys())})
     for line in sys.stdin:
         _limit_time()
-        _answer([_rendered(template, values, len(line) + MOST_CHARACTERS) for values in json.loads(line)])
+        _answer(
+            [_rendered(template, values, len(line) + MAX_CHARACTERS) for values in json.loads(line)]
+        )
 
 
 def _json(
@@ -57,13 +63,17 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: Jinja's own escapes HTML and sorts keys, which models are not trained with."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """As transformers has it: Jinja's own escapes HTML and sorts keys, which models are not trained
+    with.
+    """
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _read_first(node: Any) -> set[str]:
-    """Names that are read before they are set: values that the template is given, or may be. Jinja counts others beside them, which
-    are set in one block and read in another."""
+    """Names that are read before they are set: values that the template is given, or may be. Jinja
+    counts others beside them, which are set in one block and read in another."""
     from jinja2 import nodes
 
     found: dict[str, bool] = {}
@@ -71,7 +81,9 @@ def _read_first(node: Any) -> set[str]:
     def visit(node: Any) -> None:
         if isinstance(node, nodes.Name):
             found.setdefault(node.name, node.ctx == "load")
-        first = {nodes.Assign: "node", nodes.For: "iter"}.get(type(node))  # is evaluated before the target that stands before it
+        first = {nodes.Assign: "node", nodes.For: "iter"}.get(
+            type(node)
+        )  # is evaluated before the target that stands before it
         if first is not None:
             visit(getattr(node, first))
         for child in node.iter_child_nodes():
@@ -87,7 +99,10 @@ def _answer(value: object) -> None:
 
 def _limit_time() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + CPU_SECONDS, resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_CPU,
+        (math.ceil(used.ru_utime + used.ru_stime) + CPU_SECONDS, resource.RLIM_INFINITY),
+    )
 
 
 def _rendered(template: Any, values: dict[str, Any], most: int) -> dict[str, Any]:
@@ -97,7 +112,9 @@ def _rendered(template: Any, values: dict[str, Any], most: int) -> dict[str, Any
     except Exception as error:
         return {"error": f"it cannot be rendered: {_told(error)}"}
     if len(text) > most:
-        return {"error": f"it makes {len(text):,} characters of short texts; at most {most:,} are served"}
+        return {
+            "error": f"it makes {len(text):,} characters of short texts; at most {most:,} are served"
+        }
     return {"text": text}
 
 

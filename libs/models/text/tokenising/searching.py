@@ -1,7 +1,9 @@
-"""A standalone program that `regexes.py` runs in a subprocess: tries a tokenizer's patterns on adversarial texts.
+"""A standalone program that `regexes.py` runs in a subprocess: tries a tokenizer's patterns on
+adversarial texts.
 
-Imports nothing of Shoal, reads a JSON list of patterns from stdin, and prints a line for each as soon as it is tried:
-`{"pattern", "slow"}`, where `slow` is the reason for rejecting it, or empty. Resource limits (setrlimit) kill it otherwise.
+Imports nothing of Shoal, reads a JSON list of patterns from stdin, and prints a line for each as
+soon as it is tried: `{"pattern", "slow"}`, where `slow` is the reason for rejecting it, or empty.
+Resource limits (setrlimit) kill it otherwise.
 """
 
 from __future__ import annotations
@@ -17,16 +19,19 @@ from typing import Any, Final
 MEMORY_BYTES: Final = 1 << 30
 CPU_SECONDS: Final = 5
 LENGTH: Final = 16_384
-MOST_SECONDS: Final = 0.08
-"""CPU time for a text of LENGTH: five seconds for a megabyte, if it is linear. Published patterns took 0.001 to 0.026 (0.12 once on
-a busy core: so the minimum of three counts), most quadratic ones 0.19 to 1.3."""
+MAX_SECONDS: Final = 0.08
+"""CPU time for a text of LENGTH: five seconds for a megabyte, if it is linear. Published patterns
+took 0.001 to 0.026 (0.12 once on a busy core: so the minimum of three counts), most quadratic ones
+0.19 to 1.3."""
 
 _RUN: Final = 24
-"""Repetitions of a unit: enough to expose exponential time, and few enough to stay below the library's limit of steps."""
+"""Repetitions of a unit: enough to expose exponential time, and few enough to stay below the
+library's limit of steps.
+"""
 _LETTERS: Final = " a\nA1.\t'é中\u0301-_,"
 _SYNTAX: Final = re.compile(r"\\[A-Za-z]\{?\^?\w*\}?|[\\\[\](){}|*+?^$]")
-_MOST_LETTERS: Final = 24
-_MOST_WORDS: Final = 16
+_MAX_LETTERS: Final = 24
+_MAX_WORDS: Final = 16
 
 
 def main() -> None:
@@ -50,8 +55,13 @@ def slow_for(pattern: str) -> str:
         except BaseException as error:  # the library's panic is no Exception
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return "takes more steps than the library allows for a text of sixteen thousand characters"
-        if spent > MOST_SECONDS and (spent := min(spent, _seconds(split, text), _seconds(split, text))) > MOST_SECONDS:
+            return (
+                "takes more steps than the library allows for a text of sixteen thousand characters"
+            )
+        if (
+            spent > MAX_SECONDS
+            and (spent := min(spent, _seconds(split, text), _seconds(split, text))) > MAX_SECONDS
+        ):
             return f"takes {spent:.2f} s for a text of {LENGTH:,} characters, and far more for longer ones"
     return ""
 
@@ -63,10 +73,12 @@ def _seconds(split: Any, text: str) -> float:
 
 
 def texts(pattern: str) -> Iterator[str]:
-    """Adversarial texts: short and long runs of what a pattern may repeat, then a mismatch, then every letter once."""
-    own = list(dict.fromkeys(_SYNTAX.sub("", pattern)))[:_MOST_LETTERS]
+    """Adversarial texts: short and long runs of what a pattern may repeat, then a mismatch, then
+    every letter once.
+    """
+    own = list(dict.fromkeys(_SYNTAX.sub("", pattern)))[:_MAX_LETTERS]
     letters = list(dict.fromkeys([*own, *_LETTERS]))
-    words = list(dict.fromkeys(re.findall(r"\w{2,}", pattern)))[:_MOST_WORDS]
+    words = list(dict.fromkeys(re.findall(r"\w{2,}", pattern)))[:_MAX_WORDS]
     pairs = [one + other for one in own[:8] for other in own[:8] if one != other]
     every = "".join(letters)
     for unit in [*letters, *words, *pairs]:

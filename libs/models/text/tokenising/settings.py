@@ -1,7 +1,9 @@
-"""Applies tokenizer_config.json to a tokenizer as transformers does, where it contradicts or completes tokenizer.json.
+"""Applies tokenizer_config.json to a tokenizer as transformers does, where it contradicts or
+completes tokenizer.json.
 
-Tokenizer classes of transformers build their normaliser or pre-tokenizer again from keys of tokenizer_config.json, and tokens that
-only this file names are added. Most published files agree with each other, so that nothing changes.
+Tokenizer classes of transformers build their normaliser or pre-tokenizer again from keys of
+tokenizer_config.json, and tokens that only this file names are added. Most published files agree
+with each other, so that nothing changes.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _CLASSES: Final[Mapping[str, str]] = {
     "LongformerTokenizer": _ROBERTA,
     "RobertaTokenizer": _ROBERTA,
 }
-"""Classes of transformers, without the suffix Fast, by the class that builds their normaliser or pre-tokenizer."""
+"""Classes of transformers, without the suffix Fast, by the class that builds their normaliser or
+pre-tokenizer.
+"""
 _DEFAULT_CLASSES: Final[Mapping[str, str]] = {
     "bart": _ROBERTA,
     "bert": _BERT,
@@ -42,7 +46,15 @@ _DEFAULT_CLASSES: Final[Mapping[str, str]] = {
     "roberta-prelayernorm": _ROBERTA,
 }
 """The class for a model_type where no file names one."""
-_ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ROLES: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _LISTS: Final = ("additional_special_tokens", "extra_special_tokens")
 _SEGMENTS: Final = "token_type_ids"
 _MAX_ID_DIGITS: Final = 9
@@ -50,10 +62,11 @@ _FLAGS: Final = {"special": False, "single_word": False, "lstrip": False, "rstri
 
 
 def missing_tokens(directory: Path, present: frozenset[str]) -> list[dict[str, object]]:
-    """Return the entries of `added_tokens_decoder` whose tokens tokenizer.json does not add, in the order of their ids.
+    """Return the entries of `added_tokens_decoder` whose tokens tokenizer.json does not add, in the
+    order of their ids.
 
-    `present`: the added tokens of tokenizer.json. The entries have the form of tokenizer.json's `added_tokens`.
-    Raises ModelBroken for entries of another form.
+    `present`: the added tokens of tokenizer.json. The entries have the form of tokenizer.json's
+    `added_tokens`. Raises ModelBroken for entries of another form.
     """
     config = read_config(directory, FILE)
     if config is None or not config.values.get("added_tokens_decoder"):
@@ -62,7 +75,10 @@ def missing_tokens(directory: Path, present: frozenset[str]) -> list[dict[str, o
     found: dict[int, dict[str, object]] = {}
     for key, value in listed.values.items():
         if not key.isdecimal() or len(key) > _MAX_ID_DIGITS or not isinstance(value, dict):
-            raise config.broken("added_tokens_decoder", f"has the entry {key!r}; objects by the ids of tokens are needed")
+            raise config.broken(
+                "added_tokens_decoder",
+                f"has the entry {key!r}; objects by the ids of tokens are needed",
+            )
         entry = Config(FILE, value)
         content = entry.text("content")
         if content and content not in present:
@@ -73,29 +89,44 @@ def missing_tokens(directory: Path, present: frozenset[str]) -> list[dict[str, o
 
 
 def apply_settings(tokenizer: Tokenizer, directory: Path, missing: list[dict[str, object]]) -> None:
-    """Change the tokenizer as tokenizer_config.json says. `missing`: the result of `missing_tokens`."""
+    """Change the tokenizer as tokenizer_config.json says. `missing`: the result of
+    `missing_tokens`.
+    """
     config = read_config(directory, FILE) or Config(FILE, {})
     name = _class_of(config, directory)
     if name == _BERT and isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
         tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=True,
             handle_chinese_chars=config.flag("tokenize_chinese_chars", True),
-            strip_accents=config.flag("strip_accents") if config.values.get("strip_accents") is not None else None,
+            strip_accents=config.flag("strip_accents")
+            if config.values.get("strip_accents") is not None
+            else None,
             lowercase=config.flag("do_lower_case", True),
         )
     if name == _ROBERTA and isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
         tokenizer.pre_tokenizer.add_prefix_space = config.flag("add_prefix_space")
     for entry in missing:
-        content, flags = str(entry["content"]), {key: bool(entry[key]) for key in (*_FLAGS, "normalized")}
+        content, flags = (
+            str(entry["content"]),
+            {key: bool(entry[key]) for key in (*_FLAGS, "normalized")},
+        )
         tokenizer.add_tokens([AddedToken(content, **flags)])
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     # A token without an id in the vocabulary has no vector either, so it is not added.
-    special = [token for token in _special(config) if token not in added and tokenizer.token_to_id(token) is not None]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    special = [
+        token
+        for token in _special(config)
+        if token not in added and tokenizer.token_to_id(token) is not None
+    ]
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in special]
+    )
 
 
 def has_segments(directory: Path) -> bool:
-    """Whether the tokenizer gives token types to the model: `model_input_names`, where the file has it, must name them."""
+    """Whether the tokenizer gives token types to the model: `model_input_names`, where the file has
+    it, must name them.
+    """
     config = read_config(directory, FILE)
     names = () if config is None else config.texts("model_input_names")
     return not names or _SEGMENTS in names

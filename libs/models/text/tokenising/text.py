@@ -1,8 +1,9 @@
 """Texts -> token ids, with nothing but the `tokenizers` library and tokenizer.json.
 
-The first step of `PackedModel.prepare`, in the worker's threads. One Tokenizer serves all threads, so its state (truncation,
-padding) is set once, to none: encodings are truncated here, to exactly the ids that the tokenizer's own truncation would leave.
-Of a long text no more is tokenised than that takes (`cutting.py`), and many texts are tokenised a slice at a time.
+The first step of `PackedModel.prepare`, in the worker's threads. One Tokenizer serves all threads,
+so its state (truncation, padding) is set once, to none: encodings are truncated here, to exactly
+the ids that the tokenizer's own truncation would leave. Of a long text no more is tokenised than
+that takes (`cutting.py`), and many texts are tokenised a slice at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Where = Callable[[int], str]
 
 
 LONG_CHARACTERS: Final = 128 << 10
-"""A longer text is tokenised whole only while no other one is: one of 1 MiB may have a million tokens, which take 0.8 GB."""
+"""A longer text is tokenised whole only while no other one is: one of 1 MiB may have a million
+tokens, which take 0.8 GB.
+"""
 _LONG_TEXT: Final = Lock()
 
 
@@ -46,9 +49,10 @@ class Spans:
 class WholeText:
     """All tokens of a prompt and a text, with special tokens around them.
 
-    `ids`, `type_ids`: of all of them in order, int32 [tokens]; `first` to `end`: those of the text. `starts`, `ends`: where each
-    token of the text begins and ends in the text, int64 code points; a token that begins with white space begins after it.
-    `word_starts`: whether the token begins a word, or a character where there are no words.
+    `ids`, `type_ids`: of all of them in order, int32 [tokens]; `first` to `end`: those of the text.
+    `starts`, `ends`: where each token of the text begins and ends in the text, int64 code points; a
+    token that begins with white space begins after it. `word_starts`: whether the token begins a
+    word, or a character where there are no words.
     """
 
     ids: NDArray[np.int32]
@@ -61,9 +65,13 @@ class WholeText:
 
 
 class TextProcessor:
-    """`limit`: the longest sequence in tokens. `segments`: whether the encoder has token types. `unknown`: the unknown token."""
+    """`limit`: the longest sequence in tokens. `segments`: whether the encoder has token types.
+    `unknown`: the unknown token.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, *, limit: int, segments: bool, unknown: str = "") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, limit: int, segments: bool, unknown: str = ""
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.limit = limit
@@ -73,7 +81,8 @@ class TextProcessor:
         # Almost no tokenizer puts a single text anywhere but in segment 0.
         self._segments_of_one = segments and any(tokenizer.encode("a").type_ids)
         self.unknown = self.token_id(unknown)
-        # WordPiece and similar models mark a token that continues a word; others are judged by the spaces.
+        # WordPiece and similar models mark a token that continues a word; others are judged by the
+        # spaces.
         self._marks_words = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
 
     def encode(
@@ -86,15 +95,25 @@ class TextProcessor:
         prompt: str = "",
         go_on: GoOn = go_on_anyway,
     ) -> list[InputSequence]:
-        """One sequence a text, special tokens included; the prompt before each text. `limit` 0: the model's."""
+        """One sequence a text, special tokens included; the prompt before each text. `limit` 0: the
+        model's.
+        """
         limit = limit or self.limit
         before: Part | None = None
         sequences: list[InputSequence] = []
-        for number, part in enumerate(self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)):
-            if part is before:  # cut to nothing but the same prompt, whose tokens are converted once
+        for number, part in enumerate(
+            self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)
+        ):
+            if (
+                part is before
+            ):  # cut to nothing but the same prompt, whose tokens are converted once
                 sequences.append(sequences[-1])
             else:
-                sequences.append(self._sequence(part.encoding, self._rows(part, limit, truncation, where(number))))
+                sequences.append(
+                    self._sequence(
+                        part.encoding, self._rows(part, limit, truncation, where(number))
+                    )
+                )
                 before = part
         return sequences
 
@@ -103,7 +122,9 @@ class TextProcessor:
     ) -> tuple[list[InputSequence], list[Spans]]:
         """As `encode`, with the place of each token in its text."""
         sequences, spans = [], []
-        for number, part in enumerate(self._cutter.parts(texts, self.limit, truncation, go_on, placed=True)):
+        for number, part in enumerate(
+            self._cutter.parts(texts, self.limit, truncation, go_on, placed=True)
+        ):
             rows = self._rows(part, self.limit, truncation, where(number))
             sequences.append(self._sequence(part.encoding, rows))
             spans.append(self._spans(texts[number], part, rows))
@@ -112,14 +133,18 @@ class TextProcessor:
     def encode_pairs(
         self, query: str, documents: list[str], truncation: Truncation, go_on: GoOn = go_on_anyway
     ) -> list[InputSequence]:
-        """The query, tokenised once, with each document, in tokenizer.json's template for pairs. Only documents are truncated."""
+        """The query, tokenised once, with each document, in tokenizer.json's template for pairs.
+        Only documents are truncated.
+        """
         frame = self.tokenizer.num_special_tokens_to_add(True)
         (asked,) = self._cutter.parts([query], self.limit, "none", go_on, frame=False)
         first, room = asked.encoding, self.limit - frame - len(asked.encoding)
         if not asked.is_whole:
             raise too_long("query.text", self.limit, self.limit, "without a document", more=True)
         pairs = []
-        for number, part in enumerate(self._cutter.parts(documents, self.limit, truncation, go_on, frame=False)):
+        for number, part in enumerate(
+            self._cutter.parts(documents, self.limit, truncation, go_on, frame=False)
+        ):
             if len(part.encoding) > room:
                 self._cut_document(part, room, truncation, number)
             pairs.append(self._pair(first, part.encoding))
@@ -134,23 +159,30 @@ class TextProcessor:
         second_where: Where,
         go_on: GoOn = go_on_anyway,
     ) -> list[InputSequence]:
-        """Each first text with each second, each tokenised once, in tokenizer.json's template for pairs. Only firsts are truncated.
+        """Each first text with each second, each tokenised once, in tokenizer.json's template for
+        pairs. Only firsts are truncated.
 
         Returns the sequences of the first text in the order of the seconds, then those of the next.
         """
         frame = self.tokenizer.num_special_tokens_to_add(True)
         others = []
-        for number, part in enumerate(self._cutter.parts(seconds, self.limit, "none", go_on, frame=False)):
+        for number, part in enumerate(
+            self._cutter.parts(seconds, self.limit, "none", go_on, frame=False)
+        ):
             needed = len(part.encoding) + frame + 1
             if needed > self.limit:
                 how = "with special tokens and at least one token of an item"
-                raise too_long(second_where(number), needed, self.limit, how, more=not part.is_whole)
+                raise too_long(
+                    second_where(number), needed, self.limit, how, more=not part.is_whole
+                )
             others.append(part.encoding)
         rooms = [self.limit - frame - len(other) for other in others]
         # Truncation is in place, so the second text that leaves most room comes first.
         order = sorted(range(len(seconds)), key=lambda number: -rooms[number])
         sequences: list[InputSequence] = []
-        for place, part in enumerate(self._cutter.parts(firsts, self.limit, truncation, go_on, frame=False)):
+        for place, part in enumerate(
+            self._cutter.parts(firsts, self.limit, truncation, go_on, frame=False)
+        ):
             go_on()
             first = part.encoding
             pairs: dict[int, InputSequence] = {}
@@ -159,25 +191,39 @@ class TextProcessor:
                     if truncation == "none":
                         needed = len(first) - rooms[number] + self.limit
                         raise too_long(where(place), needed, self.limit, more=not part.is_whole)
-                    first.truncate(rooms[number], direction="right" if truncation == "end" else "left")
+                    first.truncate(
+                        rooms[number], direction="right" if truncation == "end" else "left"
+                    )
                 pairs[number] = self._pair(first, others[number])
             sequences += [pairs[number] for number in range(len(seconds))]
         return sequences
 
     def encode_plain(
-        self, texts: Sequence[str], truncation: Truncation, go_on: GoOn, *, before: str = "", after: str = ""
+        self,
+        texts: Sequence[str],
+        truncation: Truncation,
+        go_on: GoOn,
+        *,
+        before: str = "",
+        after: str = "",
     ) -> Iterator[tuple[NDArray[np.int32], bool]]:
-        """Ids of `before + text + after` for each text without special tokens around it, and whether these are all.
+        """Ids of `before + text + after` for each text without special tokens around it, and
+        whether these are all.
 
-        If not, there are more than the limit, and truncating them to it, within the text, gives the same ids as the whole text.
+        If not, there are more than the limit, and truncating them to it, within the text, gives the
+        same ids as the whole text.
         """
-        for part in self._cutter.parts(texts, self.limit, truncation, go_on, before=before, after=after, frame=False):
+        for part in self._cutter.parts(
+            texts, self.limit, truncation, go_on, before=before, after=after, frame=False
+        ):
             yield _int32(part.encoding.ids), part.is_whole
 
     def encode_whole(self, text: str, prompt: str = "") -> WholeText:
-        """All tokens of a text, which is not truncated. Blocking, in one call that cannot yield, without the interpreter's lock.
+        """All tokens of a text, which is not truncated. Blocking, in one call that cannot yield,
+        without the interpreter's lock.
 
-        The library takes some 700 bytes a token meanwhile, so long texts are read one at a time in a process.
+        The library takes some 700 bytes a token meanwhile, so long texts are read one at a time in
+        a process.
         """
         with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
             return self._whole(text, prompt)
@@ -191,16 +237,30 @@ class TextProcessor:
         if prompt:
             before += int(np.count_nonzero(offsets[before:end, 1] <= 0))
         starts, ends = np.maximum(offsets[before:end, 0], 0), offsets[before:end, 1]
-        words = np.array([-1 if word is None else word for word in encoding.word_ids[before:end]], dtype=np.int64)
+        words = np.array(
+            [-1 if word is None else word for word in encoding.word_ids[before:end]], dtype=np.int64
+        )
         types = _int32(encoding.type_ids) if self._segments_of_one else None
         has_words = len(words) > 0 and words.min() != words.max()
-        begins = np.diff(words, prepend=-2) != 0 if has_words else np.ones(len(words), dtype=np.bool_)
+        begins = (
+            np.diff(words, prepend=-2) != 0 if has_words else np.ones(len(words), dtype=np.bool_)
+        )
         begins &= np.diff(ends, prepend=0) > 0
         begins[1:] &= starts[1:] >= ends[:-1]
-        return WholeText(_int32(encoding.ids), types, before, end, _without_space(text, starts, ends), ends, begins)
+        return WholeText(
+            _int32(encoding.ids),
+            types,
+            before,
+            end,
+            _without_space(text, starts, ends),
+            ends,
+            begins,
+        )
 
     def count_tokens(self, text: str, most: int, go_on: GoOn = go_on_anyway) -> int:
-        """Tokens of a text without special tokens; if there are more than `most`, any number above it."""
+        """Tokens of a text without special tokens; if there are more than `most`, any number above
+        it.
+        """
         (part,) = self._cutter.parts([text], most, "end", go_on, frame=False)
         return len(part.encoding)
 
@@ -211,7 +271,8 @@ class TextProcessor:
         return added
 
     def prompt_tokens(self, prompt: str) -> int:
-        """Tokens of the prompt at a sequence's beginning, with special ones before it (sentence-transformers' prompt_length).
+        """Tokens of the prompt at a sequence's beginning, with special ones before it
+        (sentence-transformers' prompt_length).
 
         For a very long prompt, any number above the limit.
         """
@@ -230,18 +291,30 @@ class TextProcessor:
         return found
 
     def keep_whole(self, markers: Iterable[str]) -> None:
-        """Adds each marker, or its first word, that is in the vocabulary as a special token. Only before the first text.
+        """Adds each marker, or its first word, that is in the vocabulary as a special token. Only
+        before the first text.
 
-        Late-interaction models were trained with such tokens inserted by id; as plain text "[unused0]" would be split.
+        Late-interaction models were trained with such tokens inserted by id; as plain text
+        "[unused0]" would be split.
         """
         vocabulary = self.tokenizer.get_vocab()
         for marker in markers:
-            token = next((form for form in (marker, *marker.split()[:1]) if form in vocabulary), None)
-            if token is not None and self.tokenizer.encode(token, add_special_tokens=False).tokens != [token]:
-                self.tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            token = next(
+                (form for form in (marker, *marker.split()[:1]) if form in vocabulary), None
+            )
+            if token is not None and self.tokenizer.encode(
+                token, add_special_tokens=False
+            ).tokens != [token]:
+                self.tokenizer.add_special_tokens(
+                    [AddedToken(token, normalized=False, special=True)]
+                )
 
-    def _rows(self, part: Part, limit: int, truncation: Truncation, where: str) -> NDArray[np.int64] | None:
-        """The tokens that truncation keeps: the special tokens around the text and one end of the text. None: all."""
+    def _rows(
+        self, part: Part, limit: int, truncation: Truncation, where: str
+    ) -> NDArray[np.int64] | None:
+        """The tokens that truncation keeps: the special tokens around the text and one end of the
+        text. None: all.
+        """
         encoding = part.encoding
         tokens = len(encoding)
         if tokens == 0:
@@ -255,15 +328,24 @@ class TextProcessor:
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
         room = max(limit - before - after, 0)
         start = before if truncation == "end" else tokens - after - room
-        return np.concatenate([np.arange(before), np.arange(start, start + room), np.arange(tokens - after, tokens)])
+        return np.concatenate(
+            [np.arange(before), np.arange(start, start + room), np.arange(tokens - after, tokens)]
+        )
 
     def _cut_document(self, part: Part, room: int, truncation: Truncation, number: int) -> None:
         if truncation == "none":
             where = f"documents[{number}].text"
-            raise too_long(where, len(part.encoding) - room + self.limit, self.limit, more=not part.is_whole)
+            raise too_long(
+                where, len(part.encoding) - room + self.limit, self.limit, more=not part.is_whole
+            )
         if room < 1:
             needed = self.limit - room + 1
-            raise too_long("query.text", needed, self.limit, "with special tokens and at least one token of a document")
+            raise too_long(
+                "query.text",
+                needed,
+                self.limit,
+                "with special tokens and at least one token of a document",
+            )
         part.encoding.truncate(room, direction="right" if truncation == "end" else "left")
 
     def _pair(self, first: Encoding, second: Encoding) -> InputSequence:
@@ -281,16 +363,22 @@ class TextProcessor:
         encoding = part.encoding
         tokens = np.arange(len(encoding)) if rows is None else rows
         inside = np.flatnonzero(np.array(encoding.special_tokens_mask)[tokens] == 0)
-        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)[tokens[inside]] + part.before
+        offsets = (
+            np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)[tokens[inside]] + part.before
+        )
         names = encoding.tokens
         continues = [
             self._continues(text, encoding.ids[token], names[token], int(start), int(end))
             for token, (start, end) in zip(tokens[inside], offsets, strict=True)
         ]
-        return Spans(inside.astype(np.int32), offsets[:, 0], offsets[:, 1], np.array(continues, dtype=bool))
+        return Spans(
+            inside.astype(np.int32), offsets[:, 0], offsets[:, 1], np.array(continues, dtype=bool)
+        )
 
     def _continues(self, text: str, token_id: int, token: str, start: int, end: int) -> bool:
-        """Whether a token continues a word: transformers' rule (TokenClassificationPipeline.gather_pre_entities)."""
+        """Whether a token continues a word: transformers' rule
+        (TokenClassificationPipeline.gather_pre_entities).
+        """
         if token_id == self.unknown:
             return False
         if self._marks_words:
@@ -299,7 +387,9 @@ class TextProcessor:
 
 
 def special_token(directory: Path, role: str) -> str:
-    """The token of a role such as `mask_token`, from tokenizer_config.json or special_tokens_map.json; empty if there is none."""
+    """The token of a role such as `mask_token`, from tokenizer_config.json or
+    special_tokens_map.json; empty if there is none.
+    """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         config = read_config(directory, name)
         value = None if config is None else config.values.get(role)
@@ -309,8 +399,12 @@ def special_token(directory: Path, role: str) -> str:
     return ""
 
 
-def _without_space(text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The starts, each moved past the white space that its token begins with, unless the token is nothing else."""
+def _without_space(
+    text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The starts, each moved past the white space that its token begins with, unless the token is
+    nothing else.
+    """
     moved = starts.copy()
     for index in np.flatnonzero(ends > starts):
         start, end = int(starts[index]), int(ends[index])
@@ -324,7 +418,9 @@ def _int32(values: list[int]) -> NDArray[np.int32]:
     try:
         return np.array(values, dtype=np.int32)
     except OverflowError:
-        raise InvalidInput(f"the model's tokenizer makes the token {max(values)} of a text, which no model has") from None
+        raise InvalidInput(
+            f"the model's tokenizer makes the token {max(values)} of a text, which no model has"
+        ) from None
 
 
 def run_of_ones(mask: Iterable[int]) -> int:
@@ -336,7 +432,9 @@ def run_of_ones(mask: Iterable[int]) -> int:
     return count
 
 
-def too_long(where: str, tokens: int, limit: int, how: str = "special tokens included", *, more: bool = False) -> InputTooLong:
+def too_long(
+    where: str, tokens: int, limit: int, how: str = "special tokens included", *, more: bool = False
+) -> InputTooLong:
     """`more`: the number of tokens is unknown, only that it exceeds `limit`."""
     count = f"more than {limit}" if more else tokens
     message = f"{where} has {count} tokens, {how}; the model takes {limit}. Shorten it, or have it cut: truncation END or START"

@@ -1,7 +1,9 @@
-"""Loads tokenizer.json into the `tokenizers` library: validation of the file, and handling of the library's failures.
+"""Loads tokenizer.json into the `tokenizers` library: validation of the file, and handling of the
+library's failures.
 
-The file is untrusted. The library does whatever it says, aborts the process when it runs out of memory, and panics on the
-impossible: so the file is validated against limits (`bounds.py`) before the library sees it.
+The file is untrusted. The library does whatever it says, aborts the process when it runs out of
+memory, and panics on the impossible: so the file is validated against limits (`bounds.py`) before
+the library sees it.
 """
 
 from __future__ import annotations
@@ -21,15 +23,18 @@ from libs.models.text.tokenising.settings import apply_settings, missing_tokens
 
 FILE: Final = "tokenizer.json"
 MAX_BYTES: Final = 128 << 20
-_MOST_VALUES: Final = 4_000_000
-"""Each takes the library 32 bytes while it reads. The largest published vocabularies have 1.3 million, with their merges."""
+_MAX_VALUES: Final = 4_000_000
+"""Each takes the library 32 bytes while it reads. The largest published vocabularies have 1.3
+million, with their merges.
+"""
 
 
 def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
-    """tokenizer.json of a directory, with the settings of tokenizer_config.json. `lowercase`: lower case first, whatever its own
-    normaliser does.
+    """tokenizer.json of a directory, with the settings of tokenizer_config.json. `lowercase`: lower
+    case first, whatever its own normaliser does.
 
-    Raises ModelBroken for one that cannot be read, or that could make the smallest text take very long or become very large.
+    Raises ModelBroken for one that cannot be read, or that could make the smallest text take very
+    long or become very large.
     """
     data = read_file(directory, FILE, MAX_BYTES)
     if data is None:
@@ -37,7 +42,9 @@ def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
     parsed = _parsed(data)
     tokens = parsed.get("added_tokens")
     added = tokens if isinstance(tokens, list) else []
-    missing = missing_tokens(directory, frozenset(str(each.get("content")) for each in added if isinstance(each, dict)))
+    missing = missing_tokens(
+        directory, frozenset(str(each.get("content")) for each in added if isinstance(each, dict))
+    )
     refuse_bombs(Config(FILE, {**parsed, "added_tokens": [*added, *missing]}))
     with failing(_broken):
         try:
@@ -55,7 +62,8 @@ def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
 
 @contextmanager
 def failing(error_of: Callable[[str], ShoalError]) -> Iterator[None]:
-    """Turns the library's panics and bare Exceptions, raised where a tokenizer asks for the impossible, into `error_of` errors.
+    """Turns the library's panics and bare Exceptions, raised where a tokenizer asks for the
+    impossible, into `error_of` errors.
 
     A PanicException is a BaseException: it would escape every handler and end its thread.
     """
@@ -73,9 +81,11 @@ def largest_id(tokenizer: Tokenizer) -> int:
 
 
 def _parsed(data: bytes) -> Mapping[str, object]:
-    """The JSON that the library will read. Raises ModelBroken for JSON that it would read differently, or in far more memory."""
-    if (values := data.count(b",")) > _MOST_VALUES:
-        raise _broken(f"has up to {values:,} values; at most {_MOST_VALUES:,} are served")
+    """The JSON that the library will read. Raises ModelBroken for JSON that it would read
+    differently, or in far more memory.
+    """
+    if (values := data.count(b",")) > _MAX_VALUES:
+        raise _broken(f"has up to {values:,} values; at most {_MAX_VALUES:,} are served")
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,9 @@
-"""OpenAI's `POST /v1/chat/completions`, whole or as server-sent events, for models that write. Pure.
+"""OpenAI's `POST /v1/chat/completions`, whole or as server-sent events, for models that write.
+Pure.
 
-System messages, then those of user and assistant, the last of which is the user's: what a model's chat template is rendered with
-here. What would change the text and is not served is refused. `created` is 0: nothing here reads a clock.
+System messages, then those of user and assistant, the last of which is the user's: what a model's
+chat template is rendered with here. What would change the text and is not served is refused.
+`created` is 0: nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -13,9 +15,33 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import Along, Asked, Told, Tools, conversation_of, is_cut, is_last, line_of
-from services.edge.dialects.writing.choices import MAX_TOP_LOGPROBS, Choices, count_of_answers, sampling_of, stops_of
-from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid, json_of
+from services.edge.dialects.writing.along import (
+    Along,
+    Asked,
+    Told,
+    Tools,
+    conversation_of,
+    is_cut,
+    is_last,
+    line_of,
+)
+from services.edge.dialects.writing.choices import (
+    MAX_TOP_LOGPROBS,
+    Choices,
+    count_of_answers,
+    sampling_of,
+    stops_of,
+)
+from services.edge.messages.base import (
+    Answer,
+    HttpError,
+    MeshCall,
+    Received,
+    Route,
+    Stream,
+    invalid,
+    json_of,
+)
 from services.edge.messages.limits import MESSAGES, PARTS
 from services.edge.messages.reading import priority_of, read, target
 
@@ -179,7 +205,9 @@ class ChoiceLogprobs(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """`finish_reason`: whether the model ended the text, called functions, or the text is as long as it may be."""
+    """`finish_reason`: whether the model ended the text, called functions, or the text is as long
+    as it may be.
+    """
 
     index: int
     message: WrittenMessage
@@ -206,8 +234,8 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     usage: ChatUsage
 
 
-def chat(received: Received) -> Question | Stream:
-    """`POST /v1/chat/completions`. Raises Problem."""
+def chat(received: Received) -> MeshCall | Stream:
+    """`POST /v1/chat/completions`. Raises HttpError."""
     request = read(ChatRequest, received)
     _refuse_unsupported(request)
     asked = _asked(request, received)
@@ -215,15 +243,25 @@ def chat(received: Received) -> Question | Stream:
     message.adapter = request.adapter or message.adapter
     message.pool = request.pool or ""
     message.priority = priority_of(request.priority)
-    head = {"id": f"chatcmpl-{received.request_id}", "created": received.received_at, "model": request.model}
+    head = {
+        "id": f"chatcmpl-{received.request_id}",
+        "created": received.received_at,
+        "model": request.model,
+    }
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, asked.choices.count, with_usage=usage)
         return Stream(EXTRACT_STREAM, message, events.tell, is_last, failed, EVENTS, asked.fields())
-    return Question(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
+    return MeshCall(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
 
 
-_GUIDES: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+_GUIDES: Final = (
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+)
 """vLLM's ways to ask for answers of a form."""
 _TEMPLATE: Final = "the prompt is made by the checkpoint's chat template"
 _OTHERS: Final = {
@@ -252,14 +290,44 @@ def _refuse_unsupported(request: ChatRequest) -> None:
     """What would change the text is refused, not ignored."""
     refusals = (
         (request.logit_bias, "logit_bias", "logit_bias is not supported: leave it out"),
-        (request.length_penalty not in (None, 1), "length_penalty", "length_penalty must be 1: answers are not by beams"),
-        (request.top_logprobs and not request.logprobs, "top_logprobs", "top_logprobs needs logprobs to be true"),
-        (request.modalities not in (None, [], ["text"]), "modalities", "modalities may have text alone"),
-        (request.add_generation_prompt is False, "add_generation_prompt", "add_generation_prompt must be true"),
-        *((getattr(request, name), name, f"{name} is not supported: ask for JSON by response_format") for name in _GUIDES),
-        *((getattr(request, name), name, f"{name} is not supported: {why}") for name, why in _OTHERS.items()),
+        (
+            request.length_penalty not in (None, 1),
+            "length_penalty",
+            "length_penalty must be 1: answers are not by beams",
+        ),
+        (
+            request.top_logprobs and not request.logprobs,
+            "top_logprobs",
+            "top_logprobs needs logprobs to be true",
+        ),
+        (
+            request.modalities not in (None, [], ["text"]),
+            "modalities",
+            "modalities may have text alone",
+        ),
+        (
+            request.add_generation_prompt is False,
+            "add_generation_prompt",
+            "add_generation_prompt must be true",
+        ),
+        *(
+            (
+                getattr(request, name),
+                name,
+                f"{name} is not supported: ask for JSON by response_format",
+            )
+            for name in _GUIDES
+        ),
+        *(
+            (getattr(request, name), name, f"{name} is not supported: {why}")
+            for name, why in _OTHERS.items()
+        ),
         (request.functions, "functions", "functions is not supported: name them in tools"),
-        (request.function_call, "function_call", "function_call is not supported: name the function in tool_choice"),
+        (
+            request.function_call,
+            "function_call",
+            "function_call is not supported: name the function in tool_choice",
+        ),
     )
     for is_asked, field, message in refusals:
         if is_asked:
@@ -267,12 +335,19 @@ def _refuse_unsupported(request: ChatRequest) -> None:
 
 
 def _asked(request: ChatRequest, received: Received) -> Asked:
-    said = [(message.role, _contents(message, f"messages[{place}]")) for place, message in enumerate(request.messages)]
+    said = [
+        (message.role, _contents(message, f"messages[{place}]"))
+        for place, message in enumerate(request.messages)
+    ]
     longest = (request.max_completion_tokens, "max_completion_tokens")
     if request.max_completion_tokens is None:
         longest = (request.max_tokens, "max_tokens")
     named, schema = target(received, request.model), _schema(request.response_format)
-    calls = {place: _calls(message) for place, message in enumerate(request.messages) if message.tool_calls}
+    calls = {
+        place: _calls(message)
+        for place, message in enumerate(request.messages)
+        if message.tool_calls
+    }
     choices = Choices(
         sampling_of(request),
         seed=request.seed,
@@ -280,7 +355,15 @@ def _asked(request: ChatRequest, received: Received) -> Asked:
         count=count_of_answers(request.n, request.best_of),
         top_logprobs=_top_logprobs(request),
     )
-    return Asked(named, conversation_of(said, calls), longest, schema, request.chat_template_kwargs, choices, _tools(request))
+    return Asked(
+        named,
+        conversation_of(said, calls),
+        longest,
+        schema,
+        request.chat_template_kwargs,
+        choices,
+        _tools(request),
+    )
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
@@ -288,7 +371,9 @@ def _top_logprobs(request: ChatRequest) -> int | None:
         return None
     count = request.top_logprobs or 0
     if not 0 <= count <= MAX_TOP_LOGPROBS:
-        raise invalid(f"top_logprobs is {count}; it must be within 0 and {MAX_TOP_LOGPROBS}", "top_logprobs")
+        raise invalid(
+            f"top_logprobs is {count}; it must be within 0 and {MAX_TOP_LOGPROBS}", "top_logprobs"
+        )
     return count
 
 
@@ -307,20 +392,26 @@ def _tools(request: ChatRequest) -> Tools:
             return Tools(request.tools or (), required=True, single=single)
         case {"type": "function", "function": {"name": str(name)}}:
             return Tools(request.tools or (), required=True, name=name, single=True)
-    message = 'tool_choice must be none, auto, required or {"type": "function", "function": {"name": …}}'
+    message = (
+        'tool_choice must be none, auto, required or {"type": "function", "function": {"name": …}}'
+    )
     raise invalid(message, "tool_choice")
 
 
 def _contents(message: ChatMessage, field: str) -> list[Told]:
     if message.function_call:
-        raise invalid(f"{field}.function_call is not supported: send tool_calls", f"{field}.function_call")
+        raise invalid(
+            f"{field}.function_call is not supported: send tool_calls", f"{field}.function_call"
+        )
     if message.content is None and message.tool_calls:
         return []
     if message.content is None:
         raise invalid(f"{field}.content is required", f"{field}.content")
     if isinstance(message.content, str):
         return [Told(message.content, f"{field}.content")]
-    return [_content(part, f"{field}.content[{place}]") for place, part in enumerate(message.content)]
+    return [
+        _content(part, f"{field}.content[{place}]") for place, part in enumerate(message.content)
+    ]
 
 
 def _content(part: ContentPart, field: str) -> Told:
@@ -329,7 +420,9 @@ def _content(part: ContentPart, field: str) -> Told:
     if part.type == "image_url" and part.image_url is not None:
         url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
         return Told(url, f"{field}.image_url", is_image=True)
-    raise invalid(f"{field} must be of type text, with text, or of type image_url, with image_url", field)
+    raise invalid(
+        f"{field} must be of type text, with text, or of type image_url, with image_url", field
+    )
 
 
 def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
@@ -338,16 +431,25 @@ def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
     if asked.type == "json_object":
         return {"type": "object"}, "response_format"
     field = "response_format.json_schema.schema"
-    if asked.type == "json_schema" and asked.json_schema is not None and asked.json_schema.schema is not None:
+    if (
+        asked.type == "json_schema"
+        and asked.json_schema is not None
+        and asked.json_schema.schema is not None
+    ):
         return asked.json_schema.schema, field
     raise invalid(
-        "response_format must be of type text or json_object, or of type json_schema with json_schema.schema", "response_format"
+        "response_format must be of type text or json_object, or of type json_schema with json_schema.schema",
+        "response_format",
     )
 
 
 def usage_of(usage: pb.Usage) -> dict[str, int]:
     total = usage.input_tokens + usage.output_tokens
-    return {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens, "total_tokens": total}
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": total,
+    }
 
 
 def _reason(result: pb.Extraction) -> str:
@@ -358,14 +460,32 @@ def _reason(result: pb.Extraction) -> str:
 
 def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
     choices = [_choice(head["id"], index, result) for index, result in enumerate(reply.results)]
-    return Answer(json_of({**head, "object": "chat.completion", "choices": choices, "usage": usage_of(reply.usage)}))
+    return Answer(
+        json_of(
+            {
+                **head,
+                "object": "chat.completion",
+                "choices": choices,
+                "usage": usage_of(reply.usage),
+            }
+        )
+    )
 
 
 def _choice(answer_id: str, index: int, result: pb.Extraction) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": result.text}
     if result.tool_calls:
-        message = {"role": "assistant", "content": result.text or None, "tool_calls": _called(answer_id, index, result)}
-    return {"index": index, "message": message, "logprobs": _logprobs(result), "finish_reason": _reason(result)}
+        message = {
+            "role": "assistant",
+            "content": result.text or None,
+            "tool_calls": _called(answer_id, index, result),
+        }
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": _logprobs(result),
+        "finish_reason": _reason(result),
+    }
 
 
 def _called(answer_id: str, index: int, result: pb.Extraction) -> list[dict[str, Any]]:
@@ -382,42 +502,63 @@ def _called(answer_id: str, index: int, result: pb.Extraction) -> list[dict[str,
 def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
     if not result.tokens:
         return None
-    return {"content": [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in result.tokens]}
+    return {
+        "content": [
+            {**_token(one), "top_logprobs": [_token(top) for top in one.top]}
+            for one in result.tokens
+        ]
+    }
 
 
 def _token(token: pb.TokenLogprob) -> dict[str, Any]:
     is_whole = "\ufffd" not in token.text
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) if is_whole else None}
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.text.encode()) if is_whole else None,
+    }
 
 
 def event_of(content: dict[str, Any]) -> bytes:
     return b"data: " + line_of(content) + b"\n\n"
 
 
-def failed(problem: Problem) -> bytes:
+def failed(problem: HttpError) -> bytes:
     """An event that OpenAI's clients raise. No [DONE] follows."""
     body = OPENAI.error(problem).body
     return b"data: " + body + b"\n\n" if isinstance(body, bytes) else b""
 
 
 class _Events:
-    """The events of `count` answers. Tools that were called, and log probabilities, are in the last events of an answer."""
+    """The events of `count` answers. Tools that were called, and log probabilities, are in the last
+    events of an answer.
+    """
 
     def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
-        self._head = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if with_usage else {})
+        self._head = {**head, "object": "chat.completion.chunk"} | (
+            {"usage": None} if with_usage else {}
+        )
         self._with_usage = with_usage
         self._alongs = [Along() for _ in range(count)]
         self._has_begun = [False] * count
 
     def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises Problem."""
+        """Raises HttpError."""
         if not reply.HasField("response"):
             deltas: dict[int, list[pb.ExtractDelta]] = {}
             for delta in reply.deltas:
                 deltas.setdefault(delta.item, []).append(delta)
-            return b"".join(self._said(index, self._alongs[index].more(own)) for index, own in deltas.items())
-        ends = b"".join(self._end(index, result) for index, result in enumerate(reply.response.results))
-        usage = event_of({**self._head, "choices": [], "usage": usage_of(reply.response.usage)}) if self._with_usage else b""
+            return b"".join(
+                self._said(index, self._alongs[index].more(own)) for index, own in deltas.items()
+            )
+        ends = b"".join(
+            self._end(index, result) for index, result in enumerate(reply.response.results)
+        )
+        usage = (
+            event_of({**self._head, "choices": [], "usage": usage_of(reply.response.usage)})
+            if self._with_usage
+            else b""
+        )
         return ends + usage + DONE
 
     def _end(self, index: int, result: pb.Extraction) -> bytes:
@@ -425,20 +566,36 @@ class _Events:
         for number, call in enumerate(_called(self._head["id"], index, result)):
             begun = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
             rest = {"index": number, "function": {"arguments": call["function"]["arguments"]}}
-            found += self._chunk(index, {"tool_calls": [begun]}) + self._chunk(index, {"tool_calls": [rest]})
+            found += self._chunk(index, {"tool_calls": [begun]}) + self._chunk(
+                index, {"tool_calls": [rest]}
+            )
         return found + self._chunk(index, {}, _reason(result), _logprobs(result))
 
     def _said(self, index: int, text: str) -> bytes:
-        begin = b"" if self._has_begun[index] else self._chunk(index, {"role": "assistant", "content": ""})
+        begin = (
+            b""
+            if self._has_begun[index]
+            else self._chunk(index, {"role": "assistant", "content": ""})
+        )
         self._has_begun[index] = True
         return begin + (self._chunk(index, {"content": text}) if text else b"")
 
-    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
-        choice = {"index": index, "delta": delta, "finish_reason": reason} | ({"logprobs": logprobs} if logprobs else {})
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": reason} | (
+            {"logprobs": logprobs} if logprobs else {}
+        )
         return event_of({**self._head, "choices": [choice]})
 
 
 ROUTES: Final = tuple(
-    Route("POST", path, OPENAI, chat, "Has a model write an answer", ChatRequest, ChatAnswer, EVENTS)
+    Route(
+        "POST", path, OPENAI, chat, "Has a model write an answer", ChatRequest, ChatAnswer, EVENTS
+    )
     for path in ("/v1/chat/completions", "/chat/completions", "/openai/v1/chat/completions")
 )

@@ -1,4 +1,6 @@
-"""How the answers of a request are chosen: sampling, stop strings, their number and log probabilities. Pure."""
+"""How the answers of a request are chosen: sampling, stop strings, their number and log
+probabilities. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any, Final
 
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.messages.base import Fields, Problem, invalid
+from services.edge.messages.base import Fields, HttpError, invalid
 
 MAX_ANSWERS: Final = 16
 MAX_COPIES_BYTES: Final = 16 << 20
@@ -30,7 +32,9 @@ SAMPLING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """`sampling`: values by our names. `names`: the caller's name of a field, by ours. `count`: answers to each prompt."""
+    """`sampling`: values by our names. `names`: the caller's name of a field, by ours. `count`:
+    answers to each prompt.
+    """
 
     sampling: Mapping[str, float | None] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +44,7 @@ class Choices:
     top_logprobs: int | None = None
 
     def fill(self, task: pb.TextTask) -> None:
-        """Raises Problem for what fits no field; routers check the ranges."""
+        """Raises HttpError for what fits no field; routers check the ranges."""
         for name, value in self.sampling.items():
             if value is None or (name == "top_k" and value == -1):  # vLLM's way to say all
                 continue
@@ -51,7 +55,10 @@ class Choices:
         if self.count > 1:
             path = self._name("temperature", "temperature")
             if self.sampling.get("temperature") == 0:
-                raise invalid(f"{path} is 0, so that all {self.count} answers would be the same: raise it, or ask for one", path)
+                raise invalid(
+                    f"{path} is 0, so that all {self.count} answers would be the same: raise it, or ask for one",
+                    path,
+                )
             if not task.sampling.HasField("temperature"):
                 task.sampling.temperature = 1.0
         task.stop.extend(self.stop)
@@ -59,10 +66,12 @@ class Choices:
             task.top_logprobs = self.top_logprobs
 
     def items(self, items: Sequence[pb.Item]) -> list[pb.Item]:
-        """Each item once for each answer, with the seed of the answer. Raises Problem where the copies exceed MAX_COPIES_BYTES."""
+        """Each item once for each answer, with the seed of the answer. Raises HttpError where the
+        copies exceed MAX_COPIES_BYTES.
+        """
         size = self.count * sum(item.ByteSize() for item in items)
         if self.count > 1 and size > MAX_COPIES_BYTES:
-            raise Problem(
+            raise HttpError(
                 "TOO_LARGE",
                 f"{self.count} answers to each prompt take {size:,} bytes of prompts, more than the {MAX_COPIES_BYTES:,} that are"
                 " allowed: ask for fewer answers at a time",
@@ -80,10 +89,18 @@ class Choices:
 
     def fields(self) -> Fields:
         """The caller's names of our fields."""
-        sampling = {f"text.sampling.{name}": self._name(f"sampling.{name}", name) for name in SAMPLING}
+        sampling = {
+            f"text.sampling.{name}": self._name(f"sampling.{name}", name) for name in SAMPLING
+        }
         stop, tops = self._name("stop", "stop"), self._name("top_logprobs", "top_logprobs")
         usual = self._name("sampling.temperature", "temperature")
-        return {**sampling, "text.sampling": usual, "text.stop": stop, "text.stop[]": stop, "text.top_logprobs": tops}
+        return {
+            **sampling,
+            "text.sampling": usual,
+            "text.stop": stop,
+            "text.stop[]": stop,
+            "text.top_logprobs": tops,
+        }
 
     def _name(self, ours: str, usual: str) -> str:
         return self.names.get(ours, usual)
@@ -91,7 +108,9 @@ class Choices:
 
 def stops_of(stop: str | Sequence[str] | None) -> Sequence[str]:
     """One stop string, or several."""
-    return ([stop] if stop else []) if isinstance(stop, str) else [each for each in stop or () if each]
+    return (
+        ([stop] if stop else []) if isinstance(stop, str) else [each for each in stop or () if each]
+    )
 
 
 def sampling_of(request: Any) -> dict[str, float | None]:
@@ -100,12 +119,13 @@ def sampling_of(request: Any) -> dict[str, float | None]:
 
 
 def count_of_answers(count: int | None, best_of: int | None) -> int:
-    """Raises Problem."""
+    """Raises HttpError."""
     count = 1 if count is None else count
     if not 1 <= count <= MAX_ANSWERS:
         raise invalid(f"n is {count}; it must be within 1 and {MAX_ANSWERS}", "n")
     if best_of not in (None, count):
         raise invalid(
-            f"best_of is {best_of}, and n is {count}: all answers that are written are returned, so leave it out", "best_of"
+            f"best_of is {best_of}, and n is {count}: all answers that are written are returned, so leave it out",
+            "best_of",
         )
     return count

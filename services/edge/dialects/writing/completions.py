@@ -1,4 +1,6 @@
-"""OpenAI's `POST /v1/completions`, whole or as server-sent events: prompts that no chat template frames. Pure."""
+"""OpenAI's `POST /v1/completions`, whole or as server-sent events: prompts that no chat template
+frames. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,28 @@ from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import MOST_TOKENS, Along, is_cut, is_last
-from services.edge.dialects.writing.chat import DONE, EVENTS, ChatUsage, StreamOptions, event_of, failed, usage_of
+from services.edge.dialects.writing.along import MAX_TOKENS, Along, is_cut, is_last
+from services.edge.dialects.writing.chat import (
+    DONE,
+    EVENTS,
+    ChatUsage,
+    StreamOptions,
+    event_of,
+    failed,
+    usage_of,
+)
 from services.edge.dialects.writing.choices import Choices, count_of_answers, sampling_of, stops_of
-from services.edge.messages.base import Answer, Fields, Question, Received, Route, Stream, invalid, json_of, single_field
+from services.edge.messages.base import (
+    Answer,
+    Fields,
+    MeshCall,
+    Received,
+    Route,
+    Stream,
+    invalid,
+    json_of,
+    single_field,
+)
 from services.edge.messages.reading import count_of, priority_of, read, target, text_item
 
 DEFAULT_TOKENS: Final = 16
@@ -22,7 +42,9 @@ MAX_LOGPROBS: Final = 20
 
 
 class CompletionRequest(msgspec.Struct, kw_only=True):
-    """OpenAI's fields, and ours. `prompt`: a text or several; token ids are not served. Others are ignored."""
+    """OpenAI's fields, and ours. `prompt`: a text or several; token ids are not served. Others are
+    ignored.
+    """
 
     model: str
     prompt: str | list[Any]
@@ -80,17 +102,22 @@ class CompletionAnswer(msgspec.Struct, kw_only=True):
     usage: ChatUsage
 
 
-def complete(received: Received) -> Question | Stream:
-    """`POST /v1/completions`. Raises Problem."""
+def complete(received: Received) -> MeshCall | Stream:
+    """`POST /v1/completions`. Raises HttpError."""
     request = read(CompletionRequest, received)
     for name in ("echo", "suffix", "logit_bias"):
         if getattr(request, name):
-            raise invalid(f"{name} is not supported: an answer is what the model writes after the prompt, so leave it out", name)
+            raise invalid(
+                f"{name} is not supported: an answer is what the model writes after the prompt, so leave it out",
+                name,
+            )
     most = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-    if most > MOST_TOKENS:
-        raise invalid(f"max_tokens is {most}; it must be at most {MOST_TOKENS:,}", "max_tokens")
+    if most > MAX_TOKENS:
+        raise invalid(f"max_tokens is {most}; it must be at most {MAX_TOKENS:,}", "max_tokens")
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
-        raise invalid(f"logprobs is {request.logprobs}; it must be within 0 and {MAX_LOGPROBS}", "logprobs")
+        raise invalid(
+            f"logprobs is {request.logprobs}; it must be within 0 and {MAX_LOGPROBS}", "logprobs"
+        )
     choices = Choices(
         sampling_of(request),
         {"top_logprobs": "logprobs"},
@@ -126,7 +153,7 @@ def complete(received: Received) -> Question | Stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, len(items), with_usage=usage)
         return Stream(EXTRACT_STREAM, message, events.tell, is_last, failed, EVENTS, fields)
-    return Question(EXTRACT, message, lambda reply: _answer(head, reply), fields=fields)
+    return MeshCall(EXTRACT, message, lambda reply: _answer(head, reply), fields=fields)
 
 
 def _prompts(request: CompletionRequest) -> list[pb.Item]:
@@ -137,7 +164,9 @@ def _prompts(request: CompletionRequest) -> list[pb.Item]:
     for place, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise invalid("prompt is token ids, which are not supported: send the text", "prompt")
-        found.append(text_item(prompt, "prompt" if isinstance(request.prompt, str) else f"prompt[{place}]"))
+        found.append(
+            text_item(prompt, "prompt" if isinstance(request.prompt, str) else f"prompt[{place}]")
+        )
     return found
 
 
@@ -162,7 +191,12 @@ def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
 
 def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
     choices = [
-        {"index": index, "text": result.text, "finish_reason": _reason(result), "logprobs": _logprobs(result)}
+        {
+            "index": index,
+            "text": result.text,
+            "finish_reason": _reason(result),
+            "logprobs": _logprobs(result),
+        }
         for index, result in enumerate(reply.results)
     ]
     return Answer(json_of({**head, "choices": choices, "usage": usage_of(reply.usage)}))
@@ -176,23 +210,51 @@ class _Events:
         self._alongs = [Along() for _ in range(count)]
 
     def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises Problem."""
+        """Raises HttpError."""
         if not reply.HasField("response"):
             said = ((delta.item, self._alongs[delta.item].more([delta])) for delta in reply.deltas)
             return b"".join(self._chunk(index, text) for index, text in said if text)
         results = enumerate(reply.response.results)
         ends = b"".join(
-            self._chunk(index, self._alongs[index].rest(result.text), _reason(result), _logprobs(result))
+            self._chunk(
+                index, self._alongs[index].rest(result.text), _reason(result), _logprobs(result)
+            )
             for index, result in results
         )
-        usage = event_of({**self._head, "choices": [], "usage": usage_of(reply.response.usage)}) if self._with_usage else b""
+        usage = (
+            event_of({**self._head, "choices": [], "usage": usage_of(reply.response.usage)})
+            if self._with_usage
+            else b""
+        )
         return ends + usage + DONE
 
-    def _chunk(self, index: int, text: str, reason: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
-        return event_of({**self._head, "choices": [{"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}]})
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        return event_of(
+            {
+                **self._head,
+                "choices": [
+                    {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
+                ],
+            }
+        )
 
 
 ROUTES: Final = tuple(
-    Route("POST", path, OPENAI, complete, "Has a model continue a text", CompletionRequest, CompletionAnswer, EVENTS)
+    Route(
+        "POST",
+        path,
+        OPENAI,
+        complete,
+        "Has a model continue a text",
+        CompletionRequest,
+        CompletionAnswer,
+        EVENTS,
+    )
     for path in ("/v1/completions", "/completions", "/openai/v1/completions")
 )

@@ -1,7 +1,7 @@
 """Ollama's `POST /api/chat` and `/api/generate`, as lines of JSON unless `stream` is false. Pure.
 
-As in `chat.py`, a conversation ends with the user's message or a tool's. `think` and `raw` are Ollama's own; templates are the
-checkpoint's.
+As in `chat.py`, a conversation ends with the user's message or a tool's. `think` and `raw` are
+Ollama's own; templates are the checkpoint's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from services.edge.dialects.writing.along import (
     line_of,
 )
 from services.edge.dialects.writing.choices import Choices, stops_of
-from services.edge.messages.base import Answer, Problem, Question, Received, Route, Stream, invalid
+from services.edge.messages.base import (
+    Answer,
+    HttpError,
+    MeshCall,
+    Received,
+    Route,
+    Stream,
+    invalid,
+)
 from services.edge.messages.limits import MESSAGES, PARTS
 from services.edge.messages.reading import read
 
@@ -35,7 +43,9 @@ LINES: Final = b"application/x-ndjson"
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """`num_predict`: the most tokens; below 1: the model's own. Options about memory and processors are ignored."""
+    """`num_predict`: the most tokens; below 1: the model's own. Options about memory and processors
+    are ignored.
+    """
 
     num_predict: int | None = None
     temperature: float | None = None
@@ -78,8 +88,8 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatRequest(msgspec.Struct, kw_only=True):
-    """`format`: a JSON Schema of an object. `messages` empty: nothing is written, and the answer says whether the model is
-    known."""
+    """`format`: a JSON Schema of an object. `messages` empty: nothing is written, and the answer
+    says whether the model is known."""
 
     model: str
     messages: Annotated[list[OllamaMessage], MESSAGES] = []
@@ -108,8 +118,9 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaWritten(msgspec.Struct, kw_only=True):
-    """`message` of chat, `response` of generate. The last line has `done_reason`, `stop` or `length`, durations in nanoseconds
-    (`load_duration`: in the queue, a model's load included) and counts of tokens."""
+    """`message` of chat, `response` of generate. The last line has `done_reason`, `stop` or
+    `length`, durations in nanoseconds (`load_duration`: in the queue, a model's load included) and
+    counts of tokens."""
 
     model: str
     created_at: str
@@ -129,13 +140,16 @@ Write = Callable[[str], dict[str, Any]]
 """The fields that hold a piece of the text."""
 
 
-def chat(received: Received) -> Question | Stream:
-    """`POST /api/chat`. Raises Problem."""
+def chat(received: Received) -> MeshCall | Stream:
+    """`POST /api/chat`. Raises HttpError."""
     request = read(OllamaChatRequest, received)
     if not request.messages:
         return _step(received, request, None, _as_message)
     calls = {
-        place: [(call.function.name, orjson.dumps(call.function.arguments).decode()) for call in message.tool_calls]
+        place: [
+            (call.function.name, orjson.dumps(call.function.arguments).decode())
+            for call in message.tool_calls
+        ]
         for place, message in enumerate(request.messages)
         if message.tool_calls
     }
@@ -145,7 +159,12 @@ def chat(received: Received) -> Question | Stream:
                 message.role,
                 []
                 if place in calls and not message.content
-                else _told(message.content, message.images, f"messages[{place}].content", f"messages[{place}].images"),
+                else _told(
+                    message.content,
+                    message.images,
+                    f"messages[{place}].content",
+                    f"messages[{place}].images",
+                ),
             )
             for place, message in enumerate(request.messages)
         ],
@@ -154,24 +173,41 @@ def chat(received: Received) -> Question | Stream:
     return _step(received, request, said, _as_message)
 
 
-def generate(received: Received) -> Question | Stream:
-    """`POST /api/generate`. Raises Problem."""
+def generate(received: Received) -> MeshCall | Stream:
+    """`POST /api/generate`. Raises HttpError."""
     request = read(OllamaGenerateRequest, received)
     for field in ("suffix", "template", "raw", "context"):
         if getattr(request, field):
-            raise invalid(f"{field} is not supported: the prompt is made by the checkpoint's chat template", field)
+            raise invalid(
+                f"{field} is not supported: the prompt is made by the checkpoint's chat template",
+                field,
+            )
     system = [Told(request.system, "system")] if request.system else []
-    user = _told(request.prompt, request.images, "prompt", "images") if request.prompt or request.images else []
-    return _step(received, request, Conversation(system, user) if user else None, lambda text: {"response": text})
+    user = (
+        _told(request.prompt, request.images, "prompt", "images")
+        if request.prompt or request.images
+        else []
+    )
+    return _step(
+        received,
+        request,
+        Conversation(system, user) if user else None,
+        lambda text: {"response": text},
+    )
 
 
 def _as_message(text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}}
 
 
-def _told(text: str, images: Sequence[str] | None, text_field: str, images_field: str) -> list[Told]:
+def _told(
+    text: str, images: Sequence[str] | None, text_field: str, images_field: str
+) -> list[Told]:
     """Images come first, as Ollama has them."""
-    found = [Told(image, f"{images_field}[{place}]", is_image=True) for place, image in enumerate(images or ())]
+    found = [
+        Told(image, f"{images_field}[{place}]", is_image=True)
+        for place, image in enumerate(images or ())
+    ]
     return [*found, Told(text, text_field)] if text or not found else found
 
 
@@ -180,32 +216,55 @@ def _step(
     request: OllamaChatRequest | OllamaGenerateRequest,
     said: Conversation | None,
     write: Write,
-) -> Question | Stream:
+) -> MeshCall | Stream:
     named = model_named(received, request.model)
     head = {"model": request.model, "created_at": LONG_AGO}
     if said is None:
         return if_known(named, {**head, **write(""), "done": True, "done_reason": "load"})
     options = request.options or OllamaOptions()
     _refuse_unsupported(request.think, options)
-    most = options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
+    most = (
+        options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
+    )
     tools = Tools(request.tools or ()) if isinstance(request, OllamaChatRequest) else Tools()
     longest = (most, "options.num_predict")
-    asked = Asked(named, said, longest, _schema(request.format), choices=_choices(options), tools=tools)
+    asked = Asked(
+        named, said, longest, _schema(request.format), choices=_choices(options), tools=tools
+    )
     lines = _Lines(head, write)
     if request.stream is False:
-        return Question(EXTRACT, asked.request(), lambda reply: Answer(lines.whole(reply)), fields=asked.fields())
-    return Stream(EXTRACT_STREAM, asked.request(), lines.tell, is_last, _failed, LINES, asked.fields())
+        return MeshCall(
+            EXTRACT,
+            asked.request(),
+            lambda reply: Answer(lines.whole(reply)),
+            fields=asked.fields(),
+        )
+    return Stream(
+        EXTRACT_STREAM, asked.request(), lines.tell, is_last, _failed, LINES, asked.fields()
+    )
 
 
 def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> None:
     """What would change the text is refused, not ignored."""
     refusals = (
-        (think is not None, "think", "is not supported: whether a model thinks is its chat template's affair"),
-        (options.repeat_last_n not in (None, -1), "options.repeat_last_n", "must be -1: penalties are of the whole text"),
+        (
+            think is not None,
+            "think",
+            "is not supported: whether a model thinks is its chat template's affair",
+        ),
+        (
+            options.repeat_last_n not in (None, -1),
+            "options.repeat_last_n",
+            "must be -1: penalties are of the whole text",
+        ),
         (options.typical_p not in (None, 1), "options.typical_p", "must be 1: use top_p or min_p"),
         (options.tfs_z not in (None, 1), "options.tfs_z", "must be 1: use top_p or min_p"),
         (options.mirostat, "options.mirostat", "must be 0: use temperature and top_p"),
-        (options.penalize_newline is False, "options.penalize_newline", "must be true: penalties are of all tokens"),
+        (
+            options.penalize_newline is False,
+            "options.penalize_newline",
+            "must be true: penalties are of all tokens",
+        ),
     )
     for is_asked, field, why in refusals:
         if is_asked:
@@ -215,11 +274,21 @@ def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> Non
 def _choices(options: OllamaOptions) -> Choices:
     sampling = {_NAMES.get(name, name): getattr(options, name) for name in _SAMPLED}
     names = {f"sampling.{_NAMES.get(name, name)}": f"options.{name}" for name in _SAMPLED}
-    return Choices(sampling, {**names, "stop": "options.stop"}, seed=options.seed, stop=stops_of(options.stop))
+    return Choices(
+        sampling, {**names, "stop": "options.stop"}, seed=options.seed, stop=stops_of(options.stop)
+    )
 
 
 _NAMES: Final = {"repeat_penalty": "repetition_penalty"}
-_SAMPLED: Final = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+_SAMPLED: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
@@ -232,7 +301,7 @@ def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, 
     raise invalid("format must be json or a JSON Schema of an object, or be left out", "format")
 
 
-def _failed(problem: Problem) -> bytes:
+def _failed(problem: HttpError) -> bytes:
     """A line that Ollama's clients raise."""
     return line_of({"error": told(problem)}) + b"\n"
 
@@ -246,7 +315,7 @@ class _Lines:
         self._along = Along()
 
     def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises Problem."""
+        """Raises HttpError."""
         if not reply.HasField("response"):
             return self._line(self._along.more(reply.deltas))
         rest = self._line(self._along.rest(reply.response.results[0].text))
@@ -264,7 +333,10 @@ class _Lines:
         calls = reply.results[0].tool_calls
         wrote = self._write(text)
         if calls and "message" in wrote:
-            called = [{"function": {"name": call.name, "arguments": orjson.loads(call.arguments)}} for call in calls]
+            called = [
+                {"function": {"name": call.name, "arguments": orjson.loads(call.arguments)}}
+                for call in calls
+            ]
             wrote = {"message": {**wrote["message"], "tool_calls": called}}
         rest = {
             "done": True,
@@ -280,6 +352,24 @@ class _Lines:
 
 
 ROUTES: Final = (
-    Route("POST", "/api/chat", OLLAMA, chat, "Has a model write an answer", OllamaChatRequest, OllamaWritten, LINES),
-    Route("POST", "/api/generate", OLLAMA, generate, "Has a model write a text", OllamaGenerateRequest, OllamaWritten, LINES),
+    Route(
+        "POST",
+        "/api/chat",
+        OLLAMA,
+        chat,
+        "Has a model write an answer",
+        OllamaChatRequest,
+        OllamaWritten,
+        LINES,
+    ),
+    Route(
+        "POST",
+        "/api/generate",
+        OLLAMA,
+        generate,
+        "Has a model write a text",
+        OllamaGenerateRequest,
+        OllamaWritten,
+        LINES,
+    ),
 )

@@ -1,1 +1,3 @@
-"""Which pool, and so which lane, a request goes to: the rules (`routes.py`), and the files they go by (`routes_files.py`)."""
+"""Which pool, and so which lane, a request goes to: the rules (`routes.py`), and the files they go
+by (`routes_files.py`).
+"""

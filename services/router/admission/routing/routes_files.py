@@ -1,4 +1,6 @@
-"""The files behind `routes.py`: pools.yaml and the catalog's cards, read again when they change; no router restarts for them."""
+"""The files behind `routes.py`: pools.yaml and the catalog's cards, read again when they change; no
+router restarts for them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from services.router.admission.routing.routes import Routes
 
 
 def watch_routes(pools: Path | None, folders: Sequence[Path], default_pool: str) -> Watched[Routes]:
-    """What the files say. Raises InvalidInput: a router does not start with files that are wrong."""
+    """What the files say. Raises InvalidInput: a router does not start with files that are
+    wrong.
+    """
     paths = [*([] if pools is None else [pools]), *folders]
     return Watched(paths, partial(_read, pools, folders, default_pool))
 

@@ -1,7 +1,9 @@
-"""Bounds of answers, known before any work is done: what is refused here, and the share of each item that workers keep to. Pure.
+"""Bounds of answers, known before any work is done: what is refused here, and the share of each
+item that workers keep to. Pure.
 
-A size that the request alone decides (labels, scores, dense vectors, tokens to be written) is refused if it is too large. Where the
-size depends on what is found, the worker cuts it (`libs/models/answering.py`) to the item's share, which is decided here.
+A size that the request alone decides (labels, scores, dense vectors, tokens to be written) is
+refused if it is too large. Where the size depends on what is found, the worker cuts it
+(`libs/models/answering.py`) to the item's share, which is decided here.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "tokenize": (limits.TOKENIZED,),
     "detokenize": (limits.TOKENIZED,),
 }
-"""The limits of every kind of answer: a verb with its representation or task. Scores take nine bytes a document."""
+"""The limits of every kind of answer: a verb with its representation or task. Scores take nine
+bytes a document.
+"""
 
 DEFAULT_TOKENS: Final = 256
-"""Tokens of a text where the request does not say: what workers take where the checkpoint does not say either."""
+"""Tokens of a text where the request does not say: what workers take where the checkpoint does not
+say either.
+"""
 
 FRAME_BYTES: Final = 512
 """Of an answer besides its results: the revision, usage, timings and the shape of a tensor."""
@@ -53,7 +59,9 @@ _NUMBER_BITS: Final[Mapping[int, int]] = {
 
 
 def item_share(request: Message, request_bytes: int, readable: int) -> int:
-    """The most bytes that one item may take in the answer of a request of so many bytes, to a client that reads so many."""
+    """The most bytes that one item may take in the answer of a request of so many bytes, to a
+    client that reads so many.
+    """
     match request:
         case pb.ExtractRequest():
             most = min(limits.SHARED.most + request_bytes, max(0, readable - FRAME_BYTES))
@@ -64,24 +72,32 @@ def item_share(request: Message, request_bytes: int, readable: int) -> int:
 
 
 def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
-    """Raises InvalidInput if more tokens may be written than one answer holds. `pages`: of each item that has some."""
+    """Raises InvalidInput if more tokens may be written than one answer holds. `pages`: of each
+    item that has some.
+    """
     counts = [count for count in pages if count]
     texts = items - len(counts) + sum(counts)
-    tokens = 0 if task.text_layer == pb.TextTask.TEXT_LAYER_ONLY else task.max_tokens or DEFAULT_TOKENS
+    tokens = (
+        0 if task.text_layer == pb.TextTask.TEXT_LAYER_ONLY else task.max_tokens or DEFAULT_TOKENS
+    )
     most = limits.WRITTEN.most
     if texts * tokens > most:
         message = f"items has {texts:,} texts to be written, of up to {tokens:,} tokens each:"
-        raise InvalidInput(f"{message} send at most {most // tokens:,} at a time, or set a smaller text.max_tokens", field="items")
+        raise InvalidInput(
+            f"{message} send at most {most // tokens:,} at a time, or set a smaller text.max_tokens",
+            field="items",
+        )
 
 
 def check_divided(size: int, readable: int) -> None:
-    """Raises InvalidInput for an answer of more bytes than the client reads, which texts with many more chunks than were estimated
-    may have."""
+    """Raises InvalidInput for an answer of more bytes than the client reads, which texts with many
+    more chunks than were estimated may have."""
     if size > readable:
-        message = (
-            f"the answer has {size:,} bytes, more than the {readable:,} that the client reads, since the items have so many chunks"
+        message = f"the answer has {size:,} bytes, more than the {readable:,} that the client reads, since the items have so many chunks"
+        raise InvalidInput(
+            f"{message}: call EncodeStream, ask for larger chunks, or send fewer items",
+            field="items",
         )
-        raise InvalidInput(f"{message}: call EncodeStream, ask for larger chunks, or send fewer items", field="items")
 
 
 def check_encoded(
@@ -108,7 +124,9 @@ def check_encoded(
     if card is None:
         return
     rows = chunks or len(request.items)
-    numbers = rows * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
+    numbers = (
+        rows * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
+    )
     whole = min(limits.ENCODED.most, max(0, readable - FRAME_BYTES))
     if 4 * numbers <= whole:  # Few requests have more, so this is all that most of them cost.
         return
@@ -118,7 +136,9 @@ def check_encoded(
     if pb.REPRESENTATION_DENSE in forms:
         size += rows * (request.dimensions or card.dimensions) * bits // 8
     if pb.REPRESENTATION_MULTI_VECTOR in forms:
-        size += sum(tokens) // max(1, request.pooling_factor) * card.multi_vector_dimensions * bits // 8
+        size += (
+            sum(tokens) // max(1, request.pooling_factor) * card.multi_vector_dimensions * bits // 8
+        )
     most = limits.STREAMED.most if is_streamed else whole
     if size > most:
         allowed = max(1, len(request.items) * most // size)
@@ -134,25 +154,38 @@ def check_encoded(
         raise InvalidInput(f"{message} {instead}", field="items")
 
 
-def check_tokens(request: pb.TokenizeRequest | pb.DetokenizeRequest, card: models_pb2.ModelCard | None, *, readable: int) -> None:
-    """Check the size of the answer to Tokenize or Detokenize. Its worker keeps to the same bound (`libs/tokens.py`).
+def check_tokens(
+    request: pb.TokenizeRequest | pb.DetokenizeRequest,
+    card: models_pb2.ModelCard | None,
+    *,
+    readable: int,
+) -> None:
+    """Check the size of the answer to Tokenize or Detokenize. Its worker keeps to the same bound
+    (`libs/tokens.py`).
 
     Args:
-        request: the request.
-        card: of its model; None where no worker has read it.
-        readable: how many bytes the client reads in one message.
+        request: the request. card: of its model; None where no worker has read it. readable: how
+        many bytes the client reads in one message.
 
     Raises InvalidInput if the answer may be larger than one answer may be.
     """
     if isinstance(request, pb.TokenizeRequest):
-        field, instead, size = "texts", "set count_only, or send less text at a time", _tokenized_bytes(request, card)
+        field, instead, size = (
+            "texts",
+            "set count_only, or send less text at a time",
+            _tokenized_bytes(request, card),
+        )
     else:
         field, instead = "sequences", "send fewer ids at a time"
-        size = tokens.max_text_bytes(sum(len(one.ids) for one in request.sequences), len(request.sequences))
+        size = tokens.max_text_bytes(
+            sum(len(one.ids) for one in request.sequences), len(request.sequences)
+        )
     most = min(limits.TOKENIZED.most, max(0, readable - FRAME_BYTES))
     if size <= most:
         return
-    message = f"the answer to {field} may have {size:,} bytes; one answer has at most {most:,}: {instead}"
+    message = (
+        f"the answer to {field} may have {size:,} bytes; one answer has at most {most:,}: {instead}"
+    )
     if most < limits.TOKENIZED.most:
         message += (
             f"; or raise grpc.max_receive_message_length of the client and say so by the metadata {ANSWER_HEADER} "

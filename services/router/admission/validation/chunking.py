@@ -1,7 +1,8 @@
 """Validates how texts are to be divided into chunks, and estimates what that takes. Pure.
 
-A worker knows how many chunks a text has once it has tokenised it; routers have no tokenizer. So their number is estimated from the
-text's bytes, as its tokens are, and a worker refuses more than an item may have.
+A worker knows how many chunks a text has once it has tokenised it; routers have no tokenizer. So
+their number is estimated from the text's bytes, as its tokens are, and a worker refuses more than
+an item may have.
 """
 
 from __future__ import annotations
@@ -16,25 +17,33 @@ from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
 DEFAULT_TOKENS: Final = 512
-"""Of a chunk where the request does not say: the worker's own (libs/models/text/processing/chunking/dividing.py)."""
+"""Of a chunk where the request does not say: the worker's own
+(libs/models/text/processing/chunking/dividing.py).
+"""
 BYTES_A_TOKEN: Final = 4
 """Of a text, which most languages are near."""
 
 
 POOLED: Final = 16
-"""How many times less than reading a token it takes at most to pool its state once more, for late chunks that overlap."""
+"""How many times less than reading a token it takes at most to pool its state once more, for late
+chunks that overlap.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """What an item with chunks takes: bytes that the model reads, and the estimated number of its chunks."""
+    """What an item with chunks takes: bytes that the model reads, and the estimated number of its
+    chunks.
+    """
 
     bytes: int
     chunks: int
 
 
 def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[Divided]:
-    """Raises InvalidInput. `has_token_vectors`: the answer has a vector for each token of each chunk."""
+    """Raises InvalidInput. `has_token_vectors`: the answer has a vector for each token of each
+    chunk.
+    """
     chunking = request.chunking
     if chunking.method and chunking.method not in pb.Chunking.Method.values():
         message = f"chunking.method is {chunking.method}, which is none of {', '.join(pb.Chunking.Method.keys())}"
@@ -44,35 +53,47 @@ def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[Divided
     limits.CHUNK_OVERLAP.check(chunking.overlap, "chunking.overlap")
     for name, count in (("max_tokens", chunking.max_tokens), ("overlap", chunking.overlap)):
         if by_spans and count:
-            raise InvalidInput(f"chunking.{name} is {count}, and the spans of the items are the chunks", field=f"chunking.{name}")
+            raise InvalidInput(
+                f"chunking.{name} is {count}, and the spans of the items are the chunks",
+                field=f"chunking.{name}",
+            )
     if 2 * chunking.overlap > (chunking.max_tokens or DEFAULT_TOKENS):
         message = f"chunking.overlap is {chunking.overlap}; at most half of max_tokens is allowed"
         raise InvalidInput(message, field="chunking.overlap")
     is_pooled = chunking.late and not has_token_vectors
-    found = [_item(item, f"items[{index}]", chunking, by_spans, is_pooled) for index, item in enumerate(request.items)]
+    found = [
+        _item(item, f"items[{index}]", chunking, by_spans, is_pooled)
+        for index, item in enumerate(request.items)
+    ]
     _check_count(sum(item.chunks for item in found), limits.REQUEST_CHUNKS, "items")
     return found
 
 
 def _check_count(chunks: int, limit: limits.Limit, path: str) -> None:
     if chunks > limit.most:
-        message = (
-            f"{path} would have about {chunks:,} chunks; at most {limit.most:,} are allowed: ask for larger ones, or send less"
-        )
+        message = f"{path} would have about {chunks:,} chunks; at most {limit.most:,} are allowed: ask for larger ones, or send less"
         raise InvalidInput(message, field=path)
 
 
-def _item(item: pb.Item, path: str, chunking: pb.Chunking, by_spans: bool, is_pooled: bool) -> Divided:
+def _item(
+    item: pb.Item, path: str, chunking: pb.Chunking, by_spans: bool, is_pooled: bool
+) -> Divided:
     if item.parts and (len(item.parts) > 1 or item.parts[0].WhichOneof("content") != "text"):
-        raise InvalidInput(f"{path} has parts, and only a text can be divided", field=f"{path}.parts")
+        raise InvalidInput(
+            f"{path} has parts, and only a text can be divided", field=f"{path}.parts"
+        )
     if item.WhichOneof("content") == "image":
-        raise InvalidInput(f"{path} is an image, and only a text can be divided", field=f"{path}.image")
+        raise InvalidInput(
+            f"{path} is an image, and only a text can be divided", field=f"{path}.image"
+        )
     text = item.parts[0].text if item.parts else item.text
     size = _utf8(text)
     limits.CHUNKED.check(size, f"{path}.text")
     limits.CONTEXT.check(len(item.context), f"{path}.context")
     if chunking.late and item.context:
-        raise InvalidInput(f"{path}.context is for chunks that are not late", field=f"{path}.context")
+        raise InvalidInput(
+            f"{path}.context is for chunks that are not late", field=f"{path}.context"
+        )
     if not by_spans:
         if item.spans:
             raise InvalidInput(f"{path}.spans are for chunking.method SPANS", field=f"{path}.spans")
@@ -82,15 +103,23 @@ def _item(item: pb.Item, path: str, chunking: pb.Chunking, by_spans: bool, is_po
         repeated = 0 if is_pooled else size * chunking.overlap // (most - chunking.overlap)
         return Divided(size + repeated + chunks * _utf8(item.context), chunks)
     if not item.spans:
-        raise InvalidInput(f"{path}.spans are required for chunking.method SPANS", field=f"{path}.spans")
+        raise InvalidInput(
+            f"{path}.spans are required for chunking.method SPANS", field=f"{path}.spans"
+        )
     limits.CHUNKS.check(len(item.spans), f"{path}.spans")
-    read = _spanned(item.spans, f"{path}.spans", len(text), size, is_late=chunking.late) + len(item.spans) * _utf8(item.context)
+    read = _spanned(item.spans, f"{path}.spans", len(text), size, is_late=chunking.late) + len(
+        item.spans
+    ) * _utf8(item.context)
     limits.SPANNED.check(read, f"{path}.spans")
     return Divided(size + read // POOLED if is_pooled else read, len(item.spans))
 
 
-def _spanned(spans: Sequence[pb.Span], path: str, characters: int, size: int, *, is_late: bool) -> int:
-    """The bytes of all spans with their contexts, as if all characters of the text had as many. Raises InvalidInput."""
+def _spanned(
+    spans: Sequence[pb.Span], path: str, characters: int, size: int, *, is_late: bool
+) -> int:
+    """The bytes of all spans with their contexts, as if all characters of the text had as many.
+    Raises InvalidInput.
+    """
     covered = contexts = 0
     for index, span in enumerate(spans):
         start, end, context = span.start, span.end, span.context

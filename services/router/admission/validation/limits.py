@@ -1,8 +1,8 @@
 """The limits of a request: the one list that `requests.py` enforces and that users read.
 
-The table in docs/security.md is `table()` (`python -m services.router.admission.validation.limits` prints it), and the comments of
-the fields in protos/ give the same numbers: tests/router/test_limits.py compares them, and finds fields of requests that have no
-limit here.
+The table in docs/security.md is `table()` (`python -m services.router.admission.validation.limits`
+prints it), and the comments of the fields in protos/ give the same numbers:
+tests/router/test_limits.py compares them, and finds fields of requests that have no limit here.
 """
 
 from __future__ import annotations
@@ -60,18 +60,31 @@ _LABELS: Final = (
     "RelationsTask.entity_labels",
     "RegionsTask.labels",
 )
-_OF_MODELS: Final = ("GetModelRequest", "LoadModelRequest", "EvictModelRequest", "PinModelRequest", "ExplainPlacementRequest")
+_OF_MODELS: Final = (
+    "GetModelRequest",
+    "LoadModelRequest",
+    "EvictModelRequest",
+    "PinModelRequest",
+    "ExplainPlacementRequest",
+)
 
 REQUEST: Final = Limit("a whole request", (*_REQUESTS, *_OF_TOKENS), MAX_REQUEST_BYTES, BYTES)
-READ: Final = Limit("what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES)
-"""Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a letter would be 1.3 GB."""
+READ: Final = Limit(
+    "what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES
+)
+"""Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a
+letter would be 1.3 GB.
+"""
 SCORE_BYTES: Final = 16
 """About how many bytes a label in an answer takes beyond its name."""
 ANSWERED: Final = Limit(
-    f"labels that an answer may repeat: their bytes and {SCORE_BYTES} for each, for each item", ("ExtractRequest",), 4 * MIB, BYTES
+    f"labels that an answer may repeat: their bytes and {SCORE_BYTES} for each, for each item",
+    ("ExtractRequest",),
+    4 * MIB,
+    BYTES,
 )
-"""1,000 items with 256 labels of a letter. A client with gRPC's default limit reads no more, and a router, a worker and a client
-each hold up to twelve times that while it is written or read."""
+"""1,000 items with 256 labels of a letter. A client with gRPC's default limit reads no more, and a
+router, a worker and a client each hold up to twelve times that while it is written or read."""
 SHARED: Final = Limit(
     "what all items' results share beside as many bytes as the request has: entities, relations, regions, structures, texts of"
     " pages (workers leave out the results with the lowest scores and set `Extraction.truncated`)",
@@ -79,10 +92,13 @@ SHARED: Final = Limit(
     4 * MIB,
     BYTES,
 )
-"""As ANSWERED, for results whose number depends on what is found. Each item may take the same: one item alone all of it, and one of
-10,000 still some ten results beside its own bytes."""
+"""As ANSWERED, for results whose number depends on what is found. Each item may take the same: one
+item alone all of it, and one of 10,000 still some ten results beside its own bytes."""
 WRITTEN: Final = Limit(
-    "tokens that may be written: `max_tokens` for each item or page", ("TextTask.max_tokens",), 1_048_576, "tokens"
+    "tokens that may be written: `max_tokens` for each item or page",
+    ("TextTask.max_tokens",),
+    1_048_576,
+    "tokens",
 )
 """4,096 answers of the usual 256 tokens, some 4 MiB of text."""
 ENCODED: Final = Limit(
@@ -98,16 +114,17 @@ STREAMED: Final = Limit(
     1 << 30,
     BYTES,
 )
-"""524,288 tokens' vectors of 128 numbers in float32 are 256 MiB. Each answer of the stream waits until the client has read the one
-before it, so this bounds the work that one request can cause, not memory."""
+"""524,288 tokens' vectors of 128 numbers in float32 are 256 MiB. Each answer of the stream waits
+until the client has read the one before it, so this bounds the work that one request can cause, not
+memory."""
 SPARSE: Final = Limit(
     "what all items' sparse vectors share (workers leave out the smallest weights and set `SparseMatrix.truncated`)",
     ("EncodeRequest",),
     32 * MIB,
     BYTES,
 )
-"""419 weights of each of 10,000 vectors, 4,194 of each of 1,000; SPLADE models return 100 to 300. How many there are is not known
-before the forward pass."""
+"""419 weights of each of 10,000 vectors, 4,194 of each of 1,000; SPLADE models return 100 to 300.
+How many there are is not known before the forward pass."""
 TOKENIZED: Final = Limit(
     "tokens or texts of one answer of Tokenize or Detokenize, by the bytes or ids that they are made of",
     _OF_TOKENS,
@@ -127,72 +144,159 @@ ITEMS: Final = Limit(
     10_000,
     ENTRIES,
 )
-TOKENIZED_TEXT: Final = Limit("a text to be tokenized", ("TokenizeRequest.texts",), 512 * KIB, BYTES)
-"""It is tokenized as a whole, which takes about 600 bytes of memory a token: 300 MB for half a MiB of punctuation, where each byte
-is a token, and 80 MB for English."""
-IDS: Final = Limit("ids of all sequences to be turned into texts", ("TokenIds.ids",), 131_072, ENTRIES)
-TEXT: Final = Limit("an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES)
+TOKENIZED_TEXT: Final = Limit(
+    "a text to be tokenized", ("TokenizeRequest.texts",), 512 * KIB, BYTES
+)
+"""It is tokenized as a whole, which takes about 600 bytes of memory a token: 300 MB for half a MiB
+of punctuation, where each byte is a token, and 80 MB for English."""
+IDS: Final = Limit(
+    "ids of all sequences to be turned into texts", ("TokenIds.ids",), 131_072, ENTRIES
+)
+TEXT: Final = Limit(
+    "an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES
+)
 """A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
 IMAGE: Final = Limit("a picture's file", ("Image.data",), 16 * MIB, BYTES)
-IMAGE_PIXELS: Final = Limit("a picture's pixels, by its file's header", ("Image.data",), 50_000_000, PIXELS)
-"""The worker's own (libs/models/images/decoding.py), so that what it would refuse is refused here, where the header says it."""
+IMAGE_PIXELS: Final = Limit(
+    "a picture's pixels, by its file's header", ("Image.data",), 50_000_000, PIXELS
+)
+"""The worker's own (libs/models/images/decoding.py), so that what it would refuse is refused here,
+where the header says it.
+"""
 DOCUMENT: Final = Limit("a document's file", ("Document.data",), documents.BYTES, BYTES)
 FILES: Final = Limit(
-    "files that the items of a request share", tuple(f"{name}.files" for name in _REQUESTS), documents.FILES, ENTRIES
+    "files that the items of a request share",
+    tuple(f"{name}.files" for name in _REQUESTS),
+    documents.FILES,
+    ENTRIES,
 )
-FILE: Final = Limit("such a file", tuple(f"{name}.files" for name in _REQUESTS), documents.BYTES, BYTES)
-DPI: Final = Limit("dots per inch of a document's pages", ("Document.dots_per_inch",), documents.MOST_DPI, "dots per inch")
-UNKNOWN_PAGES: Final = Limit("pages of a document without a last page", ("Document.last_page",), documents.UNKNOWN_PAGES, PAGES)
+FILE: Final = Limit(
+    "such a file", tuple(f"{name}.files" for name in _REQUESTS), documents.BYTES, BYTES
+)
+DPI: Final = Limit(
+    "dots per inch of a document's pages",
+    ("Document.dots_per_inch",),
+    documents.MAX_DPI,
+    "dots per inch",
+)
+UNKNOWN_PAGES: Final = Limit(
+    "pages of a document without a last page",
+    ("Document.last_page",),
+    documents.UNKNOWN_PAGES,
+    PAGES,
+)
 """As for which it is priced. The worker refuses a document that has more."""
-ITEM_PAGES: Final = Limit("pages of an item, of all its documents together", ("Item.parts",), documents.PAGES, PAGES)
-REQUEST_PAGES: Final = Limit("pages of all items of a request", _REQUESTS, documents.REQUEST_PAGES, PAGES)
-DOCUMENT_PAGES: Final = Limit("pages of a document, read or not (checked by workers)", ("Document.data",), documents.LENGTH, PAGES)
-PAGE_PIXELS: Final = Limit("a page's pixels, as it is drawn (checked by workers)", ("Document.data",), documents.PIXELS, PIXELS)
-ITEM_PIXELS: Final = Limit("pixels of all pages of an item (checked by workers)", ("Item.parts",), documents.ITEM_PIXELS, PIXELS)
+ITEM_PAGES: Final = Limit(
+    "pages of an item, of all its documents together", ("Item.parts",), documents.PAGES, PAGES
+)
+REQUEST_PAGES: Final = Limit(
+    "pages of all items of a request", _REQUESTS, documents.REQUEST_PAGES, PAGES
+)
+DOCUMENT_PAGES: Final = Limit(
+    "pages of a document, read or not (checked by workers)",
+    ("Document.data",),
+    documents.LENGTH,
+    PAGES,
+)
+PAGE_PIXELS: Final = Limit(
+    "a page's pixels, as it is drawn (checked by workers)",
+    ("Document.data",),
+    documents.PIXELS,
+    PIXELS,
+)
+ITEM_PIXELS: Final = Limit(
+    "pixels of all pages of an item (checked by workers)",
+    ("Item.parts",),
+    documents.ITEM_PIXELS,
+    PIXELS,
+)
 PAGE_SECONDS: Final = Limit(
-    "processor time of opening a document, or of one page (checked by workers)", ("Document.data",), documents.PAGE_SECONDS, SECONDS
+    "processor time of opening a document, or of one page (checked by workers)",
+    ("Document.data",),
+    documents.PAGE_SECONDS,
+    SECONDS,
 )
 ITEM_SECONDS: Final = Limit(
-    "time of reading all pages of an item (checked by workers)", ("Item.parts",), int(documents.ITEM_SECONDS), SECONDS
+    "time of reading all pages of an item (checked by workers)",
+    ("Item.parts",),
+    int(documents.ITEM_SECONDS),
+    SECONDS,
 )
 PARTS: Final = Limit("parts of an item", ("Item.parts",), 64, ENTRIES)
 QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
 """A cross-encoder reads it with each document: 32k tokens, more than any that is served takes."""
 INSTRUCTION: Final = Limit(
-    "an instruction", ("EncodeRequest.instruction", "ScoreRequest.instruction", "TextTask.instruction"), 16_384, CHARACTERS
+    "an instruction",
+    ("EncodeRequest.instruction", "ScoreRequest.instruction", "TextTask.instruction"),
+    16_384,
+    CHARACTERS,
 )
 """The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
-JSON_SCHEMA: Final = Limit("a JSON Schema of answers (the worker has more limits)", ("TextTask.json_schema",), 32 * KIB, BYTES)
+JSON_SCHEMA: Final = Limit(
+    "a JSON Schema of answers (the worker has more limits)",
+    ("TextTask.json_schema",),
+    32 * KIB,
+    BYTES,
+)
 """The worker's own (libs/models/generation/grammars/schemas.py)."""
 TURNS: Final = Limit("turns before an item", ("TextTask.turns",), 128, ENTRIES)
-TURNS_TEXT: Final = Limit("the texts of all turns", ("Turn.text", "ToolCall.arguments"), 65_536, CHARACTERS)
+TURNS_TEXT: Final = Limit(
+    "the texts of all turns", ("Turn.text", "ToolCall.arguments"), 65_536, CHARACTERS
+)
 """Models that write have at most 8,192 tokens for a prompt and its answer."""
-TEMPLATE_VALUES: Final = Limit("values for the chat template", ("TextTask.template_values",), 4 * KIB, BYTES)
+TEMPLATE_VALUES: Final = Limit(
+    "values for the chat template", ("TextTask.template_values",), 4 * KIB, BYTES
+)
 STOPS: Final = Limit("texts that end an answer", ("TextTask.stop",), 16, ENTRIES)
 STOP: Final = Limit("such a text", ("TextTask.stop",), 256, CHARACTERS)
-TOP_LOGPROBS: Final = Limit("likely tokens beside each written one", ("TextTask.top_logprobs",), 20, "tokens")
-LOGPROBS: Final = Limit("log probabilities that an answer may have", ("ExtractRequest",), 64 * MIB, BYTES)
+TOP_LOGPROBS: Final = Limit(
+    "likely tokens beside each written one", ("TextTask.top_logprobs",), 20, "tokens"
+)
+LOGPROBS: Final = Limit(
+    "log probabilities that an answer may have", ("ExtractRequest",), 64 * MIB, BYTES
+)
 TOOLS: Final = Limit("functions that a model may call", ("TextTask.tools",), 64 * KIB, BYTES)
 """They stand before each text, and have some 10,000 tokens."""
 TOOL_CALLS: Final = Limit(
-    "calls of a turn, and functions that a model may call", ("Turn.tool_calls", "TextTask.tools"), 64, ENTRIES
+    "calls of a turn, and functions that a model may call",
+    ("Turn.tool_calls", "TextTask.tools"),
+    64,
+    ENTRIES,
 )
 TOOL_NAME: Final = Limit("a function's name", ("TextTask.tool", "ToolCall.name"), 64, CHARACTERS)
-POOLING: Final = Limit("how many times fewer vectors an item is pooled to", ("EncodeRequest.pooling_factor",), 64, "times")
+POOLING: Final = Limit(
+    "how many times fewer vectors an item is pooled to",
+    ("EncodeRequest.pooling_factor",),
+    64,
+    "times",
+)
 CHUNKED: Final = Limit("an item's text that is divided into chunks", ("Chunking",), MIB, BYTES)
-"""The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one thread."""
+"""The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one
+thread.
+"""
 CHUNKS: Final = Limit(
-    "chunks of an item, and spans that it names (checked by workers, too)", ("Chunking", "Item.spans"), 8192, ENTRIES
+    "chunks of an item, and spans that it names (checked by workers, too)",
+    ("Chunking", "Item.spans"),
+    8192,
+    ENTRIES,
 )
 """The worker's own (libs/models/text/processing/chunking/dividing.py)."""
-REQUEST_CHUNKS: Final = Limit("chunks of a request, by their estimated number", ("Chunking", "Item.spans"), 65_536, ENTRIES)
+REQUEST_CHUNKS: Final = Limit(
+    "chunks of a request, by their estimated number", ("Chunking", "Item.spans"), 65_536, ENTRIES
+)
 SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans",), 4 * MIB, BYTES)
 """As many as an item's text may have: spans may overlap, and each is read."""
-CONTEXT: Final = Limit("what is put before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS)
+CONTEXT: Final = Limit(
+    "what is put before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS
+)
 CHUNK_TOKENS: Final = Limit("tokens of a chunk", ("Chunking.max_tokens",), 32_768, "tokens")
-CHUNK_OVERLAP: Final = Limit("tokens that chunks repeat of the one before", ("Chunking.overlap",), 16_384, "tokens")
+CHUNK_OVERLAP: Final = Limit(
+    "tokens that chunks repeat of the one before", ("Chunking.overlap",), 16_384, "tokens"
+)
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
-PLACES: Final = Limit("places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places")
+PLACES: Final = Limit(
+    "places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places"
+)
 LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
 LABEL: Final = Limit("a label", _LABELS, 1024, CHARACTERS)
 """Zero-shot models were trained on labels of a few words; some are asked whole sentences."""
@@ -206,7 +310,10 @@ SCHEMA_NAMES: Final = (
 SCHEMA: Final = Limit("all texts of a schema", ("StructureTask",), 64 * KIB, BYTES)
 """A model reads them before each text, and takes some thousand tokens."""
 SCHEMA_LABELS: Final = Limit(
-    "labels of entities or of a classification", ("StructureTask.entities", "SchemaClassification.labels"), 256, ENTRIES
+    "labels of entities or of a classification",
+    ("StructureTask.entities", "SchemaClassification.labels"),
+    256,
+    ENTRIES,
 )
 SCHEMA_NAME: Final = Limit("a name or a choice in a schema", SCHEMA_NAMES, 256, CHARACTERS)
 DESCRIPTION: Final = Limit(
@@ -215,7 +322,9 @@ DESCRIPTION: Final = Limit(
     1024,
     CHARACTERS,
 )
-CLASSIFICATIONS: Final = Limit("classifications of a schema", ("StructureTask.classifications",), 32, ENTRIES)
+CLASSIFICATIONS: Final = Limit(
+    "classifications of a schema", ("StructureTask.classifications",), 32, ENTRIES
+)
 RELATIONS: Final = Limit("relations of a schema", ("StructureTask.relations",), 64, ENTRIES)
 STRUCTURES: Final = Limit("structures of a schema", ("StructureTask.structures",), 16, ENTRIES)
 FIELDS: Final = Limit("fields of a structure", ("SchemaStructure.fields",), 32, ENTRIES)
@@ -226,16 +335,23 @@ ENTITY: Final = Limit("an entity's text", ("Entity.text",), 1000, CHARACTERS)
 ENTITY_LABEL: Final = Limit("an entity's label", ("Entity.label",), 256, CHARACTERS)
 """An answer repeats both for each of its relations."""
 REPRESENTATIONS: Final = Limit(
-    "representations", ("EncodeRequest.representations",), len(pb.Representation.values()) - 1, ENTRIES
+    "representations",
+    ("EncodeRequest.representations",),
+    len(pb.Representation.values()) - 1,
+    ENTRIES,
 )  # as many as there are, without UNSPECIFIED
 ID: Final = Limit(
     "an id of a model or an adapter",
-    tuple(f"{name}.model" for name in (*_REQUESTS, *_OF_TOKENS, *_OF_MODELS)) + tuple(f"{name}.adapter" for name in _REQUESTS),
+    tuple(f"{name}.model" for name in (*_REQUESTS, *_OF_TOKENS, *_OF_MODELS))
+    + tuple(f"{name}.adapter" for name in _REQUESTS),
     256,
     CHARACTERS,
 )
 POOL: Final = Limit(
-    "a pool's name", tuple(f"{name}.pool" for name in (*_REQUESTS, *_OF_TOKENS, "LoadModelRequest")), 63, CHARACTERS
+    "a pool's name",
+    tuple(f"{name}.pool" for name in (*_REQUESTS, *_OF_TOKENS, "LoadModelRequest")),
+    63,
+    CHARACTERS,
 )
 _CALL: Final = "MultiplexedCall"
 MULTIPLEX: Final = Limit(
@@ -244,10 +360,21 @@ MULTIPLEX: Final = Limit(
     multiplex.MESSAGE_BYTES,
     BYTES,
 )
-CALLS: Final = Limit("calls of such a message", ("MultiplexRequest.calls",), multiplex.MESSAGE_CALLS, ENTRIES)
-REQUEST_ID: Final = Limit("a call's request id", (f"{_CALL}.request_id",), multiplex.REQUEST_ID_CHARACTERS, CHARACTERS)
-TRACEPARENT: Final = Limit("a call's trace context", (f"{_CALL}.traceparent",), multiplex.TRACEPARENT_CHARACTERS, CHARACTERS)
-TRACESTATE: Final = Limit("its state", (f"{_CALL}.tracestate",), multiplex.TRACESTATE_CHARACTERS, CHARACTERS)
+CALLS: Final = Limit(
+    "calls of such a message", ("MultiplexRequest.calls",), multiplex.MESSAGE_CALLS, ENTRIES
+)
+REQUEST_ID: Final = Limit(
+    "a call's request id", (f"{_CALL}.request_id",), multiplex.REQUEST_ID_CHARACTERS, CHARACTERS
+)
+TRACEPARENT: Final = Limit(
+    "a call's trace context",
+    (f"{_CALL}.traceparent",),
+    multiplex.TRACEPARENT_CHARACTERS,
+    CHARACTERS,
+)
+TRACESTATE: Final = Limit(
+    "its state", (f"{_CALL}.tracestate",), multiplex.TRACESTATE_CHARACTERS, CHARACTERS
+)
 
 ALL: Final = (
     REQUEST,

@@ -1,57 +1,100 @@
-"""The limits of workers' reports: the one list that `reports.py` enforces and that users read, as `limits.py` is of clients'
-requests.
+"""The limits of workers' reports: the one list that `reports.py` enforces and that users read, as
+`limits.py` is of clients' requests.
 
-The second table in docs/security.md is `table(ALL)` (`python -m services.router.admission.validation.report_limits` prints it), and
-the comments of the fields in protos/ give the same numbers: tests/router/test_report_limits.py compares them, and finds fields that
-have no limit here. Limits of cards are those of `libs/catalog`, which workers keep: no checkpoint makes a worker say what is
-refused here.
+The second table in docs/security.md is `table(ALL)` (`python -m
+services.router.admission.validation.report_limits` prints it), and the comments of the fields in
+protos/ give the same numbers: tests/router/test_report_limits.py compares them, and finds fields
+that have no limit here. Limits of cards are those of `libs/catalog`, which workers keep: no
+checkpoint makes a worker say what is refused here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from libs.catalog.card import MOST_LABEL_CHARACTERS, MOST_LABELS, MOST_PROMPT_CHARACTERS, MOST_PROMPTS
+from libs.catalog.card import MAX_LABEL_CHARACTERS, MAX_LABELS, MAX_PROMPT_CHARACTERS, MAX_PROMPTS
 from libs.serving.calls.decode import MAX_REQUEST_BYTES, TRANSPORT_LIMIT_BYTES
-from services.router.admission.validation.limits import BYTES, CHARACTERS, ENTRIES, MIB, Limit, table
+from services.router.admission.validation.limits import (
+    BYTES,
+    CHARACTERS,
+    ENTRIES,
+    MIB,
+    Limit,
+    table,
+)
 
 PULL: Final = Limit("a whole pull", ("PullRequest",), 8 * MIB, BYTES)
 """10,000 lanes whose names are all as long as they may be take 6 MB."""
 CONNECT: Final = Limit("a whole request to connect", ("ConnectRequest",), MIB, BYTES)
 HEARTBEAT: Final = Limit("a whole heartbeat", ("HeartbeatRequest",), MAX_REQUEST_BYTES, BYTES)
 """Every router and scheduler reads what is in it."""
-EXCHANGE: Final = Limit("all calls of one message of a worker's stream", ("ExchangeRequest",), 4 * MIB, BYTES)
+EXCHANGE: Final = Limit(
+    "all calls of one message of a worker's stream", ("ExchangeRequest",), 4 * MIB, BYTES
+)
 """Workers make larger calls by themselves, not on the stream."""
-COMPLETE: Final = Limit("all answers of one call", ("CompleteRequest",), TRANSPORT_LIMIT_BYTES, BYTES)
+COMPLETE: Final = Limit(
+    "all answers of one call", ("CompleteRequest",), TRANSPORT_LIMIT_BYTES, BYTES
+)
 
 NAME: Final = Limit(
     "an id: of a worker, its process, a lease, a job, a model, an adapter; a trace context",
     (
         *(
             f"{name}.worker_id"
-            for name in ("PullRequest", "ConnectRequest", "CompleteRequest", "HeartbeatRequest", "WrittenRequest")
+            for name in (
+                "PullRequest",
+                "ConnectRequest",
+                "CompleteRequest",
+                "HeartbeatRequest",
+                "WrittenRequest",
+            )
         ),
         *(f"{name}.epoch" for name in ("PullRequest", "ConnectRequest", "HeartbeatRequest")),
         *(f"{name}.batch_id" for name in ("PullRequest", "CompleteRequest", "HeldBatch")),
-        *("CompletedJob.job_id", "Lane.model", "Lane.adapter", "WorkerModel.model", "WorkerModel.adapters"),
+        *(
+            "CompletedJob.job_id",
+            "Lane.model",
+            "Lane.adapter",
+            "WorkerModel.model",
+            "WorkerModel.adapters",
+        ),
         *("WorkerModel.failed_adapters", "ModelCard.model", "WorkerCall.traceparent"),
         *("WrittenText.job_id", "WrittenText.router", "WrittenText.batch_id"),
     ),
     256,
     CHARACTERS,
 )
-POOL: Final = Limit("a pool's name", ("PullRequest.pool", "HeartbeatRequest.pool", "Lane.pool", "ModelCard.pools"), 63, CHARACTERS)
+POOL: Final = Limit(
+    "a pool's name",
+    ("PullRequest.pool", "HeartbeatRequest.pool", "Lane.pool", "ModelCard.pools"),
+    63,
+    CHARACTERS,
+)
 MANY: Final = Limit(
     "lanes, answers, models, leases, calls; adapters of a model",
     (
-        *("PullRequest.lanes", "CompleteRequest.jobs", "HeartbeatRequest.models", "HeartbeatRequest.batches"),
-        *("ExchangeRequest.calls", "WorkerModel.adapters", "WorkerModel.failed_adapters", "WrittenRequest.texts"),
+        *(
+            "PullRequest.lanes",
+            "CompleteRequest.jobs",
+            "HeartbeatRequest.models",
+            "HeartbeatRequest.batches",
+        ),
+        *(
+            "ExchangeRequest.calls",
+            "WorkerModel.adapters",
+            "WorkerModel.failed_adapters",
+            "WrittenRequest.texts",
+        ),
     ),
     10_000,
     ENTRIES,
 )
-WRITTEN: Final = Limit("a part of a text that is being written", ("WrittenText.text",), 65_536, CHARACTERS)
-EXCEPTED: Final = Limit("tenants that a pull leaves out", ("PullRequest.except_tenants",), 16, ENTRIES)
+WRITTEN: Final = Limit(
+    "a part of a text that is being written", ("WrittenText.text",), 65_536, CHARACTERS
+)
+EXCEPTED: Final = Limit(
+    "tenants that a pull leaves out", ("PullRequest.except_tenants",), 16, ENTRIES
+)
 TENANT: Final = Limit("a tenant", ("PullRequest.except_tenants",), 128, CHARACTERS)
 WORDS: Final = Limit(
     "a device's name and kernels; a model's revision, family, type of numbers",
@@ -63,17 +106,33 @@ WORDS: Final = Limit(
     CHARACTERS,
 )
 KINDS: Final = Limit(
-    "tasks, representations, inputs of a model", ("ModelCard.tasks", "ModelCard.representations", "ModelCard.inputs"), 64, ENTRIES
+    "tasks, representations, inputs of a model",
+    ("ModelCard.tasks", "ModelCard.representations", "ModelCard.inputs"),
+    64,
+    ENTRIES,
 )
 """There are seven, three and two; workers that are newer than a router may know more."""
 POOLS: Final = Limit("pools of a model", ("ModelCard.pools",), 256, ENTRIES)
-LABELS: Final = Limit("labels of a model", ("ModelCard.labels",), MOST_LABELS, ENTRIES)
-LABELS_TEXT: Final = Limit("labels of a model, together", ("ModelCard.labels",), MOST_LABEL_CHARACTERS, CHARACTERS)
-PROMPTS: Final = Limit("names of prompts of a model", ("ModelCard.prompts",), MOST_PROMPTS, ENTRIES)
-PROMPTS_TEXT: Final = Limit("names of prompts of a model, together", ("ModelCard.prompts",), MOST_PROMPT_CHARACTERS, CHARACTERS)
-REASON: Final = Limit("a failure's reason; what is longer is cut", ("Failure.reason",), 100, CHARACTERS)
-MESSAGE: Final = Limit("a failure's message; what is longer is cut", ("Failure.message",), 1000, CHARACTERS)
-FIELD: Final = Limit("a failure's field; what is longer is cut", ("Failure.field",), 300, CHARACTERS)
+LABELS: Final = Limit("labels of a model", ("ModelCard.labels",), MAX_LABELS, ENTRIES)
+LABELS_TEXT: Final = Limit(
+    "labels of a model, together", ("ModelCard.labels",), MAX_LABEL_CHARACTERS, CHARACTERS
+)
+PROMPTS: Final = Limit("names of prompts of a model", ("ModelCard.prompts",), MAX_PROMPTS, ENTRIES)
+PROMPTS_TEXT: Final = Limit(
+    "names of prompts of a model, together",
+    ("ModelCard.prompts",),
+    MAX_PROMPT_CHARACTERS,
+    CHARACTERS,
+)
+REASON: Final = Limit(
+    "a failure's reason; what is longer is cut", ("Failure.reason",), 100, CHARACTERS
+)
+MESSAGE: Final = Limit(
+    "a failure's message; what is longer is cut", ("Failure.message",), 1000, CHARACTERS
+)
+FIELD: Final = Limit(
+    "a failure's field; what is longer is cut", ("Failure.field",), 300, CHARACTERS
+)
 
 ALL: Final = (
     PULL,

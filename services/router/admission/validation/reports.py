@@ -1,8 +1,10 @@
-"""Validates workers' messages (protos/shoal/v1/worker.proto). Pure: the message in, InvalidInput with the field's path out.
+"""Validates workers' messages (protos/shoal/v1/worker.proto). Pure: the message in, InvalidInput
+with the field's path out.
 
-Workers are only half trusted: a faulty or compromised one must not harm the work of others. Every router and scheduler reads what
-a heartbeat says, so it is checked before it is published: names are printable ASCII, numbers are finite, and texts are limited in
-size, with U+FFFD for control characters, which would steer an operator's terminal.
+Workers are only half trusted: a faulty or compromised one must not harm the work of others. Every
+router and scheduler reads what a heartbeat says, so it is checked before it is published: names are
+printable ASCII, numbers are finite, and texts are limited in size, with U+FFFD for control
+characters, which would steer an operator's terminal.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from services.router.admission.validation.limits import Limit
 _PLAIN: Final = re.compile(r"[!-~]+")
 _POOL: Final = re.compile(NAME)
 _LARGEST: Final = 1e18
-_MOST_TOKENS: Final = 1 << 31
+_MAX_TOKENS: Final = 1 << 31
 _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
 
@@ -84,7 +86,9 @@ def check_written(request: worker_pb2.WrittenRequest) -> None:
 
 
 def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
-    """Raises InvalidInput. Cuts texts of errors that are too long, and replaces control characters."""
+    """Raises InvalidInput. Cuts texts of errors that are too long, and replaces control
+    characters.
+    """
     _check_name(request.worker_id, "worker_id")
     _check_pool(request.pool, "pool")
     _check_optional(request.epoch, "epoch")
@@ -101,21 +105,28 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
 
 
 def shorten(failure: worker_pb2.Failure) -> None:
-    """Cuts texts that are too long, replaces control characters, and clamps the retry delay to 0..3600 s, in place."""
+    """Cuts texts that are too long, replaces control characters, and clamps the retry delay to
+    0..3600 s, in place.
+    """
     most = limits.MESSAGE.most
     failure.reason = without_controls(failure.reason[: limits.REASON.most])
     failure.field = without_controls(failure.field[: limits.FIELD.most])
     message = failure.message if len(failure.message) <= most else f"{failure.message[: most - 1]}…"
     failure.message = without_controls(message, lines=True)
     wait = failure.retry_after_seconds
-    failure.retry_after_seconds = min(wait, 3600.0) if wait > 0 else 0.0  # 0 for what is no number, too
+    failure.retry_after_seconds = (
+        min(wait, 3600.0) if wait > 0 else 0.0
+    )  # 0 for what is no number, too
 
 
 def _check_model(model: worker_pb2.WorkerModel, path: str) -> None:
     _check_name(model.model, f"{path}.model")
     _check_numbers(model, f"{path}.")
     model.data_type = _checked_text(model.data_type, f"{path}.data_type", limits.WORDS)
-    for name, adapters in (("adapters", model.adapters), ("failed_adapters", model.failed_adapters)):
+    for name, adapters in (
+        ("adapters", model.adapters),
+        ("failed_adapters", model.failed_adapters),
+    ):
         limits.MANY.check(len(adapters), f"{path}.{name}")
         for adapter in adapters:
             _check_name(adapter, f"{path}.{name}")
@@ -130,17 +141,21 @@ def _check_model(model: worker_pb2.WorkerModel, path: str) -> None:
 def _check_card(card: models_pb2.ModelCard, path: str) -> None:
     _check_optional(card.model, f"{path}.model")
     _check_numbers(card, f"{path}.")
-    if card.tokens_per_byte < 0 or max(card.max_tokens, card.dimensions, card.multi_vector_dimensions) >= _MOST_TOKENS:
+    if (
+        card.tokens_per_byte < 0
+        or max(card.max_tokens, card.dimensions, card.multi_vector_dimensions) >= _MAX_TOKENS
+    ):
         raise InvalidInput(f"{path} has sizes that no model has", field=path)
     limits.KINDS.check(len(card.tasks), f"{path}.tasks")
     limits.KINDS.check(len(card.representations), f"{path}.representations")
     limits.KINDS.check(len(card.inputs), f"{path}.inputs")
-    if any(value >= _MOST_TOKENS for _, value in card.images.ListFields()):
+    if any(value >= _MAX_TOKENS for _, value in card.images.ListFields()):
         raise InvalidInput(f"{path}.images has sizes that no model has", field=f"{path}.images")
     limits.POOLS.check(len(card.pools), f"{path}.pools")
     for name in card.pools:
         _check_pool(name, f"{path}.pools")
-    # Our workers refuse models with control characters in names; other workers' cards are shown with U+FFFD for them.
+    # Our workers refuse models with control characters in names; other workers' cards are shown
+    # with U+FFFD for them.
     card.revision = _checked_text(card.revision, f"{path}.revision", limits.WORDS)
     card.family = _checked_text(card.family, f"{path}.family", limits.WORDS)
     card.data_type = _checked_text(card.data_type, f"{path}.data_type", limits.WORDS)
@@ -173,7 +188,9 @@ def _check_name(name: str, path: str, limit: Limit = limits.NAME) -> None:
     if not name:
         raise InvalidInput(f"{path} is required", field=path)
     if len(name) > limit.most or not _PLAIN.fullmatch(name):
-        raise InvalidInput(f"{path} must be 1..{limit.most} printable ASCII characters without spaces", field=path)
+        raise InvalidInput(
+            f"{path} must be 1..{limit.most} printable ASCII characters without spaces", field=path
+        )
 
 
 def _check_optional(name: str, path: str, limit: Limit = limits.NAME) -> None:
@@ -192,4 +209,7 @@ def _check_numbers(message: Message, prefix: str) -> None:
     """Raises InvalidInput for a floating-point field that is not a number, or beyond 1e18."""
     for field, value in message.ListFields():
         if field.type in _FLOATS and not abs(value) <= _LARGEST:
-            raise InvalidInput(f"{prefix}{field.name} is {value:g}, which is no measure", field=f"{prefix}{field.name}")
+            raise InvalidInput(
+                f"{prefix}{field.name} is {value:g}, which is no measure",
+                field=f"{prefix}{field.name}",
+            )

@@ -1,7 +1,9 @@
-"""Validates requests (protos/shoal/v1/inference.proto). Pure: the message and the model's card in, sizes out.
+"""Validates requests (protos/shoal/v1/inference.proto). Pure: the message and the model's card in,
+sizes out.
 
-First step of a request in the router, once `routes.py` has chosen its lane. Every error that can be found without a tokenizer is
-refused here, with the path of its field; what depends on the model is checked if its card is known, and by the worker otherwise.
+First step of a request in the router, once `routes.py` has chosen its lane. Every error that can be
+found without a tokenizer is refused here, with the path of its field; what depends on the model is
+checked if its card is known, and by the worker otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _PDF: Final = b"%PDF-"
 _PDF_WITHIN: Final = 1024
 """Bytes from a file's beginning in which readers look for the mark of a PDF."""
 TEXT_LAYER_TOKENS: Final = 16
-"""Price of a page of which the text layer alone is read: some milliseconds of a processor, and nothing of the device."""
+"""Price of a page of which the text layer alone is read: some milliseconds of a processor, and
+nothing of the device.
+"""
 
 Card = models_pb2.ModelCard
 Task = models_pb2.Task
@@ -36,8 +40,8 @@ Task = models_pb2.Task
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Of one item: the bytes of their files, and the tokens that the model makes of them by their headers. `pages`: of documents,
-    whose files' bytes are not counted where items share them."""
+    """Of one item: the bytes of their files, and the tokens that the model makes of them by their
+    headers. `pages`: of documents, whose files' bytes are not counted where items share them."""
 
     bytes: int
     tokens: int
@@ -49,10 +53,12 @@ NO_PICTURES: Final = Pictures(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of text that each item brings, and that every job of the request brings once and once for each sequence.
+    """Bytes of text that each item brings, and that every job of the request brings once and once
+    for each sequence.
 
-    `times`: sequences that a model makes of each item. `once_texts`: how many texts `once` is made of. `pictures`: those of items
-    that have some, by their index; `once_pictures`: those that every job brings, of a query.
+    `times`: sequences that a model makes of each item. `once_texts`: how many texts `once` is made
+    of. `pictures`: those of items that have some, by their index; `once_pictures`: those that every
+    job brings, of a query.
     """
 
     items: list[int]
@@ -109,18 +115,24 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     divides = request.HasField("chunking")
     items = _check_items(request.items, "items", card, files, divided=divides)
     shared = files.read("items", items.pictures.values())
-    sizes = Sizes(items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared)
+    sizes = Sizes(
+        items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared
+    )
     if divides:
         _refuse_chunks_of(card)
         forms = request.representations or (card.representations[:1] if card is not None else ())
         divided = chunking.check(request, has_token_vectors=pb.REPRESENTATION_MULTI_VECTOR in forms)
-        sizes = replace(sizes, items=[item.bytes for item in divided], chunks=[item.chunks for item in divided])
+        sizes = replace(
+            sizes, items=[item.bytes for item in divided], chunks=[item.chunks for item in divided]
+        )
     return _readable(sizes, "items")
 
 
 def _refuse_chunks_of(card: Card | None) -> None:
     if card is not None and models_pb2.INPUT_KIND_IMAGE in card.inputs:
-        raise TaskNotSupported(f"{card.model} reads images: chunks are for models of texts alone", field="chunking")
+        raise TaskNotSupported(
+            f"{card.model} reads images: chunks are for models of texts alone", field="chunking"
+        )
 
 
 def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
@@ -135,7 +147,9 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
         no_scale = request.scale == pb.SCORE_SCALE_PROBABILITY and only_multi
         _refuse(no_scale, f"{card.model} adds up maxima: its scores are no probabilities", "scale")
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
-    limits.QUERY.check(len(request.query.text) + sum(len(part.text) for part in request.query.parts), "query.text")
+    limits.QUERY.check(
+        len(request.query.text) + sum(len(part.text) for part in request.query.parts), "query.text"
+    )
     files = _check_files(request.files)
     _refuse_divided(request.query, "query")
     size, shown = _check_item(request.query, "query", card, files)
@@ -143,10 +157,13 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     documents = _check_items(request.documents, "documents", card, files)
     shared = files.read("documents", [shown, *documents.pictures.values()])
     shown = Pictures(shown.bytes + shared.bytes, shown.tokens, shown.pages)
-    # A cross-encoder reads the query with every document; a model with vectors of its own reads it once a job.
+    # A cross-encoder reads the query with every document; a model with vectors of its own reads it
+    # once a job.
     reads_pairs = card is None or not card.representations
     sizes = Sizes(documents.sizes, pictures=documents.pictures, once_pictures=shown)
-    return _readable(replace(sizes, each=query) if reads_pairs else replace(sizes, once=query), "documents")
+    return _readable(
+        replace(sizes, each=query) if reads_pairs else replace(sizes, once=query), "documents"
+    )
 
 
 def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
@@ -155,7 +172,10 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     check_common(request.truncation, request.priority)
     task = request.WhichOneof("task")
     if task is None:
-        raise InvalidInput("one task is required: entities, classify, relations, regions, text or structure", field="task")
+        raise InvalidInput(
+            "one task is required: entities, classify, relations, regions, text or structure",
+            field="task",
+        )
     if card is not None and not _gives_text_layers(request, card):
         _check_task(card, Task.Value(f"TASK_{task.upper()}"), task)
     if task == "structure":
@@ -180,49 +200,74 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         items.pictures.update({index: _layers_alone(own) for index, own in items.pictures.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
     if task == "text":
-        answers.check_written(request.text, (item.pages for item in items.pictures.values()), len(items.sizes))
+        answers.check_written(
+            request.text, (item.pages for item in items.pictures.values()), len(items.sizes)
+        )
     elif task != "regions":  # of which any number may have the same label
-        _check_answered(len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task)
+        _check_answered(
+            len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task
+        )
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
     if task == "text":
         told = request.text.instruction + request.text.template_values + request.text.tools
-        calls = sum(_utf8(call.arguments) for turn in request.text.turns for call in turn.tool_calls)
+        calls = sum(
+            _utf8(call.arguments) for turn in request.text.turns for call in turn.tool_calls
+        )
         before_each = _utf8(told) + sum(_utf8(turn.text) for turn in request.text.turns) + calls
         sizes = replace(sizes, each=before_each, once=_utf8(request.text.json_schema))
     return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
 
 
 def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
-    """A schema stands before each text, and an answer repeats its names, those of relations and fields for each instance."""
+    """A schema stands before each text, and an answer repeats its names, those of relations and
+    fields for each instance.
+    """
     size, answered = schemas.check(request.structure)
     files = _check_files(request.files)
     items = _check_items(request.items, "items", card, files)
     shared = files.read("items", items.pictures.values())
     _check_answered(len(items.sizes), answered, "structure")
-    return _readable(Sizes(items.sizes, each=size, pictures=items.pictures, once_pictures=shared), "items")
+    return _readable(
+        Sizes(items.sizes, each=size, pictures=items.pictures, once_pictures=shared), "items"
+    )
 
 
 def _check_answered(items: int, names: int, task: str) -> None:
-    """An answer repeats labels for each item. Raises InvalidInput where it would become too large."""
+    """An answer repeats labels for each item. Raises InvalidInput where it would become too
+    large.
+    """
     most = limits.ANSWERED.most
     if items * names > most:
         message = f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task} labels for each:"
-        raise InvalidInput(f"{message} send at most {most // names:,} items at a time, or fewer or shorter labels", field="items")
+        raise InvalidInput(
+            f"{message} send at most {most // names:,} items at a time, or fewer or shorter labels",
+            field="items",
+        )
 
 
-def _with_labels(items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None) -> Sizes:
-    """The sizes with those of the labels, by how often a model reads them. Lengths are added up; no text is built."""
+def _with_labels(
+    items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None
+) -> Sizes:
+    """The sizes with those of the labels, by how often a model reads them. Lengths are added up; no
+    text is built.
+    """
     places = max(1, hypothesis.count("{}"))
     names = sum(map(_utf8, labels)) * places + _utf8(hypothesis) * len(labels)
     if task == "classify":
         if card is not None and card.open_labels and labels:  # each text is paired with each label
             return Sizes(items, each=-(-names // len(labels)), times=len(labels))
         # An embedding model reads them once a job, as one without a card here is taken to do.
-        before_each = card is not None and not card.labels and models_pb2.TASK_ENCODE not in card.tasks
+        before_each = (
+            card is not None and not card.labels and models_pb2.TASK_ENCODE not in card.tasks
+        )
     else:
         # A model without labels of its own finds entities by those that stand before each text.
         before_each = task in ("entities", "relations") and (card is None or not card.labels)
-    return Sizes(items, each=names) if before_each else Sizes(items, once=names, once_texts=len(labels))
+    return (
+        Sizes(items, each=names)
+        if before_each
+        else Sizes(items, once=names, once_texts=len(labels))
+    )
 
 
 def _readable(sizes: Sizes, field: str) -> Sizes:
@@ -231,7 +276,9 @@ def _readable(sizes: Sizes, field: str) -> Sizes:
     total, count, most = sum(sizes.read) + once, len(sizes.items), limits.READ.most
     if total > most:
         allowed = max(0, most - once) // -(-(total - once) // count)
-        instead = f"send at most {allowed:,} items at a time" if allowed else "send less with each item"
+        instead = (
+            f"send at most {allowed:,} items at a time" if allowed else "send less with each item"
+        )
         message = f"{field} has {count:,} entries that make a worker read {total:,} bytes, with what stands before each;"
         raise InvalidInput(f"{message} at most {most:,} are allowed: {instead}", field=field)
     return sizes
@@ -245,12 +292,19 @@ def check_model(model: str) -> None:
 def _check_names(model: str, adapter: str) -> None:
     _refuse(not model, "model is required, such as `org/name`", "model")
     form = "`org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
-    for name, field, is_name in ((model, "model", is_model_id), (adapter, "adapter", is_adapter_name)):
+    for name, field, is_name in (
+        (model, "model", is_model_id),
+        (adapter, "adapter", is_adapter_name),
+    ):
         if not name:
             continue
         limits.ID.check(len(name), field)
         if not is_name(name):
-            own = ", or be the name of one of the model's own, such as `text-matching`" if field == "adapter" else ""
+            own = (
+                ", or be the name of one of the model's own, such as `text-matching`"
+                if field == "adapter"
+                else ""
+            )
             raise InvalidInput(f"{field} must have the form {form}{own}", field=field)
 
 
@@ -264,13 +318,16 @@ def _check_enum(value: int, kind: _Enum, field: str) -> None:
     # proto3 enums are open: a number that no version of the contract knows arrives as it is.
     # 0 is a member of each.
     if value and value not in kind.values():
-        raise InvalidInput(f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field)
+        raise InvalidInput(
+            f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field
+        )
 
 
 def text_alone(item: pb.Item) -> str | None:
     """The text of an item that has no other field, else None.
 
-    Reading an empty repeated field takes memory (57 bytes were measured for `parts`), so the fields that are set are listed.
+    Reading an empty repeated field takes memory (57 bytes were measured for `parts`), so the fields
+    that are set are listed.
     """
     match item.ListFields():
         case [(field, text)] if field.number == pb.Item.TEXT_FIELD_NUMBER:
@@ -288,8 +345,8 @@ def _check_items(
     seeded: bool = False,
     divided: bool = False,
 ) -> _Items:
-    """`given`: items may bring entities; `seeded`: they may have seeds; `divided`: they may have spans and contexts, which are not
-    checked here."""
+    """`given`: items may bring entities; `seeded`: they may have seeds; `divided`: they may have
+    spans and contexts, which are not checked here."""
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
     found = _Items([], {})
@@ -301,7 +358,9 @@ def _check_items(
         if not (is_plain and any_text and _EMPTY_ITEM_BYTES < size <= limits.TEXT.most):
             if not divided:
                 _refuse_divided(item, f"{field}[{index}]")
-            size, shown = _check_item(item, f"{field}[{index}]", card, files, given=given, seeded=seeded)
+            size, shown = _check_item(
+                item, f"{field}[{index}]", card, files, given=given, seeded=seeded
+            )
             if shown.bytes or shown.pages:
                 found.pictures[index] = shown
         found.sizes.append(size)
@@ -320,21 +379,41 @@ def takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
     if card.inputs:
         return kind in card.inputs
     reads_pictures = {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks)
-    return kind == models_pb2.INPUT_KIND_TEXT or (kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_pictures))
+    return kind == models_pb2.INPUT_KIND_TEXT or (
+        kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_pictures)
+    )
 
 
 def _check_item(
-    item: pb.Item, path: str, card: Card | None, files: Files, *, given: bool = False, seeded: bool = False
+    item: pb.Item,
+    path: str,
+    card: Card | None,
+    files: Files,
+    *,
+    given: bool = False,
+    seeded: bool = False,
 ) -> tuple[int, Pictures]:
     """The bytes of an item's text, as a message, and its pictures."""
     is_unread = item.HasField("seed") and not seeded
-    _refuse(is_unread, f"{path}.seed is for the task text, whose answers are written", f"{path}.seed")
+    _refuse(
+        is_unread, f"{path}.seed is for the task text, whose answers are written", f"{path}.seed"
+    )
     content, known = item.WhichOneof("content"), item.entities
-    message = f"{path}.entities are for the task relations, with a model that does not find them itself"
+    message = (
+        f"{path}.entities are for the task relations, with a model that does not find them itself"
+    )
     _refuse(bool(known) and not given, message, f"{path}.entities")
     if item.parts:
-        _refuse(content is not None, f"{path} has both parts and {content}, the short form of one part", f"{path}.parts")
-        _refuse(bool(known), f"{path}.entities are for an item with text, not with parts", f"{path}.entities")
+        _refuse(
+            content is not None,
+            f"{path} has both parts and {content}, the short form of one part",
+            f"{path}.parts",
+        )
+        _refuse(
+            bool(known),
+            f"{path}.entities are for an item with text, not with parts",
+            f"{path}.entities",
+        )
         return _check_parts(item.parts, path, card, files)
     if content is None:
         raise InvalidInput(f"{path} must have text or an image", field=path)
@@ -343,10 +422,14 @@ def _check_item(
     text = item.text
     _check_text_of(text, f"{path}.text", card)
     _check_given(known, len(text), f"{path}.entities")
-    return pb.Item(text=text).ByteSize() if known or item.spans or item.context else item.ByteSize(), NO_PICTURES
+    return pb.Item(
+        text=text
+    ).ByteSize() if known or item.spans or item.context else item.ByteSize(), NO_PICTURES
 
 
-def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None, files: Files) -> tuple[int, Pictures]:
+def _check_parts(
+    parts: Sequence[pb.Part], path: str, card: Card | None, files: Files
+) -> tuple[int, Pictures]:
     limits.PARTS.check(len(parts), f"{path}.parts")
     size = file_bytes = tokens = pages = 0
     for index, part in enumerate(parts):
@@ -361,7 +444,11 @@ def _check_parts(parts: Sequence[pb.Part], path: str, card: Card | None, files: 
             shown = _check_picture(part.image, f"{own}.image", card)
         else:
             shown = _check_document(part.document, f"{own}.document", card, files)
-        file_bytes, tokens, pages = file_bytes + shown.bytes, tokens + shown.tokens, pages + shown.pages
+        file_bytes, tokens, pages = (
+            file_bytes + shown.bytes,
+            tokens + shown.tokens,
+            pages + shown.pages,
+        )
     limits.TEXT.check(size, f"{path}.parts")
     limits.ITEM_PAGES.check(pages, f"{path}.parts")
     return size, Pictures(file_bytes, tokens, pages)
@@ -383,7 +470,9 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
 def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
     if not takes(card, models_pb2.INPUT_KIND_IMAGE):
         message = f"{'' if card is None else card.model} takes no images, and a text that begins with data:image/…;base64, is one"
-        raise TaskNotSupported(f"{message}: send the text that is meant, or name a model that reads images", field=path)
+        raise TaskNotSupported(
+            f"{message}: send the text that is meant, or name a model that reads images", field=path
+        )
     data = image.data
     _refuse(not data, f"{path}.data is empty", f"{path}.data")
     limits.IMAGE.check(len(data), f"{path}.data")
@@ -391,13 +480,17 @@ def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
     if size is not None:
         limits.IMAGE_PIXELS.check(size.height * size.width, f"{path}.data")
     images = card.images if card is not None and card.HasField("images") else None
-    tokens = pictures.tokens_of(size, images) + pictures.decoding_tokens(size, limits.IMAGE_PIXELS.most)
+    tokens = pictures.tokens_of(size, images) + pictures.decoding_tokens(
+        size, limits.IMAGE_PIXELS.most
+    )
     return Pictures(len(data), tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files that the items of one request share, and those that an item has named so far, by index."""
+    """Files that the items of one request share, and those that an item has named so far, by
+    index.
+    """
 
     files: Sequence[bytes]
     named: set[int]
@@ -423,10 +516,12 @@ def _check_files(files: Sequence[bytes]) -> Files:
 
 
 def _check_document(document: pb.Document, path: str, card: Card | None, files: Files) -> Pictures:
-    """Its price is that of the pages that are asked for, each as the largest picture that the model takes: how many there are, and
-    how large, only a parser knows, and routers have none."""
+    """Its price is that of the pages that are asked for, each as the largest picture that the model
+    takes: how many there are, and how large, only a parser knows, and routers have none."""
     if not takes(card, models_pb2.INPUT_KIND_DOCUMENT):
-        raise TaskNotSupported(f"{'' if card is None else card.model} takes no documents", field=path)
+        raise TaskNotSupported(
+            f"{'' if card is None else card.model} takes no documents", field=path
+        )
     source = document.WhichOneof("source")
     if source is None:
         raise InvalidInput(f"{path} must have data, or the number of a file", field=path)
@@ -439,17 +534,32 @@ def _check_document(document: pb.Document, path: str, card: Card | None, files: 
         _refuse(_PDF not in document.data[:_PDF_WITHIN], f"{path}.data is no PDF", f"{path}.data")
     limits.DPI.check(document.dots_per_inch, f"{path}.dots_per_inch")
     first, last = document.first_page or 1, document.last_page
-    _refuse(0 < last < first, f"{path}.last_page is {last}, before the first page, {first}", f"{path}.last_page")
+    _refuse(
+        0 < last < first,
+        f"{path}.last_page is {last}, before the first page, {first}",
+        f"{path}.last_page",
+    )
     pages = last - first + 1 if last else limits.UNKNOWN_PAGES.most
     limits.ITEM_PAGES.check(pages, f"{path}.last_page")
     images = card.images if card is not None and card.HasField("images") else None
-    return Pictures(len(document.data), pages * pictures.page_tokens(document.dots_per_inch, images), pages)
+    return Pictures(
+        len(document.data), pages * pictures.page_tokens(document.dots_per_inch, images), pages
+    )
 
 
 def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
-    """Whether the request is for text, and a model without that task may have an answer: the text layer of pages."""
-    is_asked = request.WhichOneof("task") == "text" and request.text.text_layer != pb.TextTask.TEXT_LAYER_NEVER
-    return is_asked and not texts.asks_model(request.text) and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
+    """Whether the request is for text, and a model without that task may have an answer: the text
+    layer of pages.
+    """
+    is_asked = (
+        request.WhichOneof("task") == "text"
+        and request.text.text_layer != pb.TextTask.TEXT_LAYER_NEVER
+    )
+    return (
+        is_asked
+        and not texts.asks_model(request.text)
+        and models_pb2.INPUT_KIND_DOCUMENT in card.inputs
+    )
 
 
 def _layers_alone(item: Pictures) -> Pictures:
@@ -463,7 +573,9 @@ def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> 
     for index, entity in enumerate(entities):
         path, place = f"{field}[{index}]", f"{entity.start}..{entity.end}"
         outside = not entity.start < entity.end <= characters
-        _refuse(outside, f"{path} is at {place}, which is no part of the text's 0..{characters}", path)
+        _refuse(
+            outside, f"{path} is at {place}, which is no part of the text's 0..{characters}", path
+        )
         limits.ENTITY.check(entity.end - entity.start, path)
         limits.ENTITY.check(len(entity.text), f"{path}.text")
         limits.ENTITY_LABEL.check(len(entity.label), f"{path}.label")
@@ -473,7 +585,9 @@ def _check_task(card: Card, task: int, field: str) -> None:
     if task in card.tasks:
         return
     able = ", ".join(_task_name(known) for known in card.tasks) or "nothing"
-    raise TaskNotSupported(f"{card.model} has no task {_task_name(task)}; it has: {able}", field=field)
+    raise TaskNotSupported(
+        f"{card.model} has no task {_task_name(task)}; it has: {able}", field=field
+    )
 
 
 def _task_name(task: int) -> str:
@@ -483,29 +597,44 @@ def _task_name(task: int) -> str:
 
 
 def _check_forms(request: pb.EncodeRequest, card: Card | None) -> None:
-    """Representations, data type and dimensions, as far as they depend on each other and on the model."""
+    """Representations, data type and dimensions, as far as they depend on each other and on the
+    model.
+    """
     forms = list(request.representations)
     if card is not None:
         for index, form in enumerate(forms):
             if form not in card.representations:
                 able = ", ".join(_form_name(known) for known in card.representations)
                 field = f"representations[{index}]"
-                raise TaskNotSupported(f"{card.model} has no {_form_name(form)} form; it has: {able}", field=field)
+                raise TaskNotSupported(
+                    f"{card.model} has no {_form_name(form)} form; it has: {able}", field=field
+                )
         _check_dimensions(request.dimensions, card)
     default = [pb.REPRESENTATION_DENSE] if card is None else list(card.representations)[:1]
     asked = set(forms or default)
     quantised = request.data_type in {tensor_pb2.DATA_TYPE_UINT8, tensor_pb2.DATA_TYPE_BINARY}
-    _refuse(quantised and not asked <= {pb.REPRESENTATION_DENSE}, "UINT8 and BINARY are for dense vectors only", "data_type")
+    _refuse(
+        quantised and not asked <= {pb.REPRESENTATION_DENSE},
+        "UINT8 and BINARY are for dense vectors only",
+        "data_type",
+    )
     limits.POOLING.check(request.pooling_factor, "pooling_factor")
     is_known, multi = bool(forms) or card is not None, pb.REPRESENTATION_MULTI_VECTOR in asked
     message = "only multi-vectors are pooled, and none is asked for: leave it 0"
     _refuse(request.pooling_factor > 1 and is_known and not multi, message, "pooling_factor")
-    is_int8, sparse = request.data_type == tensor_pb2.DATA_TYPE_INT8, pb.REPRESENTATION_SPARSE in asked
+    is_int8, sparse = (
+        request.data_type == tensor_pb2.DATA_TYPE_INT8,
+        pb.REPRESENTATION_SPARSE in asked,
+    )
     _refuse(is_int8 and sparse, "INT8 is for dense vectors and multi-vectors only", "data_type")
 
 
 def _check_dimensions(dimensions: int, card: Card) -> None:
-    _refuse(dimensions > 0 and not card.dimensions, f"{card.model} has no dense vectors to shorten", "dimensions")
+    _refuse(
+        dimensions > 0 and not card.dimensions,
+        f"{card.model} has no dense vectors to shorten",
+        "dimensions",
+    )
     message = f"dimensions is {dimensions}; {card.model} has {card.dimensions}"
     _refuse(dimensions > card.dimensions, message, "dimensions")
 
@@ -513,7 +642,11 @@ def _check_dimensions(dimensions: int, card: Card) -> None:
 def _form_name(form: int) -> str:
     if form not in pb.Representation.values():
         return f"form {form}"
-    return pb.Representation.Name(pb.Representation.ValueType(form)).removeprefix("REPRESENTATION_").lower()
+    return (
+        pb.Representation.Name(pb.Representation.ValueType(form))
+        .removeprefix("REPRESENTATION_")
+        .lower()
+    )
 
 
 def _check_entities(task: pb.EntitiesTask, card: Card | None) -> Sequence[str]:
@@ -529,7 +662,11 @@ def _check_relations(request: pb.ExtractRequest, card: Card | None) -> Sequence[
     kinds = _check_labels(task.entity_labels, "relations.entity_labels", None)
     given = any(item.entities for item in request.items)
     if card is not None and card.given_entities:
-        _refuse(not given, f"{card.model} relates entities that it is given, and no item has any", "items[0].entities")
+        _refuse(
+            not given,
+            f"{card.model} relates entities that it is given, and no item has any",
+            "items[0].entities",
+        )
     message = "between what? Name relations.entity_labels, or for a model that is given the entities, items[i].entities"
     _refuse(not given and not kinds, message, "relations.entity_labels")
     return [*labels, *kinds]
@@ -539,7 +676,9 @@ def _check_classify(task: pb.ClassifyTask, card: Card | None) -> Sequence[str]:
     embeds = card is None or models_pb2.TASK_ENCODE in card.tasks
     _check_threshold(task, "classify", -1.0 if embeds else 0.0)
     no_place = bool(task.hypothesis) and "{}" not in task.hypothesis
-    _refuse(no_place, "classify.hypothesis must hold {} where the label goes", "classify.hypothesis")
+    _refuse(
+        no_place, "classify.hypothesis must hold {} where the label goes", "classify.hypothesis"
+    )
     limits.HYPOTHESIS.check(len(task.hypothesis), "classify.hypothesis")
     limits.PLACES.check(task.hypothesis.count("{}"), "classify.hypothesis")
     return _check_labels(task.labels, "classify.labels", card)
@@ -550,13 +689,25 @@ def _check_text(task: pb.TextTask, items: int) -> None:
     _check_enum(task.text_layer, pb.TextTask.TextLayer, "text.text_layer")
     texts.check(task, items)
     layers_alone = task.text_layer == pb.TextTask.TEXT_LAYER_ONLY and texts.asks_model(task)
-    _refuse(layers_alone, "a text layer is no answer that a model writes: let the model read the pages", "text.text_layer")
+    _refuse(
+        layers_alone,
+        "a text layer is no answer that a model writes: let the model read the pages",
+        "text.text_layer",
+    )
     edges = (task.region.left, task.region.top, task.region.right, task.region.bottom)
-    is_box = all(map(math.isfinite, edges)) and 0 <= edges[0] < edges[2] and 0 <= edges[1] < edges[3]
-    _refuse(task.HasField("region") and not is_box, "text.region needs 0 <= left < right and 0 <= top < bottom", "text.region")
+    is_box = (
+        all(map(math.isfinite, edges)) and 0 <= edges[0] < edges[2] and 0 <= edges[1] < edges[3]
+    )
+    _refuse(
+        task.HasField("region") and not is_box,
+        "text.region needs 0 <= left < right and 0 <= top < bottom",
+        "text.region",
+    )
 
 
-def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, required: bool = False) -> Sequence[str]:
+def _check_labels(
+    labels: Sequence[str], field: str, card: Card | None, *, required: bool = False
+) -> Sequence[str]:
     needed = required or (card is not None and not card.labels)
     _refuse(needed and not labels, f"{field} is empty: name 1..{limits.LABELS.most} labels", field)
     limits.LABELS.check(len(labels), field)
@@ -566,15 +717,25 @@ def _check_labels(labels: Sequence[str], field: str, card: Card | None, *, requi
         _refuse(not label, f"{path} is empty", path)
         limits.LABEL.check(len(label), path)
         if fixed and label not in fixed:
-            raise InvalidInput(f"{path} is none of the model's labels: {', '.join(sorted(fixed)[:32])}", field=path)
+            raise InvalidInput(
+                f"{path} is none of the model's labels: {', '.join(sorted(fixed)[:32])}", field=path
+            )
     return labels
 
 
-def _check_threshold(task: pb.EntitiesTask | pb.ClassifyTask | pb.RelationsTask | pb.RegionsTask, name: str, lowest: float) -> None:
+def _check_threshold(
+    task: pb.EntitiesTask | pb.ClassifyTask | pb.RelationsTask | pb.RegionsTask,
+    name: str,
+    lowest: float,
+) -> None:
     if not task.HasField("threshold"):
         return
     value, field = task.threshold, f"{name}.threshold"
-    _refuse(math.isnan(value) or not lowest <= value <= 1.0, f"{field} is {value:g}; it must be in {lowest:g}..1", field)
+    _refuse(
+        math.isnan(value) or not lowest <= value <= 1.0,
+        f"{field} is {value:g}; it must be in {lowest:g}..1",
+        field,
+    )
 
 
 def _utf8(text: str) -> int:

@@ -1,4 +1,6 @@
-"""Validates the schemas of structure tasks: number, length and uniqueness of names, thresholds, and all texts together. Pure."""
+"""Validates the schemas of structure tasks: number, length and uniqueness of names, thresholds, and
+all texts together. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,15 @@ _INSTANCES: Final = 19
 
 
 def check(task: pb.StructureTask) -> tuple[int, int]:
-    """The bytes of all texts of the schema, and those that an answer may repeat for each item. Raises InvalidInput."""
+    """The bytes of all texts of the schema, and those that an answer may repeat for each item.
+    Raises InvalidInput.
+    """
     empty = not (task.entities or task.classifications or task.relations or task.structures)
-    _refuse(empty, "structure asks for nothing: name entities, classifications, relations or structures", "structure")
+    _refuse(
+        empty,
+        "structure asks for nothing: name entities, classifications, relations or structures",
+        "structure",
+    )
     _threshold(task, "structure")
     limits.SCHEMA_LABELS.check(len(task.entities), "structure.entities")
     limits.CLASSIFICATIONS.check(len(task.classifications), "structure.classifications")
@@ -44,11 +52,19 @@ def _classifications(questions: Sequence[pb.SchemaClassification]) -> list[str]:
         path = f"structure.classifications[{index}]"
         _threshold(one, path)
         _description(one.description, f"{path}.description")
-        _refuse(not one.labels, f"{path}.labels is empty: name 1..{limits.SCHEMA_LABELS.most} labels", f"{path}.labels")
+        _refuse(
+            not one.labels,
+            f"{path}.labels is empty: name 1..{limits.SCHEMA_LABELS.most} labels",
+            f"{path}.labels",
+        )
         limits.SCHEMA_LABELS.check(len(one.labels), f"{path}.labels")
         for place, label in enumerate(one.labels):
             field = f"{path}.labels[{place}].threshold"
-            _refuse(label.HasField("threshold"), f"{field} is set: a classification has one for all of its labels", field)
+            _refuse(
+                label.HasField("threshold"),
+                f"{field} is set: a classification has one for all of its labels",
+                field,
+            )
         found += _labels(one.labels, f"{path}.labels")
     return found
 
@@ -65,7 +81,11 @@ def _structures(structures: Sequence[pb.SchemaStructure]) -> list[str]:
             _threshold(field, own)
             _description(field.description, f"{own}.description")
             kinds = pb.SchemaField.Kind.values()
-            _refuse(field.kind not in kinds, f"{own}.kind is {field.kind}, which is none of 0..{max(kinds)}", f"{own}.kind")
+            _refuse(
+                field.kind not in kinds,
+                f"{own}.kind is {field.kind}, which is none of 0..{max(kinds)}",
+                f"{own}.kind",
+            )
             limits.CHOICES.check(len(field.choices), f"{own}.choices")
             found += _names(field.choices, f"{own}.choices", "")
     return found
@@ -84,7 +104,11 @@ def _names(names: Sequence[str], path: str, field: str) -> list[str]:
 
 
 def _descriptions(task: pb.StructureTask) -> Iterable[str]:
-    for label in (*task.entities, *task.relations, *(one for each in task.classifications for one in each.labels)):
+    for label in (
+        *task.entities,
+        *task.relations,
+        *(one for each in task.classifications for one in each.labels),
+    ):
         yield label.description
     yield from (one.description for one in task.classifications)
     yield from (one.description for each in task.structures for one in each.fields)
@@ -94,10 +118,16 @@ def _description(text: str, path: str) -> None:
     limits.DESCRIPTION.check(len(text), path)
 
 
-def _threshold(holder: pb.StructureTask | pb.SchemaLabel | pb.SchemaClassification | pb.SchemaField, path: str) -> None:
+def _threshold(
+    holder: pb.StructureTask | pb.SchemaLabel | pb.SchemaClassification | pb.SchemaField, path: str
+) -> None:
     if holder.HasField("threshold"):
         value, field = holder.threshold, f"{path}.threshold"
-        _refuse(math.isnan(value) or not 0 <= value <= 1, f"{field} is {value:g}; it must be in 0..1", field)
+        _refuse(
+            math.isnan(value) or not 0 <= value <= 1,
+            f"{field} is {value:g}; it must be in 0..1",
+            field,
+        )
 
 
 def _answered(names: Sequence[str]) -> int:

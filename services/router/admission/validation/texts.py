@@ -50,14 +50,18 @@ def check(task: pb.TextTask, items: int) -> None:
 
 def asks_model(task: pb.TextTask) -> bool:
     """Whether an answer is one that a model must write: no text layer of a page is one."""
-    return bool(task.json_schema or task.turns or task.tools or task.raw_prompt) or task.HasField("top_logprobs")
+    return bool(task.json_schema or task.turns or task.tools or task.raw_prompt) or task.HasField(
+        "top_logprobs"
+    )
 
 
 def _check_sampling(sampling: pb.Sampling) -> None:
     for field, value in sampling.ListFields():
         path, (least, most) = f"text.sampling.{field.name}", _RANGES[field.name]
         is_within = math.isfinite(value) and least <= value <= most
-        _refuse(not is_within, f"{path} is {value:g}; it must be within {least:g} and {most:g}", path)
+        _refuse(
+            not is_within, f"{path} is {value:g}; it must be within {least:g} and {most:g}", path
+        )
 
 
 def _check_logprobs(task: pb.TextTask, items: int) -> None:
@@ -68,7 +72,9 @@ def _check_logprobs(task: pb.TextTask, items: int) -> None:
     _refuse(task.top_logprobs > limits.TOP_LOGPROBS.most, message, field)
     each = (task.max_tokens or _MAX_TOKENS) * (1 + task.top_logprobs) * LOGPROB_BYTES
     if items * each > limits.LOGPROBS.most:
-        message = f"an answer may have {each:,} bytes of log probabilities, and there are {items:,} items"
+        message = (
+            f"an answer may have {each:,} bytes of log probabilities, and there are {items:,} items"
+        )
         cure = f"send at most {limits.LOGPROBS.most // each:,} at a time, or ask for fewer tokens"
         raise InvalidInput(f"{message}: {cure}", field=field)
 
@@ -80,15 +86,22 @@ def _check_turns(task: pb.TextTask) -> None:
         path = f"text.turns[{index}]"
         if turn.role not in pb.Turn.Role.values():
             raise InvalidInput(
-                f"{path}.role is {turn.role}, which is none of {', '.join(pb.Turn.Role.keys())}", field=f"{path}.role"
+                f"{path}.role is {turn.role}, which is none of {', '.join(pb.Turn.Role.keys())}",
+                field=f"{path}.role",
             )
         unset = f"{path}.role must be ROLE_USER, ROLE_ASSISTANT, ROLE_SYSTEM or ROLE_TOOL"
         _refuse(turn.role == pb.Turn.ROLE_UNSPECIFIED, unset, f"{path}.role")
-        _refuse(not turn.text.strip() and not turn.tool_calls, f"{path}.text is empty", f"{path}.text")
+        _refuse(
+            not turn.text.strip() and not turn.tool_calls, f"{path}.text is empty", f"{path}.text"
+        )
         characters += len(turn.text) + _check_calls(turn, path)
     limits.TURNS_TEXT.check(characters, "text.turns")
     is_said = task.item_role in (pb.Turn.ROLE_UNSPECIFIED, pb.Turn.ROLE_USER, pb.Turn.ROLE_TOOL)
-    _refuse(not is_said, "text.item_role must be ROLE_USER or ROLE_TOOL: the model answers one of them", "text.item_role")
+    _refuse(
+        not is_said,
+        "text.item_role must be ROLE_USER or ROLE_TOOL: the model answers one of them",
+        "text.item_role",
+    )
     calls = any(turn.tool_calls for turn in task.turns)
     unasked = "text.item_role is ROLE_TOOL, and no function was called in text.turns: name the call of the assistant there"
     _refuse(task.item_role == pb.Turn.ROLE_TOOL and not calls, unasked, "text.item_role")
@@ -99,13 +112,21 @@ def _check_calls(turn: pb.Turn, path: str) -> int:
     if not turn.tool_calls:
         return 0
     field = f"{path}.tool_calls"
-    _refuse(turn.role != pb.Turn.ROLE_ASSISTANT, f"{field} are the assistant's: the model makes them", field)
+    _refuse(
+        turn.role != pb.Turn.ROLE_ASSISTANT,
+        f"{field} are the assistant's: the model makes them",
+        field,
+    )
     limits.TOOL_CALLS.check(len(turn.tool_calls), field)
     for index, call in enumerate(turn.tool_calls):
         _check_name(call.name, f"{field}[{index}].name")
         limits.TURNS_TEXT.check(len(call.arguments), f"{field}[{index}].arguments")
         is_object = isinstance(_parsed(call.arguments), dict)
-        _refuse(not is_object, f"{field}[{index}].arguments must be a JSON object", f"{field}[{index}].arguments")
+        _refuse(
+            not is_object,
+            f"{field}[{index}].arguments must be a JSON object",
+            f"{field}[{index}].arguments",
+        )
     return sum(len(call.name) + len(call.arguments) for call in turn.tool_calls)
 
 
@@ -113,7 +134,9 @@ def _check_tools(task: pb.TextTask) -> None:
     field = "text.tools"
     limits.TOOLS.check(_utf8(task.tools), field)
     if task.tool_choice not in pb.TextTask.ToolChoice.values():
-        raise InvalidInput(f"text.tool_choice has no value {task.tool_choice}", field="text.tool_choice")
+        raise InvalidInput(
+            f"text.tool_choice has no value {task.tool_choice}", field="text.tool_choice"
+        )
     is_chosen = task.tool_choice == pb.TextTask.TOOL_CHOICE_REQUIRED or bool(task.tool)
     unnamed = "there is no function to call: name some in text.tools"
     _refuse(is_chosen and not task.tools, unnamed, "text.tool" if task.tool else "text.tool_choice")
@@ -124,25 +147,46 @@ def _check_tools(task: pb.TextTask) -> None:
     names = _tool_names(_parsed(task.tools), field)
     limits.TOOL_NAME.check(len(task.tool), "text.tool")
     known = ", ".join(names)
-    _refuse(bool(task.tool) and task.tool not in names, f"text.tool is none of the functions, which are {known}", "text.tool")
+    _refuse(
+        bool(task.tool) and task.tool not in names,
+        f"text.tool is none of the functions, which are {known}",
+        "text.tool",
+    )
 
 
 def _tool_names(tools: object, field: str) -> list[str]:
     if not isinstance(tools, list) or not tools or len(tools) > limits.TOOL_CALLS.most:
-        raise InvalidInput(f"{field} must be a JSON list of 1..{limits.TOOL_CALLS.most} functions", field=field)
+        raise InvalidInput(
+            f"{field} must be a JSON list of 1..{limits.TOOL_CALLS.most} functions", field=field
+        )
     names: list[str] = []
     for index, tool in enumerate(tools):
         path = f"{field}[{index}]"
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        function = (
+            tool.get("function")
+            if isinstance(tool, dict) and tool.get("type") == "function"
+            else None
+        )
         if not isinstance(function, dict):
-            raise InvalidInput(f'{path} must be {{"type": "function", "function": {{…}}}}: other tools are not served', field=path)
+            raise InvalidInput(
+                f'{path} must be {{"type": "function", "function": {{…}}}}: other tools are not served',
+                field=path,
+            )
         name, parameters = function.get("name"), function.get("parameters")
         if not isinstance(name, str):
             raise InvalidInput(f"{path}.function.name is required", field=f"{path}.function.name")
         _check_name(name, f"{path}.function.name")
-        _refuse(name in names, f"{path}.function.name is the name of another function, too", f"{path}.function.name")
+        _refuse(
+            name in names,
+            f"{path}.function.name is the name of another function, too",
+            f"{path}.function.name",
+        )
         message = f"{path}.function.parameters must be a JSON Schema of an object"
-        _refuse(parameters is not None and not isinstance(parameters, dict), message, f"{path}.function.parameters")
+        _refuse(
+            parameters is not None and not isinstance(parameters, dict),
+            message,
+            f"{path}.function.parameters",
+        )
         names.append(name)
     return names
 
@@ -159,8 +203,12 @@ def _check_template_values(text: str) -> None:
     if not text:
         return
     values = _parsed(text)
-    is_flat = isinstance(values, dict) and not any(isinstance(value, dict | list) for value in values.values())
-    _refuse(not is_flat, f"{field} must be a JSON object of texts, numbers, booleans or null", field)
+    is_flat = isinstance(values, dict) and not any(
+        isinstance(value, dict | list) for value in values.values()
+    )
+    _refuse(
+        not is_flat, f"{field} must be a JSON object of texts, numbers, booleans or null", field
+    )
 
 
 def _parsed(text: str) -> object:

@@ -7,7 +7,13 @@ from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
 from services.router.admission.validation import limits
-from services.router.admission.validation.requests import Card, Sizes, check_common, check_model, takes
+from services.router.admission.validation.requests import (
+    Card,
+    Sizes,
+    check_common,
+    check_model,
+    takes,
+)
 
 
 def check_tokenize(request: pb.TokenizeRequest, card: Card | None) -> Sizes:
@@ -30,10 +36,14 @@ def check_detokenize(request: pb.DetokenizeRequest, card: Card | None) -> Sizes:
 
 def _check_shared(request: pb.TokenizeRequest | pb.DetokenizeRequest, card: Card | None) -> None:
     check_model(request.model)
-    truncation = request.truncation if isinstance(request, pb.TokenizeRequest) else pb.TRUNCATION_UNSPECIFIED
+    truncation = (
+        request.truncation if isinstance(request, pb.TokenizeRequest) else pb.TRUNCATION_UNSPECIFIED
+    )
     check_common(truncation, request.priority)
     if not takes(card, models_pb2.INPUT_KIND_TEXT):
-        raise TaskNotSupported(f"{request.model} reads no texts, so it has no tokenizer", field="model")
+        raise TaskNotSupported(
+            f"{request.model} reads no texts, so it has no tokenizer", field="model"
+        )
 
 
 def _check_count(count: int, field: str) -> None:

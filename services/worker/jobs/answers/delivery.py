@@ -1,7 +1,8 @@
 """Open leases and the answers on their way back to a router. Event loop only.
 
-On the request path, between `finisher.py` and WorkerService.Complete. Each lease has one call in flight at a time: further answers
-are batched meanwhile, and the call that carries the last one ends the lease.
+On the request path, between `finisher.py` and WorkerService.Complete. Each lease has one call in
+flight at a time: further answers are batched meanwhile, and the call that carries the last one ends
+the lease.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _MAX_CALL_BYTES: Final = 16 << 20
 
 
 class Delivery:
-    """Returns answers. `release` is called for each job that is no longer held. `lease_seconds`: time until the last lease expires
-    if it is not renewed."""
+    """Returns answers. `release` is called for each job that is no longer held. `lease_seconds`:
+    time until the last lease expires if it is not renewed."""
 
     def __init__(
         self,
@@ -62,11 +63,15 @@ class Delivery:
         self._send(lease)
 
     def answer(self, answers: Iterable[tuple[HeldJob, bytes]]) -> None:
-        """Sends serialised JobResults of finished jobs. Answers of jobs no longer held are dropped: nobody waits for them."""
+        """Sends serialised JobResults of finished jobs. Answers of jobs no longer held are dropped:
+        nobody waits for them.
+        """
         leases = []
         for held, result in answers:
             if self._pop(held):
-                held.lease.outbox.append(worker_pb2.CompletedJob(job_id=held.job.job_id, result=_bounded(result)))
+                held.lease.outbox.append(
+                    worker_pb2.CompletedJob(job_id=held.job.job_id, result=_bounded(result))
+                )
                 held.lease.answer_seconds[held.job.job_id] = held.device_seconds
                 held.lease.traceparent = held.span.traceparent or held.lease.traceparent
                 leases.append(held.lease)
@@ -85,17 +90,29 @@ class Delivery:
     def cancel(self, cancelled: worker_pb2.CancelledJobs) -> None:
         """Cancels jobs as a heartbeat's answer says: all jobs of a lost lease, else those named."""
         for lease in [lease for lease in self._open if lease.batch_id == cancelled.batch_id]:
-            self.skip([held for held in lease.jobs.values() if cancelled.lost or held.job.job_id in cancelled.job_ids])
+            self.skip(
+                [
+                    held
+                    for held in lease.jobs.values()
+                    if cancelled.lost or held.job.job_id in cancelled.job_ids
+                ]
+            )
 
     def held_batches(self) -> list[worker_pb2.HeldBatch]:
         """The leases to renew."""
-        return [worker_pb2.HeldBatch(lane=lease.lane, batch_id=lease.batch_id) for lease in self._open if not lease.unreadable]
+        return [
+            worker_pb2.HeldBatch(lane=lease.lane, batch_id=lease.batch_id)
+            for lease in self._open
+            if not lease.unreadable
+        ]
 
     def hand_back(self) -> None:
         """Returns every job that is still held to its lane."""
         jobs = [held for lease in self._open for held in lease.jobs.values()]
         if jobs:
-            log.warning("unfinished jobs are handed back to their lanes", extra=fields({"jobs": len(jobs)}))
+            log.warning(
+                "unfinished jobs are handed back to their lanes", extra=fields({"jobs": len(jobs)})
+            )
         self.skip(jobs)
 
     def give_up(self) -> None:
@@ -132,12 +149,16 @@ class Delivery:
             )
             lease.closed = is_last
             seconds = sum(lease.answer_seconds.pop(one.job_id, 0.0) for one in jobs)
-            # One call may carry answers of several traces: its span belongs to the trace of the last one.
+            # One call may carry answers of several traces: its span belongs to the trace of the
+            # last one.
             traceparent, lease.traceparent = lease.traceparent, ""
-            accepted = await self._link.complete(request, self._clock.local(lease.until_unix), traceparent)
+            accepted = await self._link.complete(
+                request, self._clock.local(lease.until_unix), traceparent
+            )
             if accepted is None:
                 log.error(
-                    "no router took these answers: they are lost", extra=fields({"jobs": len(jobs), "model": lease.lane.model})
+                    "no router took these answers: they are lost",
+                    extra=fields({"jobs": len(jobs), "model": lease.lane.model}),
                 )
             if jobs:  # the router does not say which were refused: each is counted at the mean
                 self._waste.refused(seconds * (1 - (accepted or 0) / len(jobs)))
@@ -164,4 +185,8 @@ def _bounded(result: bytes) -> bytes:
     if len(result) <= MAX_RESULT_BYTES:
         return result
     size, most = len(result) >> 20, MAX_RESULT_BYTES >> 20
-    return codec.failed(InvalidInput(f"the answer has {size} MiB, more than {most}: ask for fewer items or a smaller data type"))
+    return codec.failed(
+        InvalidInput(
+            f"the answer has {size} MiB, more than {most}: ask for fewer items or a smaller data type"
+        )
+    )

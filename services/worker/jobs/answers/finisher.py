@@ -1,7 +1,9 @@
-"""Postprocessing: turns the model's outputs into answers, in threads, and hands them to the delivery.
+"""Postprocessing: turns the model's outputs into answers, in threads, and hands them to the
+delivery.
 
-On the request path, between `runner.py` and `delivery.py`. Thread time is shared between callers as that of preparation is: a large
-answer yields between two items to callers that have had less, and ends there if its job was cancelled or its deadline has passed.
+On the request path, between `runner.py` and `delivery.py`. Thread time is shared between callers as
+that of preparation is: a large answer yields between two items to callers that have had less, and
+ends there if its job was cancelled or its deadline has passed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from libs.models.work import GoOn
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.answers.delivery import Delivery
-from services.worker.jobs.answers.widening import Widening, nonfinite_outputs
+from services.worker.jobs.answers.widening import Fp32Fallback, nonfinite_outputs
 from services.worker.jobs.answers.written import WrittenParts
 from services.worker.jobs.held import HeldJob, Unwanted
 from services.worker.mesh import codec
@@ -30,13 +32,19 @@ from services.worker.mesh.codec import Timings
 log = logging.getLogger(__name__)
 
 _SMALL_TOKENS = 512
-"""Finishing so few tokens takes 0.1 ms, less than waking another thread; an idle calling thread does it itself."""
+"""Finishing so few tokens takes 0.1 ms, less than waking another thread; an idle calling thread
+does it itself.
+"""
 
 SMALL_OUTPUT_BYTES: Final = 512 << 10
-"""The most bytes of outputs that an idle calling thread finishes itself. All pairs of 120 entities have 0.8 million scores."""
+"""The most bytes of outputs that an idle calling thread finishes itself. All pairs of 120 entities
+have 0.8 million scores.
+"""
 
 RELIEF_SECONDS: Final = 0.05
-"""How often finishing threads are checked for one that has not yielded, while large answers are made."""
+"""How often finishing threads are checked for one that has not yielded, while large answers are
+made.
+"""
 
 GiveWay = Callable[[], None]
 
@@ -45,10 +53,14 @@ class FinishQueue(Protocol):
     """A fair queue of jobs to finish (`Preparation`). Any thread."""
 
     def add(self, jobs: Collection[HeldJob]) -> None:
-        """Queues jobs: they are finished on a thread, those of one caller after those of others that have had less."""
+        """Queues jobs: they are finished on a thread, those of one caller after those of others
+        that have had less.
+        """
 
     def relieve(self) -> bool:
-        """Replaces threads that have not yielded, if other callers wait. Returns False if none waits."""
+        """Replaces threads that have not yielded, if other callers wait. Returns False if none
+        waits.
+        """
 
 
 FairQueue = Callable[[Callable[[list[HeldJob], GiveWay], None]], FinishQueue]
@@ -56,14 +68,19 @@ FairQueue = Callable[[Callable[[list[HeldJob], GiveWay], None]], FinishQueue]
 
 
 def must_succeed(future: Future[None]) -> None:
-    """Logs an exception of work in a pool that handles its own failures: one that escapes is a bug and must at least be seen."""
+    """Logs an exception of work in a pool that handles its own failures: one that escapes is a bug
+    and must at least be seen.
+    """
     if not future.cancelled() and (error := future.exception()) is not None:
-        log.critical("work in a thread failed unexpectedly: this is a bug of the worker", exc_info=error)
+        log.critical(
+            "work in a thread failed unexpectedly: this is a bug of the worker", exc_info=error
+        )
 
 
 class Finisher:
-    """Implements the runner's Outcomes, on any thread. `wake` is set when the device has begun a batch or has nothing left to do.
-    `unix_time`: seconds since 1970 by the clock of Redis, as deadlines count.
+    """Implements the runner's Outcomes, on any thread. `wake` is set when the device has begun a
+    batch or has nothing left to do. `unix_time`: seconds since 1970 by the clock of Redis, as
+    deadlines count.
 
     Jobs whose outputs are not finite go through `widening` first.
     """
@@ -73,7 +90,7 @@ class Finisher:
         delivery: Delivery,
         parts: WrittenParts,
         fair: FairQueue,
-        widening: Widening,
+        widening: Fp32Fallback,
         wake: asyncio.Event,
         *,
         unix_time: Callable[[], float],
@@ -95,7 +112,9 @@ class Finisher:
         for held in jobs:
             held.finish_bytes = sum(map(_output_bytes, held.outputs.values()))
         size = sum(held.finish_bytes for held in jobs)
-        is_small = size <= SMALL_OUTPUT_BYTES and sum(held.ready.tokens for held in jobs) <= _SMALL_TOKENS
+        is_small = (
+            size <= SMALL_OUTPUT_BYTES and sum(held.ready.tokens for held in jobs) <= _SMALL_TOKENS
+        )
         if is_idle and is_small and not any(map(_is_pooled, jobs)):
             self._finish(jobs, _never_yield)
             return
@@ -126,7 +145,9 @@ class Finisher:
             self._loop.call_soon_threadsafe(self._delivery.answer, [(held, answer)])
 
     def _answer(self, held: HeldJob, give_way: GiveWay) -> bytes | None:
-        """A serialised JobResult; None if the job was cancelled. An error while it is made fails this job and no other."""
+        """A serialised JobResult; None if the job was cancelled. An error while it is made fails
+        this job and no other.
+        """
         try:
             return _answer(held, partial(self._go_on, held, give_way))
         except Unwanted:
@@ -134,11 +155,17 @@ class Finisher:
         except ShoalError as error:
             return _failed(held, error)
         except Exception as error:
-            log.exception("the answer of a job could not be made", extra=fields({"model": held.resident.name}))
-            return _failed(held, InternalError(f"the answer could not be made: {type(error).__name__}"))
+            log.exception(
+                "the answer of a job could not be made", extra=fields({"model": held.resident.name})
+            )
+            return _failed(
+                held, InternalError(f"the answer could not be made: {type(error).__name__}")
+            )
 
     def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
-        """Called between two items: yields to other callers; raises if the job was cancelled or is past its deadline."""
+        """Called between two items: yields to other callers; raises if the job was cancelled or is
+        past its deadline.
+        """
         give_way()
         held.check_wanted(self._unix_time(), "finished")
 
@@ -192,8 +219,8 @@ def _answer(held: HeldJob, go_on: GoOn) -> bytes:
 
 
 def _within_share(prepared: Prepared, answer_bytes: int) -> Prepared:
-    """The job with the most bytes that the results of one item may take; 0: any number. The request decides the size of dense
-    vectors, so those, which are most jobs, need no share."""
+    """The job with the most bytes that the results of one item may take; 0: any number. The request
+    decides the size of dense vectors, so those, which are most jobs, need no share."""
     if not answer_bytes or prepared.head == "dense":
         return prepared
     return replace(prepared, answer_bytes=answer_bytes)
@@ -205,7 +232,9 @@ def _failed(held: HeldJob, error: ShoalError) -> bytes:
 
 
 def _timings(held: HeldJob, started: float, ended: float) -> Timings:
-    """The job's timings. `wait`: time between the pull and the finish that is neither preparation nor forward passes."""
+    """The job's timings. `wait`: time between the pull and the finish that is neither preparation
+    nor forward passes.
+    """
     between = started - held.received_at
     return Timings(
         queue=held.queue_seconds,

@@ -1,8 +1,9 @@
 """Recomputes outputs that are not finite in float32, on the CPU, in the background.
 
-Not on the usual request path: `finisher.py` finds such outputs. A model in bfloat16 or float16 may overflow where its float32 twin
-does not. One thread loads and runs twins, so neither the device, nor the event loop, nor the answers of other jobs wait; a twin
-stays in memory while jobs of its model wait for it.
+Not on the usual request path: `finisher.py` finds such outputs. A model in bfloat16 or float16 may
+overflow where its float32 twin does not. One thread loads and runs twins, so neither the device,
+nor the event loop, nor the answers of other jobs wait; a twin stays in memory while jobs of its
+model wait for it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ def nonfinite_outputs(held: HeldJob) -> list[int]:
     return [index for index, output in sorted(held.outputs.items()) if not is_finite(output)]
 
 
-class Widening:
-    """`thread` must be an executor with one thread. `unix_time`: seconds since 1970 by the clock of Redis, as deadlines count."""
+class Fp32Fallback:
+    """`thread` must be an executor with one thread. `unix_time`: seconds since 1970 by the clock of
+    Redis, as deadlines count.
+    """
 
     def __init__(self, thread: Executor, *, unix_time: Callable[[], float]) -> None:
         self._thread = thread
         self._unix_time = unix_time
         self._lock = threading.Lock()
-        # Mutable state: how many jobs wait (guarded), and the twin in memory with what it is the twin of (of the one thread).
+        # Mutable state: how many jobs wait (guarded), and the twin in memory with what it is the
+        # twin of (of the one thread).
         self._waiting: dict[Model, int] = {}
         self._twin: tuple[Model, Model] | None = None
 
@@ -54,8 +58,13 @@ class Widening:
         except ShoalError as caught:
             error = caught
         except Exception as caught:
-            log.exception("a job could not be computed again in float32", extra=fields({"model": held.resident.name}))
-            error = InternalError(f"{held.resident.name} could not compute this input again in float32: {type(caught).__name__}")
+            log.exception(
+                "a job could not be computed again in float32",
+                extra=fields({"model": held.resident.name}),
+            )
+            error = InternalError(
+                f"{held.resident.name} could not compute this input again in float32: {type(caught).__name__}"
+            )
         finally:
             self._drop_idle(held.resident.model)
         done(held, error)
@@ -74,12 +83,20 @@ class Widening:
             for head, indices in prepared.groups().items():
                 again = [index for index in indices if index in nonfinite]
                 if again:
-                    outputs = outputs_of(twin.forward(head, [prepared.sequences[index] for index in again]))
+                    outputs = outputs_of(
+                        twin.forward(head, [prepared.sequences[index] for index in again])
+                    )
                     held.outputs.update(zip(again, outputs, strict=True))
             held.forward_seconds += time.monotonic() - started
             left = len(nonfinite_outputs(held))
-            counts: dict[str, Value] = {"model": name, "sequences": len(nonfinite), "not_finite": left}
-            log.warning("outputs that were not finite were computed again in float32", extra=fields(counts))
+            counts: dict[str, Value] = {
+                "model": name,
+                "sequences": len(nonfinite),
+                "not_finite": left,
+            }
+            log.warning(
+                "outputs that were not finite were computed again in float32", extra=fields(counts)
+            )
         if nonfinite_outputs(held):
             raise InternalError(f"{name} computed numbers that are not finite for this input")
 

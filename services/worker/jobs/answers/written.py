@@ -1,7 +1,9 @@
-"""What models write of jobs whose clients read along (ExtractStream), on its way to a router while it is written.
+"""What models write of jobs whose clients read along (ExtractStream), on its way to a router while
+it is written.
 
-Beside the request path: the runner hands over the tokens so far, the newest alone are kept of each text, and every 50 ms what has
-come is turned into text in a thread and sent. What is lost on the way comes with the answer.
+Beside the request path: the runner hands over the tokens so far, the newest alone are kept of each
+text, and every 50 ms what has come is turned into text in a thread and sent. What is lost on the
+way comes with the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 INTERVAL_SECONDS: Final = 0.05
 """Faster than anybody reads, and a hundredth of the messages that tokens alone would be."""
 FAILED_SECONDS: Final = 1.0
-MOST_CHARACTERS: Final = 16_384
+MAX_CHARACTERS: Final = 16_384
 """Of one part; the rest goes with the next one."""
 
 
@@ -35,10 +37,14 @@ class ReadAlong(Protocol):
     """A model whose texts can be read while they are written."""
 
     def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
-        """The item and the page (0: none) of each sequence; empty: what is written is no text yet."""
+        """The item and the page (0: none) of each sequence; empty: what is written is no text
+        yet.
+        """
 
     def text(self, prepared: Prepared, ids: Sequence[int]) -> str:
-        """The text of the tokens so far of a sequence of the job. It begins with that of any first part of them."""
+        """The text of the tokens so far of a sequence of the job. It begins with that of any first
+        part of them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,9 @@ class WrittenParts:
             parts = await loop.run_in_executor(self._threads, _parts, wanted)
             pause = INTERVAL_SECONDS
             if parts:
-                request = worker_pb2.WrittenRequest(worker_id=self._link.identity.worker_id, texts=[part for _, _, part in parts])
+                request = worker_pb2.WrittenRequest(
+                    worker_id=self._link.identity.worker_id, texts=[part for _, _, part in parts]
+                )
                 try:
                     await self._link.written(request)
                 except ShoalError as error:
@@ -112,7 +120,7 @@ def _parts(grown: Iterable[_Grown]) -> list[tuple[HeldJob, int, worker_pb2.Writt
             item=item,
             page=page,
             offset=len(told),
-            text=text[len(told) :][:MOST_CHARACTERS],
+            text=text[len(told) :][:MAX_CHARACTERS],
         )
         found.append((held, each.index, part))
     return found

@@ -1,4 +1,6 @@
-"""Batches on the device and behind it, as `runner.py` keeps them. Times are those of the runner's clock, in seconds."""
+"""Batches on the device and behind it, as `runner.py` keeps them. Times are those of the runner's
+clock, in seconds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 
 from libs.models import EncodeWork, Forwarded, InputSequence, Prepared, ScoreWork
 from libs.models.pending import PendingBatch
-from services.worker.jobs.execution.ladder import Climbed, Failure
+from services.worker.jobs.execution.ladder import Failure, RecoveryResult
 from services.worker.jobs.execution.sparing import Spared
 from services.worker.jobs.held import HeldJob
 from services.worker.scheduling.batcher import Batch
@@ -19,7 +21,9 @@ class Launched:
 
     batch: Batch
     jobs: list[HeldJob]
-    """The job of each sequence. It may have its outcome before the batch is over: it failed in another batch, or has expired."""
+    """The job of each sequence. It may have its outcome before the batch is over: it failed in
+    another batch, or has expired.
+    """
     spared: Spared
     pending: PendingBatch | Failure | None
     """Failure: it could not be launched. None: no output needs to be computed."""
@@ -37,17 +41,21 @@ class Launched:
 
     @property
     def is_on_device(self) -> bool:
-        return not self.is_over and self.pending is not None and not isinstance(self.pending, Failure)
+        return (
+            not self.is_over and self.pending is not None and not isinstance(self.pending, Failure)
+        )
 
 
 @dataclass(slots=True, eq=False)
 class Done:
-    """A batch that is over. `seconds`: the device's time for it. Not frozen, as one is made for each batch and that costs 1 µs."""
+    """A batch that is over. `seconds`: the device's time for it. Not frozen, as one is made for
+    each batch and that costs 1 µs.
+    """
 
     batch: Batch
     jobs: list[HeldJob]
     spared: Spared
-    climbed: Climbed
+    climbed: RecoveryResult
     started: float
     ended: float
     seconds: float
@@ -79,7 +87,9 @@ def queued_at(jobs: Iterable[HeldJob]) -> float:
 
 
 def item_path(prepared: Prepared, index: int) -> str:
-    """The item that a sequence was made of, as a path in the job; empty where items do not match sequences one to one."""
+    """The item that a sequence was made of, as a path in the job; empty where items do not match
+    sequences one to one.
+    """
     if prepared.fields:
         return prepared.fields[index]
     match prepared.work:

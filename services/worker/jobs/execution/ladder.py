@@ -1,8 +1,10 @@
-"""Recovery from failed forward passes: the worker survives running out of memory, and a bad input fails only its own job.
+"""Recovery from failed forward passes: the worker survives running out of memory, and a bad input
+fails only its own job.
 
-Called by `runner.py` on the device thread, while no other batch is on the device. Running out of memory is handled in steps, each
-only when the one before did not help: free the caches and retry; evict an idle model and retry; halve the batch, at most MAX_DEPTH
-times; then run the sequences one by one, so that only those fail that do not fit alone. Any other error halves the batch until what
+Called by `runner.py` on the device thread, while no other batch is on the device. Running out of
+memory is handled in steps, each only when the one before did not help: free the caches and retry;
+evict an idle model and retry; halve the batch, at most MAX_DEPTH times; then run the sequences one
+by one, so that only those fail that do not fit alone. Any other error halves the batch until what
 fails is a single sequence.
 """
 
@@ -27,20 +29,22 @@ Outcome = Forwarded | ShoalError
 _Value = TypeVar("_Value")
 
 MAX_DEPTH: Final = 4
-"""How often a batch that does not fit is halved before its sequences are tried one by one: down to a sixteenth."""
+"""How often a batch that does not fit is halved before its sequences are tried one by one: down to
+a sixteenth.
+"""
 
 RELIEFS_FOR_A_BATCH: Final = 4
-"""Idle models that may be evicted for a batch, which could also be halved. For a single sequence the number is unlimited: nothing
-else would help it."""
+"""Idle models that may be evicted for a batch, which could also be halved. For a single sequence
+the number is unlimited: nothing else would help it."""
 
 CAPPED_BATCHES: Final = 32
 """After how many batches within a cap the cap is doubled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Climbed:
-    """`outcomes`: one for each sequence. `fitted_tokens`: of the largest part of the batch that ran after the whole had not; 0: the
-    batch was not halved for memory, or no part of it fitted."""
+class RecoveryResult:
+    """`outcomes`: one for each sequence. `fitted_tokens`: of the largest part of the batch that ran
+    after the whole had not; 0: the batch was not halved for memory, or no part of it fitted."""
 
     outcomes: list[Outcome]
     fitted_tokens: int = 0
@@ -48,38 +52,54 @@ class Climbed:
     """Nothing failed, so the time that it took is a valid measurement of the model's speed."""
 
 
-class Ladder:
-    """`recover` is called after each failure, and raises if the device is lost. `trim` returns all unused memory to the system.
-    `relieve` drops all CUDA graphs or, if there are none, evicts one idle model other than the named one, and returns whether it
-    did; it may block."""
+class OomRecovery:
+    """`recover` is called after each failure, and raises if the device is lost. `trim` returns all
+    unused memory to the system. `relieve` drops all CUDA graphs or, if there are none, evicts one
+    idle model other than the named one, and returns whether it did; it may block."""
 
-    def __init__(self, recover: Callable[[], None], trim: Callable[[], None], relieve: Callable[[str], bool]) -> None:
+    def __init__(
+        self, recover: Callable[[], None], trim: Callable[[], None], relieve: Callable[[str], bool]
+    ) -> None:
         self.recover = recover
         self.trim = trim
         self.relieve = relieve
 
-    def run(self, model: str, forward: Forward, sequences: list[InputSequence]) -> Climbed:
+    def run(self, model: str, forward: Forward, sequences: list[InputSequence]) -> RecoveryResult:
         """Runs a batch. Raises what `recover` raises, and nothing else."""
         outputs = attempt(partial(forward, sequences), sequences, model)
-        return self.climb(model, forward, sequences, outputs) if isinstance(outputs, Failure) else Climbed([*outputs])
+        return (
+            self.climb(model, forward, sequences, outputs)
+            if isinstance(outputs, Failure)
+            else RecoveryResult([*outputs])
+        )
 
-    def climb(self, model: str, forward: Forward, sequences: list[InputSequence], failure: Failure) -> Climbed:
+    def climb(
+        self, model: str, forward: Forward, sequences: list[InputSequence], failure: Failure
+    ) -> RecoveryResult:
         """Recovers from a batch that has failed. Raises what `recover` raises, and nothing else."""
         climb = _Climb(model, forward, self)
         outcomes = climb.after(failure, sequences, depth=0)
-        return Climbed(outcomes, climb.fitted_tokens if climb.is_halved else 0, is_clean=False)
+        return RecoveryResult(
+            outcomes, climb.fitted_tokens if climb.is_halved else 0, is_clean=False
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is kept of an exception. The exception itself would keep the failed pass's frames, and so its activations, alive."""
+    """What is kept of an exception. The exception itself would keep the failed pass's frames, and
+    so its activations, alive.
+    """
 
     is_memory: bool
     kind: str
 
 
-def attempt(step: Callable[[], _Value], sequences: list[InputSequence], model: str) -> _Value | Failure:
-    """Runs one step of a batch, such as its forward pass, and returns its value or how it failed."""
+def attempt(
+    step: Callable[[], _Value], sequences: list[InputSequence], model: str
+) -> _Value | Failure:
+    """Runs one step of a batch, such as its forward pass, and returns its value or how it
+    failed.
+    """
     try:
         return step()
     except Exception as error:
@@ -92,7 +112,7 @@ def attempt(step: Callable[[], _Value], sequences: list[InputSequence], model: s
 class _Climb:
     """The recovery of one batch."""
 
-    def __init__(self, model: str, forward: Forward, ladder: Ladder) -> None:
+    def __init__(self, model: str, forward: Forward, ladder: OomRecovery) -> None:
         self._model = model
         self._forward = forward
         self._ladder = ladder
@@ -104,7 +124,9 @@ class _Climb:
         self.fitted_tokens = 0
 
     def after(self, failure: Failure, sequences: list[InputSequence], depth: int) -> list[Outcome]:
-        """The outcomes of sequences that have just failed together. `depth`: how often they were halved for memory."""
+        """The outcomes of sequences that have just failed together. `depth`: how often they were
+        halved for memory.
+        """
         self._ladder.recover()
         if failure.is_memory:
             again = self._with_more_room(failure, sequences)
@@ -126,10 +148,14 @@ class _Climb:
         outcomes: list[Outcome] = []
         for part in parts:
             outputs = self._try(part)
-            outcomes += self.after(outputs, part, depth) if isinstance(outputs, Failure) else outputs
+            outcomes += (
+                self.after(outputs, part, depth) if isinstance(outputs, Failure) else outputs
+            )
         return outcomes
 
-    def _with_more_room(self, failure: Failure, sequences: list[InputSequence]) -> Sequence[Forwarded] | Failure:
+    def _with_more_room(
+        self, failure: Failure, sequences: list[InputSequence]
+    ) -> Sequence[Forwarded] | Failure:
         """The first two steps: frees the caches (once a batch), then evicts idle models."""
         outcome: Sequence[Forwarded] | Failure = failure
         if not self._is_freed:
@@ -196,9 +222,11 @@ class _Cap:
 
 
 class Caps:
-    """Token caps of groups of which a batch ran out of memory, so that not every batch has to be halved again.
+    """Token caps of groups of which a batch ran out of memory, so that not every batch has to be
+    halved again.
 
-    A cap doubles after CAPPED_BATCHES batches and ends when it reaches `tokens`, the budget. Not thread-safe.
+    A cap doubles after CAPPED_BATCHES batches and ends when it reaches `tokens`, the budget. Not
+    thread-safe.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -211,7 +239,7 @@ class Caps:
         return self._budget if cap is None else cap.tokens
 
     def ran(self, group: Hashable, fitted_tokens: int = 0) -> None:
-        """Adjusts the group's cap after a batch; `fitted_tokens` as in `Climbed`."""
+        """Adjusts the group's cap after a batch; `fitted_tokens` as in `RecoveryResult`."""
         if fitted_tokens:
             self._caps[group] = _Cap(fitted_tokens)
         elif cap := self._caps.get(group):

@@ -1,4 +1,5 @@
-"""What of a batch need not be computed: sequences whose output was kept, and those that the batch has twice.
+"""What of a batch need not be computed: sequences whose output was kept, and those that the batch
+has twice.
 
 Called by `runner.py` on the device thread.
 """
@@ -17,8 +18,8 @@ from services.worker.memory.images import ImageOutputs
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """`needed`: the sequences to compute. `places`: of each sequence of the batch, its place among them; -1: its output is in
-    `known`, by its index."""
+    """`needed`: the sequences to compute. `places`: of each sequence of the batch, its place among
+    them; -1: its output is in `known`, by its index."""
 
     needed: list[InputSequence]
     places: list[int]
@@ -31,7 +32,10 @@ class Spared:
 
     def outcomes(self, computed: Sequence[Outcome]) -> list[Outcome]:
         """The outcomes of all sequences of the batch, of those of the computed ones."""
-        return [self.known[index] if place < 0 else computed[place] for index, place in enumerate(self.places)]
+        return [
+            self.known[index] if place < 0 else computed[place]
+            for index, place in enumerate(self.places)
+        ]
 
 
 def spare(sequences: Sequence[InputSequence], kept: ImageOutputs | None) -> Spared:
@@ -59,7 +63,9 @@ def spare(sequences: Sequence[InputSequence], kept: ImageOutputs | None) -> Spar
     return Spared(needed, places, known)
 
 
-def keep(kept: ImageOutputs | None, sequences: Sequence[InputSequence], computed: Sequence[Outcome]) -> None:
+def keep(
+    kept: ImageOutputs | None, sequences: Sequence[InputSequence], computed: Sequence[Outcome]
+) -> None:
     """Keeps the outputs of computed sequences that may be found again."""
     if kept is None:
         return

@@ -1,7 +1,8 @@
-"""What a caller's documents are expected to cost, by pages and by the processor time of its last ones: decisions only.
+"""What a caller's documents are expected to cost, by pages and by the processor time of its last
+ones: decisions only.
 
-`preparing.py` charges a caller in advance with it, so that a caller whose pages have been slow is served after one whose pages are
-not, although none of the documents that wait was opened yet.
+`preparing.py` charges a caller in advance with it, so that a caller whose pages have been slow is
+served after one whose pages are not, although none of the documents that wait was opened yet.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from typing import Final
 from services.worker.scheduling.batcher import Caller
 
 PAGE_SECONDS: Final = 0.05
-"""Processor time of a page of a caller that has sent none recently: an A4 page of text at 144 dots per inch."""
+"""Processor time of a page of a caller that has sent none recently: an A4 page of text at 144 dots
+per inch.
+"""
 
 MAX_PAGE_SECONDS: Final = 20.0
-"""The most that a page is expected to cost: opening a document and drawing a page may take 10 s each."""
+"""The most that a page is expected to cost: opening a document and drawing a page may take 10 s
+each.
+"""
 
 NEW_SHARE: Final = 0.5
 """Weight of the last document against those before it."""
@@ -31,7 +36,8 @@ class DocumentCosts:
     """Processor seconds of a page, by caller. `now`: seconds of any monotonic clock."""
 
     def __init__(self) -> None:
-        # Mutable state: seconds a page and when they were recorded, the caller that was recorded last at the end.
+        # Mutable state: seconds a page and when they were recorded, the caller that was recorded
+        # last at the end.
         self._known: dict[Caller, tuple[float, float]] = {}
 
     def expected_seconds(self, caller: Caller, pages: int, now: float) -> float:
@@ -39,7 +45,9 @@ class DocumentCosts:
         return pages * self._page_seconds(caller, now)
 
     def record(self, caller: Caller, pages: int, seconds: float, now: float) -> None:
-        """Adds a measurement: a document of at least one page that took `seconds` of processor time."""
+        """Adds a measurement: a document of at least one page that took `seconds` of processor
+        time.
+        """
         measured = min(seconds / pages, MAX_PAGE_SECONDS)
         mean = (1 - NEW_SHARE) * self._page_seconds(caller, now) + NEW_SHARE * measured
         self._known.pop(caller, None)
@@ -51,4 +59,6 @@ class DocumentCosts:
         if caller not in self._known:
             return PAGE_SECONDS
         seconds, since = self._known[caller]
-        return PAGE_SECONDS + (seconds - PAGE_SECONDS) * math.pow(0.5, (now - since) / HALF_LIFE_SECONDS)
+        return PAGE_SECONDS + (seconds - PAGE_SECONDS) * math.pow(
+            0.5, (now - since) / HALF_LIFE_SECONDS
+        )

@@ -1,6 +1,7 @@
 """Takes in pulled batches: reads their jobs, and prepares them in threads.
 
-On the request path, between `puller.py`, which pulls batches, and `runner.py`, which runs what is prepared here.
+On the request path, between `puller.py`, which pulls batches, and `runner.py`, which runs what is
+prepared here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease, PreparationKind, Unwanted
-from services.worker.jobs.pulling.preparing import HELD_SECONDS, SMALL_BYTES, GiveWay, Preparation, Preparers
+from services.worker.jobs.pulling.preparing import (
+    HELD_SECONDS,
+    SMALL_BYTES,
+    GiveWay,
+    Preparation,
+    Preparers,
+)
 from services.worker.jobs.pulling.pulls import LaneName, Lead
 from services.worker.jobs.pulling.reading import estimated_tokens, reading_of
 from services.worker.memory.residency import Residency
@@ -44,8 +51,8 @@ log = logging.getLogger(__name__)
 
 
 class Intake:
-    """`accept` pulled batches. `wake` is set when prepared jobs may change what to pull. `lead`: how long before the device is
-    free a pull must be sent, measured here."""
+    """`accept` pulled batches. `wake` is set when prepared jobs may change what to pull. `lead`:
+    how long before the device is free a pull must be sent, measured here."""
 
     def __init__(
         self,
@@ -64,7 +71,10 @@ class Intake:
         self._delivery = delivery
         self._runner = runner
         self._finisher = finisher
-        self._preparations = {kind: Preparation(own, self._prepare, clock=time.monotonic) for kind, own in preparers.items()}
+        self._preparations = {
+            kind: Preparation(own, self._prepare, clock=time.monotonic)
+            for kind, own in preparers.items()
+        }
         self._wake = wake
         self._documents = shared_reader()
         self._loop = asyncio.get_running_loop()
@@ -82,8 +92,9 @@ class Intake:
         return {lane: dict(flows) for lane, flows in found.items()}
 
     def accept(self, response: worker_pb2.PullResponse, sent_at: float) -> bool:
-        """Takes in a pulled batch, whose pull was sent at this moment of the monotonic clock. Returns whether it brought jobs that
-        are soon prepared. A batch whose model or adapter was evicted since is handed back."""
+        """Takes in a pulled batch, whose pull was sent at this moment of the monotonic clock.
+        Returns whether it brought jobs that are soon prepared. A batch whose model or adapter was
+        evicted since is handed back."""
         resident, adapter = self._residency.serving(response.lane.model), response.lane.adapter
         if resident is None or not resident.adapters.serves(adapter):
             self.hand_back(response)
@@ -106,7 +117,9 @@ class Intake:
         self._delivery.open(_lease(response))
 
     def _relieve_in_time(self) -> None:
-        """Schedules a check for preparing threads that are blocked by one long text while other callers wait."""
+        """Schedules a check for preparing threads that are blocked by one long text while other
+        callers wait.
+        """
         if self._relieving is None:
             self._relieving = self._loop.call_later(HELD_SECONDS, self._relieve)
 
@@ -122,14 +135,23 @@ class Intake:
             try:
                 job = codec.read_job(payload)
             except DecodeError:
-                log.error("a job cannot be parsed: its lease is left to expire", extra=fields({"model": resident.name}))
+                log.error(
+                    "a job cannot be parsed: its lease is left to expire",
+                    extra=fields({"model": resident.name}),
+                )
                 lease.unreadable += 1
                 continue
             queued = max(0.0, unix - job.queued_unix_ms / 1000)
-            held = HeldJob(next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued)
-            reading = reading_of(job, len(payload), has_images=resident.model.card.images is not None)
+            held = HeldJob(
+                next(self._numbers), job, lease, resident, received_at=now, queue_seconds=queued
+            )
+            reading = reading_of(
+                job, len(payload), has_images=resident.model.card.images is not None
+            )
             held.read_bytes, held.pages, held.kind = reading.bytes, reading.pages, reading.kind
-            held.estimated_tokens = estimated_tokens(job, held.read_bytes, _longest(resident.model.card))
+            held.estimated_tokens = estimated_tokens(
+                job, held.read_bytes, _longest(resident.model.card)
+            )
             held.span = spans.begin(job, lease.lane, self._worker_id, waited=queued)
             metrics.QUEUE_SECONDS.labels(resident.name).observe(queued)
             lease.jobs[held.number] = held
@@ -155,7 +177,9 @@ class Intake:
         self._loop.call_soon_threadsafe(self._prepared, jobs[0].lease, ready, failures)
 
     def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
-        """Called between two slices of a job: yields to other callers; raises if the job was cancelled or is past its deadline."""
+        """Called between two slices of a job: yields to other callers; raises if the job was
+        cancelled or is past its deadline.
+        """
         give_way()
         self._check(held)
 
@@ -168,11 +192,15 @@ class Intake:
         try:
             go_on()
             # What an adapter changes is not kept: another may come to have its name.
-            work = codec.to_work(held.job, scope=None if held.lease.lane.adapter else held.job.tenant)
+            work = codec.to_work(
+                held.job, scope=None if held.lease.lane.adapter else held.job.tenant
+            )
             files = codec.files_of(held.job)
             held.drop_operation()
             if has_documents(work):
-                reader = self._documents.metered(held.document_seconds.add, partial(self._check, held))
+                reader = self._documents.metered(
+                    held.document_seconds.add, partial(self._check, held)
+                )
                 work = with_pages(work, files, reader, go_on)
             del files
             held.prepared = _adapted(self._prepare_work(held, work, go_on), held.lease.lane.adapter)
@@ -184,7 +212,9 @@ class Intake:
         except ShoalError as error:
             return error
         except Exception as error:
-            log.exception("a job could not be prepared", extra=fields({"model": held.resident.name}))
+            log.exception(
+                "a job could not be prepared", extra=fields({"model": held.resident.name})
+            )
             return InternalError(f"the input could not be prepared: {type(error).__name__}")
         ended = time.monotonic()
         held.prepare_seconds = ended - started
@@ -200,12 +230,16 @@ class Intake:
         with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):
             return model.prepare(work, go_on)
 
-    def _prepared(self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]) -> None:
+    def _prepared(
+        self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]
+    ) -> None:
         self.lead.add(time.monotonic() - lease.pulled_at)
         for held in ready:
             held.resident.meter.add_texts(*held.learnt)
         self._delivery.answer(failures)
-        if not ready or self._runner.is_running:  # else the device takes them at once, and sets `wake` then
+        if (
+            not ready or self._runner.is_running
+        ):  # else the device takes them at once, and sets `wake` then
             self._wake.set()
 
 
@@ -222,4 +256,6 @@ def _adapted(prepared: Prepared, adapter: str) -> Prepared:
     """The prepared job with each sequence assigned to the adapter, if it is not empty."""
     if not adapter:
         return prepared
-    return replace(prepared, sequences=[replace(sequence, adapter=adapter) for sequence in prepared.sequences])
+    return replace(
+        prepared, sequences=[replace(sequence, adapter=adapter) for sequence in prepared.sequences]
+    )

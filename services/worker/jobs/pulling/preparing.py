@@ -1,12 +1,16 @@
-"""Fair queueing of the tokenising threads: chooses the job to prepare next, as the batcher does for the device.
+"""Fair queueing of the tokenising threads: chooses the job to prepare next, as the batcher does for
+the device.
 
-On the request path: `intake.py` adds pulled jobs here and passes prepared ones to `runner.py`. Thread time is shared between
-callers by fair queueing (`turns.py`), as device time is. A large job yields at every slice of its texts: the thread that prepares
-it first prepares the jobs of less-served callers, so there is no head-of-line blocking, even with a single thread. A text that
-cannot be cut is tokenised in one call that cannot yield (4 MiB of one word: seconds); another thread replaces that one meanwhile.
+On the request path: `intake.py` adds pulled jobs here and passes prepared ones to `runner.py`.
+Thread time is shared between callers by fair queueing (`turns.py`), as device time is. A large job
+yields at every slice of its texts: the thread that prepares it first prepares the jobs of
+less-served callers, so there is no head-of-line blocking, even with a single thread. A text that
+cannot be cut is tokenised in one call that cannot yield (4 MiB of one word: seconds); another
+thread replaces that one meanwhile.
 
-Slow jobs, those with documents and those with large images (`reading.py`), have a Preparation and threads each that no other job
-waits for, and each job is a portion: its thread waits for a document process, or for memory, for seconds.
+Slow jobs, those with documents and those with large images (`reading.py`), have a Preparation and
+threads each that no other job waits for, and each job is a portion: its thread waits for a document
+process, or for memory, for seconds.
 """
 
 from __future__ import annotations
@@ -28,27 +32,29 @@ from services.worker.scheduling.batcher import BULK_SHARE, Caller, Flow
 from services.worker.scheduling.turns import Turns
 
 SMALL_BYTES: Final = 64 << 10
-"""A pulled batch of at most so many bytes is prepared as one portion, whatever callers are in it: it takes a few milliseconds, and
-is handed on together."""
+"""A pulled batch of at most so many bytes is prepared as one portion, whatever callers are in it:
+it takes a few milliseconds, and is handed on together."""
 
 DEEPEST: Final = 4
 """The most portions in progress on one thread, each of which yields to the next."""
 
 HELD_SECONDS: Final = 0.05
-"""A thread that has not yielded for so long counts as blocked ("away") while other callers wait: another thread prepares their
-jobs."""
+"""A thread that has not yielded for so long counts as blocked ("away") while other callers wait:
+another thread prepares their jobs."""
 
-MOST_AWAY: Final = 4
+MAX_AWAY: Final = 4
 """The most threads that may be away at once, each with a portion of another caller."""
 
-MOST_SLOW_AWAY: Final = 2
-"""As MOST_AWAY, of the threads for slow jobs of a kind. Together with four that are not away they are as many as there are document
-processes (libs/documents/reader.py), so that no thread waits for a process to become free."""
+MAX_SLOW_AWAY: Final = 2
+"""As MAX_AWAY, of the threads for slow jobs of a kind. Together with four that are not away they
+are as many as there are document processes (libs/documents/reader.py), so that no thread waits for
+a process to become free."""
 
 BREATH_SECONDS: Final = 0.005
-"""How long a preparing thread runs before it sleeps NAP_SECONDS to release the interpreter lock. CPython forces a release after
-5 ms only if the thread has not released the lock meanwhile, which NumPy does for microseconds all the time: without the nap the
-event loop waits for the whole job (86 ms seen for 666 items)."""
+"""How long a preparing thread runs before it sleeps NAP_SECONDS to release the interpreter lock.
+CPython forces a release after 5 ms only if the thread has not released the lock meanwhile, which
+NumPy does for microseconds all the time: without the nap the event loop waits for the whole job (86
+ms seen for 666 items)."""
 
 NAP_SECONDS: Final = 1e-4
 
@@ -56,20 +62,25 @@ Size = Callable[[HeldJob], int]
 """The bytes by which jobs share the cost of a portion."""
 
 GiveWay = Callable[[], None]
-"""Yield point, to be called often: returns once the jobs of less-served callers have been prepared."""
+"""Yield point, to be called often: returns once the jobs of less-served callers have been
+prepared.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparers:
-    """A thread pool in which `count` threads work at once, in addition to those that count as away."""
+    """A thread pool in which `count` threads work at once, in addition to those that count as
+    away.
+    """
 
     threads: ThreadPoolExecutor
     count: int
-    max_away: int = MOST_AWAY
+    max_away: int = MAX_AWAY
     """The most threads that may be away at once. The pool has `count + max_away` threads."""
     is_slow: bool = False
-    """Whether the threads prepare slow jobs: each job is a portion, is charged in advance for what its caller's last documents
-    cost, and keeps its thread until it is done. A job that takes long counts as away, even if it yields between two pages."""
+    """Whether the threads prepare slow jobs: each job is a portion, is charged in advance for what
+    its caller's last documents cost, and keeps its thread until it is done. A job that takes long
+    counts as away, even if it yields between two pages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,10 +108,12 @@ class _Run:
 
 
 class Preparation:
-    """The scheduler of preparation. `prepare` is called on the preparers' threads with jobs of one batch.
+    """The scheduler of preparation. `prepare` is called on the preparers' threads with jobs of one
+    batch.
 
-    `waiting` counts a job until `prepare` has returned. `clock` is monotonic, in seconds. `size`: the bytes by which jobs share the
-    cost of a portion. The worker has a second one of these for its finishing threads (`finisher.py`).
+    `waiting` counts a job until `prepare` has returned. `clock` is monotonic, in seconds. `size`:
+    the bytes by which jobs share the cost of a portion. The worker has a second one of these for
+    its finishing threads (`finisher.py`).
     """
 
     def __init__(
@@ -117,9 +130,10 @@ class Preparation:
         self._is_slow = preparers.is_slow
         self._prepare = prepare
         self._clock = clock
-        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the line of one caller, which is not
-        # scheduled while a thread is away with one of its portions: the line of such a caller has no other caller's jobs. `_idle`
-        # is negative while threads that came back are in excess.
+        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the
+        # line of one caller, which is not scheduled while a thread is away with one of its
+        # portions: the line of such a caller has no other caller's jobs. `_idle` is negative while
+        # threads that came back are in excess.
         self._lock = threading.Lock()
         self._idle = preparers.count
         self._running: dict[int, _Run] = {}
@@ -132,7 +146,11 @@ class Preparation:
     def add(self, jobs: Collection[HeldJob]) -> None:
         """Queues the jobs of one pulled batch."""
         with self._lock:
-            portions = [_portion([held], self._size) for held in jobs] if self._is_slow else _portions(jobs, self._away, self._size)
+            portions = (
+                [_portion([held], self._size) for held in jobs]
+                if self._is_slow
+                else _portions(jobs, self._away, self._size)
+            )
             for portion in portions:
                 self._queue(portion)
             for held in jobs:
@@ -140,11 +158,18 @@ class Preparation:
             self._start(len(portions))
 
     def relieve(self) -> bool:
-        """Replaces each thread that has not yielded for HELD_SECONDS by another, if other callers wait. False: nobody waits."""
+        """Replaces each thread that has not yielded for HELD_SECONDS by another, if other callers
+        wait. False: nobody waits.
+        """
         with self._lock:
             for run in list(self._running.values()):
                 is_held = not run.is_away and self._clock() - run.since >= HELD_SECONDS
-                if is_held and self._lines and run.caller not in self._away and len(self._away) < self._max_away:
+                if (
+                    is_held
+                    and self._lines
+                    and run.caller not in self._away
+                    and len(self._away) < self._max_away
+                ):
                     self._leave(run)
             return bool(self._lines)
 
@@ -172,7 +197,9 @@ class Preparation:
         if waiting:
             self._turns.leave(run.caller, self._clock())
         for portion in waiting:
-            for part in [portion] if len(portion.shares) == 1 else _by_caller(portion.jobs, self._size):
+            for part in (
+                [portion] if len(portion.shares) == 1 else _by_caller(portion.jobs, self._size)
+            ):
                 self._queue(part)
         self._idle += 1
         if self._turns.has_waiting:
@@ -197,13 +224,21 @@ class Preparation:
                 return None
             return self._next(self._turns.next())
 
-    def _take_before(self, caller: Caller, begun: tuple[Caller, ...]) -> tuple[_Portion, Caller] | None:
-        """A portion of a caller that has had less than `caller` and has no portion begun on this thread."""
+    def _take_before(
+        self, caller: Caller, begun: tuple[Caller, ...]
+    ) -> tuple[_Portion, Caller] | None:
+        """A portion of a caller that has had less than `caller` and has no portion begun on this
+        thread.
+        """
         with self._lock:
             if not self._turns.has_waiting:
                 return None
             other = self._turns.next()
-            if other == caller or other in begun or self._turns.tag(other) >= self._turns.tag(caller):
+            if (
+                other == caller
+                or other in begun
+                or self._turns.tag(other) >= self._turns.tag(caller)
+            ):
                 return None
             return self._next(other)
 
@@ -255,7 +290,9 @@ class Preparation:
                 self._come_back(run)
 
     def _end(self, run: _Run) -> None:
-        """Records that a portion has ended. All under the lock: `relieve` may be about to declare this thread away."""
+        """Records that a portion has ended. All under the lock: `relieve` may be about to declare
+        this thread away.
+        """
         with self._lock:
             run.since = self._clock()
             self._running.pop(threading.get_ident(), None)
@@ -275,11 +312,14 @@ class Preparation:
         processor_seconds = 0.0
         if self._is_slow:
             processor_seconds = sum(held.document_seconds.processor for held in portion.jobs)
-            seconds += processor_seconds - sum(held.document_seconds.waited for held in portion.jobs)
+            seconds += processor_seconds - sum(
+                held.document_seconds.waited for held in portion.jobs
+            )
         with self._lock:
             if self._is_slow and portion.pages:
                 self._costs.record(caller, portion.pages, processor_seconds, self._clock())
-            # A charge in advance is forgotten with its caller, where nothing else of that caller waits.
+            # A charge in advance is forgotten with its caller, where nothing else of that caller
+            # waits.
             self._charge_all(portion, seconds - (portion.prepaid if caller in self._turns else 0.0))
             for held in portion.jobs:
                 flows = self._waiting[_lane(held)]
@@ -295,7 +335,9 @@ def _lane(held: HeldJob) -> LaneName:
 
 
 def _portions(jobs: Collection[HeldJob], away: Collection[Caller], size: Size) -> list[_Portion]:
-    """One portion of all jobs if they are small and no caller among them is away, else one for each caller."""
+    """One portion of all jobs if they are small and no caller among them is away, else one for each
+    caller.
+    """
     is_small = sum(map(size, jobs)) <= SMALL_BYTES
     is_whole = is_small and not any(held.flow.caller in away for held in jobs)
     return [_portion(list(jobs), size)] if is_whole else _by_caller(jobs, size)
@@ -311,7 +353,9 @@ def _portion(jobs: list[HeldJob], size: Size) -> _Portion:
         return _Portion(jobs, {caller: 1 / _weight(jobs[0]) for caller in callers})
     sizes = {caller: sum(map(size, own)) for caller, own in callers.items()}
     total = max(1, sum(sizes.values()))
-    return _Portion(jobs, {caller: sizes[caller] / total / _weight(own[0]) for caller, own in callers.items()})
+    return _Portion(
+        jobs, {caller: sizes[caller] / total / _weight(own[0]) for caller, own in callers.items()}
+    )
 
 
 def _callers(jobs: Collection[HeldJob]) -> dict[Caller, list[HeldJob]]:

@@ -2,10 +2,11 @@
 
 The first step of the request path in the worker; `puller.py` carries out what is decided here.
 
-Redis shares out the work in a lane fairly, and the batcher the work here; but neither can let a job that is still in its lane
-overtake while the worker is full. So the worker keeps little of each lane, at most one and a half batches and what one pull brings;
-some of it is fetched just before the device is free; a pull is always in flight for lanes of which little waits here, however much
-waits of others, and one for tenants of which little waits here.
+Redis shares out the work in a lane fairly, and the batcher the work here; but neither can let a job
+that is still in its lane overtake while the worker is full. So the worker keeps little of each
+lane, at most one and a half batches and what one pull brings; some of it is fetched just before the
+device is free; a pull is always in flight for lanes of which little waits here, however much waits
+of others, and one for tenants of which little waits here.
 """
 
 from __future__ import annotations
@@ -18,36 +19,47 @@ LEAD_SECONDS: Final = (0.004, 0.02)
 """Bounds of the time before the device becomes free at which the last pull is sent."""
 
 PROMPT_SECONDS: Final = 0.05
-"""A pull that takes longer has waited at the router for work, and is no measurement of the round trip."""
+"""A pull that takes longer has waited at the router for work, and is no measurement of the round
+trip.
+"""
 
 LITTLE: Final = 3 / 8
-"""A lane of which at most this part of a batch waits here is asked for at any time: less than one pull brings."""
+"""A lane of which at most this part of a batch waits here is asked for at any time: less than one
+pull brings.
+"""
 
 MUCH: Final = 3 / 2
-"""A lane of which more batches wait here is not asked for, but by a pull that excludes its heaviest tenants."""
+"""A lane of which more batches wait here is not asked for, but by a pull that excludes its heaviest
+tenants.
+"""
 
 FULL: Final = 3
-"""A lane of which more batches wait here is asked for no tenant at all: there may be very many tenants. Here and in MOST_BATCHES a
-tenant counts for at most one batch: one job may be many batches large, and must not block all other tenants."""
+"""A lane of which more batches wait here is asked for no tenant at all: there may be very many
+tenants. Here and in MAX_BATCHES a tenant counts for at most one batch: one job may be many batches
+large, and must not block all other tenants."""
 
-MOST_LEFT_OUT: Final = 16
+MAX_LEFT_OUT: Final = 16
 """The most tenants that a pull excludes."""
 
 QUICK_SECONDS: Final = 0.03
-"""Shorter batches end before a pull returns: for them two pulls, each for a whole batch, keep a lane supplied. Others have one."""
+"""Shorter batches end before a pull returns: for them two pulls, each for a whole batch, keep a
+lane supplied. Others have one.
+"""
 
-MOST_BATCHES: Final = 6
+MAX_BATCHES: Final = 6
 """The most token budgets that may wait here, over all lanes; beyond that nothing is pulled."""
 
-MOST_PULLS: Final = 8
-"""The most pulls in flight. Each brings at most its tokens (or one larger job), so what waits here is bounded by MOST_BATCHES and
-these."""
+MAX_PULLS: Final = 8
+"""The most pulls in flight. Each brings at most its tokens (or one larger job), so what waits here
+is bounded by MAX_BATCHES and these."""
 
-SMALLEST_SIZE: Final = 64
+MIN_SIZE: Final = 64
 """The smallest batch size that lanes are grouped by is the token budget divided by this."""
 
 KEPT_PULLS: Final = 2
-"""Pulls of MOST_PULLS that are reserved for lanes without one: a second pull for a lane must not keep others from their first."""
+"""Pulls of MAX_PULLS that are reserved for lanes without one: a second pull for a lane must not
+keep others from their first.
+"""
 
 LaneName = tuple[str, str]
 """Model and adapter; an empty adapter is none."""
@@ -55,7 +67,9 @@ LaneName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A pull in flight or to be sent: its lanes, whether it may be answered with a model to load, and its token budget."""
+    """A pull in flight or to be sent: its lanes, whether it may be answered with a model to load,
+    and its token budget.
+    """
 
     lanes: frozenset[LaneName]
     can_load: bool
@@ -68,8 +82,9 @@ class Pull:
 class LaneState:
     """What this worker holds of one lane.
 
-    `waiting_tokens`: pulled, not yet in a forward pass, tokenised or not; `tenants`: the interactive ones of these by tenant.
-    `batch_tokens`, `batch_seconds`: size and duration of one batch; 0 seconds: unknown.
+    `waiting_tokens`: pulled, not yet in a forward pass, tokenised or not; `tenants`: the
+    interactive ones of these by tenant. `batch_tokens`, `batch_seconds`: size and duration of one
+    batch; 0 seconds: unknown.
     """
 
     waiting_tokens: int = 0
@@ -78,7 +93,9 @@ class LaneState:
     tenants: Mapping[str, int] = field(default_factory=dict)
 
     def counted(self, most: int) -> int:
-        """The waiting tokens, where each tenant (and all bulk work together) counts for at most `most`."""
+        """The waiting tokens, where each tenant (and all bulk work together) counts for at most
+        `most`.
+        """
         bulk = self.waiting_tokens - sum(self.tenants.values())
         return sum(min(tokens, most) for tokens in self.tenants.values()) + min(max(bulk, 0), most)
 
@@ -87,8 +104,8 @@ class LaneState:
 class Situation:
     """The worker's state, the input of `plan_pulls`.
 
-    `lanes`: those of loaded models. `waiting_tokens`: over all lanes. `busy_seconds`: until the device is free. `lead_seconds`: of
-    `Lead`.
+    `lanes`: those of loaded models. `waiting_tokens`: over all lanes. `busy_seconds`: until the
+    device is free. `lead_seconds`: of `Lead`.
     """
 
     lanes: Mapping[LaneName, LaneState]
@@ -101,15 +118,18 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Pulls to start now, and after how many seconds to plan again even if nothing happens (None: no need)."""
+    """Pulls to start now, and after how many seconds to plan again even if nothing happens (None:
+    no need).
+    """
 
     pulls: tuple[Pull, ...] = ()
     look_again: float | None = None
 
 
 class Lead:
-    """How long before the device is free the last pull for the next batch must be sent: the measured time of a pull and its
-    tokenising. A later pull misses that batch, and jobs that arrive in between wait for one more."""
+    """How long before the device is free the last pull for the next batch must be sent: the
+    measured time of a pull and its tokenising. A later pull misses that batch, and jobs that arrive
+    in between wait for one more."""
 
     def __init__(self) -> None:
         self.seconds = 0.01
@@ -122,17 +142,20 @@ class Lead:
 
 
 def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
-    """`budget_tokens`: of the largest batch. A pull asks for half a batch, or for a whole one where batches are quick.
+    """`budget_tokens`: of the largest batch. A pull asks for half a batch, or for a whole one where
+    batches are quick.
 
-    While the worker is idle, two pulls for all lanes are in flight, so that one waits at the router while the other's job is worked
-    on. While the device is busy, one pull asks for the lanes of which little waits here. The other lanes are pulled when the device
-    is nearly free, unless more than one and a half batches wait: jobs that arrive meanwhile then come in one pull and are answered
-    in one call. Until then a pull that excludes the tenants of which much is here waits at the router, unless batches are too quick
-    for it to matter: a light tenant is in the next batch, whatever others have in the lane.
+    While the worker is idle, two pulls for all lanes are in flight, so that one waits at the router
+    while the other's job is worked on. While the device is busy, one pull asks for the lanes of
+    which little waits here. The other lanes are pulled when the device is nearly free, unless more
+    than one and a half batches wait: jobs that arrive meanwhile then come in one pull and are
+    answered in one call. Until then a pull that excludes the tenants of which much is here waits at
+    the router, unless batches are too quick for it to matter: a light tenant is in the next batch,
+    whatever others have in the lane.
     """
     s = situation
     beyond = sum(state.waiting_tokens - state.counted(budget_tokens) for state in s.lanes.values())
-    if s.waiting_tokens - beyond >= MOST_BATCHES * budget_tokens:
+    if s.waiting_tokens - beyond >= MAX_BATCHES * budget_tokens:
         return Plan()
     is_late = s.busy_seconds <= s.lead_seconds
     look_again = None if is_late or not s.waiting_tokens else s.busy_seconds - s.lead_seconds
@@ -157,14 +180,27 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
     if s.can_load and not any(pull.can_load for pull in (*s.flying, *first_pulls)):
         empty = frozenset(name for name, state in s.lanes.items() if not state.waiting_tokens)
         first_pulls.append(Pull(empty, True, max(1, budget_tokens // 2)))
-    first_pulls = first_pulls[: MOST_PULLS - len(s.flying)]
-    return Plan((*first_pulls, *further_pulls[: max(0, MOST_PULLS - KEPT_PULLS - len(s.flying) - len(first_pulls))]), look_again)
+    first_pulls = first_pulls[: MAX_PULLS - len(s.flying)]
+    return Plan(
+        (
+            *first_pulls,
+            *further_pulls[: max(0, MAX_PULLS - KEPT_PULLS - len(s.flying) - len(first_pulls))],
+        ),
+        look_again,
+    )
 
 
 def _excluding_pulls(
-    lanes: Mapping[LaneName, LaneState], size: int, tokens: int, flying: tuple[Pull, ...], *, is_quick: bool
+    lanes: Mapping[LaneName, LaneState],
+    size: int,
+    tokens: int,
+    flying: tuple[Pull, ...],
+    *,
+    is_quick: bool,
 ) -> Iterator[Pull]:
-    """Pulls for lanes of which much waits here that exclude the tenants with most of it, unless one like it is in `flying`."""
+    """Pulls for lanes of which much waits here that exclude the tenants with most of it, unless one
+    like it is in `flying`.
+    """
     for name, state in lanes.items():
         heavy = _heaviest(state.tenants)
         is_pulled = any(name in pull.lanes and pull.except_tenants <= heavy for pull in flying)
@@ -174,18 +210,24 @@ def _excluding_pulls(
 
 
 def _heaviest(tenants: Mapping[str, int]) -> frozenset[str]:
-    """The tenants that have at least half as much waiting as the heaviest one, MOST_LEFT_OUT at most."""
+    """The tenants that have at least half as much waiting as the heaviest one, MAX_LEFT_OUT at
+    most.
+    """
     most = max(tenants.values(), default=0)
     heavy = [tenant for tenant, tokens in tenants.items() if tokens >= most / 2]
-    return frozenset(sorted(heavy, key=tenants.__getitem__)[-MOST_LEFT_OUT:])
+    return frozenset(sorted(heavy, key=tenants.__getitem__)[-MAX_LEFT_OUT:])
 
 
-def _by_size(lanes: Mapping[LaneName, LaneState], budget_tokens: int) -> dict[int, dict[LaneName, LaneState]]:
-    """Groups lanes by batch size: a pull has one token budget, and one that is small for a fast model would block a slow one."""
+def _by_size(
+    lanes: Mapping[LaneName, LaneState], budget_tokens: int
+) -> dict[int, dict[LaneName, LaneState]]:
+    """Groups lanes by batch size: a pull has one token budget, and one that is small for a fast
+    model would block a slow one.
+    """
     sizes: dict[int, dict[LaneName, LaneState]] = {}
     for name, state in lanes.items():
         size = budget_tokens
-        while size > max(state.batch_tokens * 2, budget_tokens // SMALLEST_SIZE):
+        while size > max(state.batch_tokens * 2, budget_tokens // MIN_SIZE):
             size //= 4  # in large steps, so that there are fewer sizes than pulls
         sizes.setdefault(max(1, size), {})[name] = state
     return sizes

@@ -1,4 +1,5 @@
-"""Estimates what preparing a pulled job takes, before any of it is read: bytes, pages, pixels and tokens. Pure.
+"""Estimates what preparing a pulled job takes, before any of it is read: bytes, pages, pixels and
+tokens. Pure.
 
 `intake.py` decides by it on which threads a job is prepared, and `pulls.py` how much is pulled.
 """
@@ -28,8 +29,8 @@ UNKNOWN_PIXELS: Final = 50_000_000
 """Of an image whose header does not say its size: the most that is decoded."""
 
 SLOW_PIXELS: Final = 4_000_000
-"""A job with an image of more pixels is slow: decoding it takes a tenth of a second or more, in one call that cannot yield, and may
-have to wait for memory."""
+"""A job with an image of more pixels is slow: decoding it takes a tenth of a second or more, in one
+call that cannot yield, and may have to wait for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class Reading:
     """What preparing a job reads."""
 
     bytes: int
-    """The payload, for each further item what is repeated with every item (labels, query, instruction, turns), and what the pixels
-    of images come to."""
+    """The payload, for each further item what is repeated with every item (labels, query,
+    instruction, turns), and what the pixels of images come to."""
     pages: int = 0
     """Pages of documents, as far as the job names them."""
     kind: PreparationKind = "quick"
@@ -56,11 +57,14 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
             pages += _pages(part)
             continue
         size = size_of(part.data)
-        # A header that hides its size may be that of the largest image: it is treated as one, apart from quick jobs.
+        # A header that hides its size may be that of the largest image: it is treated as one, apart
+        # from quick jobs.
         area = UNKNOWN_PIXELS if size is None else size.height * size.width
         pixels, largest = pixels + area, max(largest, area)
     read += pixels // PIXELS_A_BYTE + pages * PAGE_BYTES
-    return Reading(read, pages, "documents" if pages else "images" if largest > SLOW_PIXELS else "quick")
+    return Reading(
+        read, pages, "documents" if pages else "images" if largest > SLOW_PIXELS else "quick"
+    )
 
 
 def _files(job: worker_pb2.Job) -> Iterable[inference_pb2.Document | inference_pb2.Image]:
@@ -85,30 +89,39 @@ def _files(job: worker_pb2.Job) -> Iterable[inference_pb2.Document | inference_p
 
 
 def _pages(document: inference_pb2.Document) -> int:
-    """The pages that are asked for; those of a document without a last page as a router prices them."""
+    """The pages that are asked for; those of a document without a last page as a router prices
+    them.
+    """
     first, last = document.first_page or 1, document.last_page
     return max(1, min(last - first + 1, limits.PAGES)) if last else limits.UNKNOWN_PAGES
 
 
 def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
-    """The bytes of texts that preparing the job reads: its payload, and for each further item what is repeated with every item
-    (labels, query, instruction, turns)."""
+    """The bytes of texts that preparing the job reads: its payload, and for each further item what
+    is repeated with every item (labels, query, instruction, turns)."""
     items, shared = 1, 0
     match job.WhichOneof("operation"):
         case "encode":
             items, shared = len(job.encode.items), len(job.encode.instruction)
         case "score":
-            items, shared = len(job.score.documents), len(job.score.query.text) + len(job.score.instruction)
+            items, shared = (
+                len(job.score.documents),
+                len(job.score.query.text) + len(job.score.instruction),
+            )
         case "extract":
             task, text = job.extract.classify, job.extract.text
-            items, shared = len(job.extract.items), sum(map(len, task.labels)) + len(task.hypothesis) * len(task.labels)
+            items, shared = (
+                len(job.extract.items),
+                sum(map(len, task.labels)) + len(task.hypothesis) * len(task.labels),
+            )
             shared += len(text.instruction) + sum(len(turn.text) for turn in text.turns)
     return payload_bytes + max(0, items - 1) * shared
 
 
 def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
-    """Estimates a job's tokens before it is tokenised: from `read_bytes`, at most `max_tokens` for each of its sequences (of a text
-    or an image, whichever may be longer), unless texts are divided."""
+    """Estimates a job's tokens before it is tokenised: from `read_bytes`, at most `max_tokens` for
+    each of its sequences (of a text or an image, whichever may be longer), unless texts are
+    divided."""
     sequences = 0
     match job.WhichOneof("operation"):
         case "encode" if job.encode.HasField("chunking"):

@@ -1,12 +1,29 @@
-"""Haystack's components for TEI: over gRPC, found by server reflection, and over HTTP at a port that is one model's."""
+"""Haystack's components for TEI: over gRPC, found by server reflection, and over HTTP at a port
+that is one model's.
+"""
 
 import os
 from typing import Any
 
-from checking import ALONE, QUERY, TEXTS, VECTORS, WAITED, check, distance, is_told, ranked, refused, waits
+from checking import (
+    ALONE,
+    QUERY,
+    TEXTS,
+    VECTORS,
+    WAITED,
+    check,
+    distance,
+    is_told,
+    ranked,
+    refused,
+    waits,
+)
 from haystack import Document
 from haystack.utils import Secret
-from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPIDocumentEmbedder, HuggingFaceAPITextEmbedder
+from haystack_integrations.components.embedders.huggingface_api import (
+    HuggingFaceAPIDocumentEmbedder,
+    HuggingFaceAPITextEmbedder,
+)
 from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
 from huggingface_hub.errors import HfHubHTTPError
 
@@ -25,7 +42,9 @@ def embedder(kind: Any, url: str, **more: Any) -> Any:
 
 
 def many(url: str, **more: Any) -> float:
-    found = embedder(HuggingFaceAPIDocumentEmbedder, url, progress_bar=False, **more).run(documents)["documents"]
+    found = embedder(HuggingFaceAPIDocumentEmbedder, url, progress_bar=False, **more).run(
+        documents
+    )["documents"]
     return distance((one.embedding for one in found), VECTORS)
 
 
@@ -36,7 +55,9 @@ def rank(url: str, **more: Any) -> float:
 
 
 def one(url: str, **more: Any) -> float:
-    return distance([embedder(HuggingFaceAPITextEmbedder, url, **more).run(TEXTS[0])["embedding"]], ALONE)
+    return distance(
+        [embedder(HuggingFaceAPITextEmbedder, url, **more).run(TEXTS[0])["embedding"]], ALONE
+    )
 
 
 def seconds(error: HfHubHTTPError) -> float:
@@ -50,7 +71,12 @@ check("ranker (gRPC)", lambda: rank(GRPC, use_grpc=True))
 check("text embedder (a port for a model)", lambda: one(DOOR))
 check("document embedder (a port for a model)", lambda: many(DOOR))
 check("ranker (a port for a model)", lambda: rank(DOOR))
-check("errors (gRPC)", lambda: refused(Exception, lambda: embedder(HuggingFaceAPITextEmbedder, GRPC, use_grpc=True).run("")))
+check(
+    "errors (gRPC)",
+    lambda: refused(
+        Exception, lambda: embedder(HuggingFaceAPITextEmbedder, GRPC, use_grpc=True).run("")
+    ),
+)
 check(f"ranker {WAITED}", lambda: waits(lambda: rank(LIMITED_DOOR, max_retries=8)))
 check(
     f"document embedder, repeated by its caller {WAITED}",

@@ -2,11 +2,28 @@
 
 from typing import Any
 
-from checking import ALONE, BASE, LIMITED, MODEL, QUERY, TEXTS, VECTORS, WAITED, check, distance, ranked, refused, waits
+from checking import (
+    ALONE,
+    BASE,
+    LIMITED,
+    MODEL,
+    QUERY,
+    TEXTS,
+    VECTORS,
+    WAITED,
+    check,
+    distance,
+    ranked,
+    refused,
+    waits,
+)
 from haystack import Document
 from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
 from haystack.utils import Secret
-from haystack_integrations.components.embedders.cohere import CohereDocumentEmbedder, CohereTextEmbedder
+from haystack_integrations.components.embedders.cohere import (
+    CohereDocumentEmbedder,
+    CohereTextEmbedder,
+)
 from haystack_integrations.components.embedders.jina import JinaDocumentEmbedder, JinaTextEmbedder
 from haystack_integrations.components.rankers.cohere import CohereRanker
 from haystack_integrations.components.rankers.jina import JinaRanker
@@ -33,10 +50,14 @@ def many(embedder: Any) -> float:
 
 
 def rank(ranker: Any) -> float:
-    return ranked((int(one.id), one.score) for one in warm(ranker).run(QUERY, documents)["documents"])
+    return ranked(
+        (int(one.id), one.score) for one in warm(ranker).run(QUERY, documents)["documents"]
+    )
 
 
-slow = OpenAIDocumentEmbedder(**(OPENAI | {"api_base_url": f"{LIMITED}/v1"}), progress_bar=False, raise_on_failure=True)
+slow = OpenAIDocumentEmbedder(
+    **(OPENAI | {"api_base_url": f"{LIMITED}/v1"}), progress_bar=False, raise_on_failure=True
+)
 
 check("OpenAITextEmbedder", lambda: one(OpenAITextEmbedder(**OPENAI)))
 check("OpenAIDocumentEmbedder", lambda: many(OpenAIDocumentEmbedder(**OPENAI, progress_bar=False)))
@@ -46,5 +67,10 @@ check("CohereDocumentEmbedder", lambda: many(CohereDocumentEmbedder(**COHERE)))
 check("CohereRanker", lambda: rank(CohereRanker(**COHERE)))
 check("JinaTextEmbedder", lambda: one(JinaTextEmbedder(**JINA)))
 check("JinaDocumentEmbedder", lambda: many(JinaDocumentEmbedder(**JINA, progress_bar=False)))
-check("JinaRanker", lambda: rank(JinaRanker(api_key=TOKEN, model=MODEL, base_url=f"{BASE}/v1/rerank")))
-check("errors", lambda: refused(Exception, lambda: one(OpenAITextEmbedder(**(OPENAI | {"model": "nobody"})))))
+check(
+    "JinaRanker", lambda: rank(JinaRanker(api_key=TOKEN, model=MODEL, base_url=f"{BASE}/v1/rerank"))
+)
+check(
+    "errors",
+    lambda: refused(Exception, lambda: one(OpenAITextEmbedder(**(OPENAI | {"model": "nobody"})))),
+)

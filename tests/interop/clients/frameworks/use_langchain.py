@@ -1,6 +1,7 @@
 """LangChain's embeddings and rerankers of OpenAI, Cohere, Hugging Face, Ollama and Voyage.
 
-VoyageAIEmbeddings counts tokens with tokenizers that it fetches from Hugging Face's hub, which is not reached here.
+VoyageAIEmbeddings counts tokens with tokenizers that it fetches from Hugging Face's hub, which is
+not reached here.
 """
 
 import asyncio
@@ -44,18 +45,25 @@ documents = [Document(text, metadata={"index": index}) for index, text in enumer
 
 
 def of_openai(base: str, **more: Any) -> OpenAIEmbeddings:
-    return OpenAIEmbeddings(base_url=f"{base}/v1", api_key="any", model=more.pop("model", MODEL), **more)
+    return OpenAIEmbeddings(
+        base_url=f"{base}/v1", api_key="any", model=more.pop("model", MODEL), **more
+    )
 
 
 as_texts = of_openai(BASE, check_embedding_ctx_length=False)
 slow = of_openai(LIMITED, check_embedding_ctx_length=False)
 cohere = CohereEmbeddings(base_url=BASE, cohere_api_key="any", model=MODEL)
-hub = HuggingFaceEndpointEmbeddings(model_kwargs={"model": f"{BASE}/tei/{MODEL}"}, huggingfacehub_api_token="any")
+hub = HuggingFaceEndpointEmbeddings(
+    model_kwargs={"model": f"{BASE}/tei/{MODEL}"}, huggingfacehub_api_token="any"
+)
 ollama = OllamaEmbeddings(base_url=BASE, model=MODEL)
 
 
 def embed(embeddings: Any) -> float:
-    return max(distance(embeddings.embed_documents(TEXTS), VECTORS), distance([embeddings.embed_query(TEXTS[0])], ALONE))
+    return max(
+        distance(embeddings.embed_documents(TEXTS), VECTORS),
+        distance([embeddings.embed_query(TEXTS[0])], ALONE),
+    )
 
 
 def as_tokens() -> float:
@@ -65,7 +73,9 @@ def as_tokens() -> float:
 
 def rerank(ranker: Any) -> float:
     found = ranker.compress_documents(documents, QUERY)
-    return ranked((document.metadata["index"], document.metadata["relevance_score"]) for document in found)
+    return ranked(
+        (document.metadata["index"], document.metadata["relevance_score"]) for document in found
+    )
 
 
 def chat(model: Any) -> None:
@@ -75,8 +85,16 @@ def chat(model: Any) -> None:
 
 
 def tools(model: Any) -> None:
-    places = {"type": "object", "properties": {"place": {"enum": ["here", "there"]}}, "required": ["place"]}
-    function = {"name": "weather", "description": "The weather.", "parameters": {**places, "additionalProperties": False}}
+    places = {
+        "type": "object",
+        "properties": {"place": {"enum": ["here", "there"]}},
+        "required": ["place"],
+    }
+    function = {
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": {**places, "additionalProperties": False},
+    }
     tool = {"type": "function", "function": function}
     bound = model.bind_tools([tool], tool_choice="weather")
     messages = [("human", "a text")]
@@ -86,19 +104,32 @@ def tools(model: Any) -> None:
     assert any(part.tool_call_chunks for part in parts)
     (streamed,) = reduce(add, parts).tool_calls
     assert (streamed["name"], streamed["args"]["place"] in ("here", "there")) == ("weather", True)
-    conversation = [*messages, AIMessage("", tool_calls=[call]), ToolMessage("sun", tool_call_id=call["id"])]
+    conversation = [
+        *messages,
+        AIMessage("", tool_calls=[call]),
+        ToolMessage("sun", tool_call_id=call["id"]),
+    ]
     assert isinstance(bound.invoke(conversation), AIMessage)
 
 
 def errors() -> None:
-    refused(openai.NotFoundError, lambda: of_openai(BASE, model="nobody", check_embedding_ctx_length=False).embed_query("a"))
+    refused(
+        openai.NotFoundError,
+        lambda: of_openai(BASE, model="nobody", check_embedding_ctx_length=False).embed_query("a"),
+    )
     refused(openai.BadRequestError, lambda: of_openai(BASE).embed_query("a"), ("param", "input"))
 
 
 check("OpenAIEmbeddings(check_embedding_ctx_length=False)", lambda: embed(as_texts))
 check("OpenAIEmbeddings, token ids (SHOAL_CL100K)", as_tokens)
-check("OpenAIEmbeddings.aembed_documents", lambda: distance(asyncio.run(as_texts.aembed_documents(TEXTS)), VECTORS))
-check(f"OpenAIEmbeddings {WAITED}", lambda: waits(lambda: distance(slow.embed_documents(TEXTS), VECTORS)))
+check(
+    "OpenAIEmbeddings.aembed_documents",
+    lambda: distance(asyncio.run(as_texts.aembed_documents(TEXTS)), VECTORS),
+)
+check(
+    f"OpenAIEmbeddings {WAITED}",
+    lambda: waits(lambda: distance(slow.embed_documents(TEXTS), VECTORS)),
+)
 check(
     "ChatOpenAI, invoke and stream",
     lambda: chat(ChatOpenAI(base_url=f"{BASE}/v1", api_key="any", model=WRITER, max_tokens=MOST)),
@@ -107,10 +138,21 @@ check(
     "ChatOpenAI.bind_tools, invoke and stream",
     lambda: tools(ChatOpenAI(base_url=f"{BASE}/v1", api_key="any", model=CALLER, max_tokens=200)),
 )
-check("ChatOllama, invoke and stream", lambda: chat(ChatOllama(base_url=BASE, model=WRITER, num_predict=MOST)))
+check(
+    "ChatOllama, invoke and stream",
+    lambda: chat(ChatOllama(base_url=BASE, model=WRITER, num_predict=MOST)),
+)
 check("CohereEmbeddings", lambda: embed(cohere))
-check("CohereRerank", lambda: rerank(CohereRerank(base_url=BASE, cohere_api_key="any", model=MODEL, top_n=len(TEXTS))))
+check(
+    "CohereRerank",
+    lambda: rerank(
+        CohereRerank(base_url=BASE, cohere_api_key="any", model=MODEL, top_n=len(TEXTS))
+    ),
+)
 check("HuggingFaceEndpointEmbeddings", lambda: embed(hub))
 check("OllamaEmbeddings", lambda: embed(ollama))
-check("VoyageAIRerank", lambda: rerank(VoyageAIRerank(base_url=f"{BASE}/v1", voyage_api_key="any", model=MODEL)))
+check(
+    "VoyageAIRerank",
+    lambda: rerank(VoyageAIRerank(base_url=f"{BASE}/v1", voyage_api_key="any", model=MODEL)),
+)
 check("errors", errors)

@@ -7,7 +7,21 @@ import asyncio
 from typing import Any
 
 import openai
-from checking import ALONE, BASE, LIMITED, MODEL, QUERY, TEXTS, VECTORS, WAITED, check, distance, ranked, refused, waits
+from checking import (
+    ALONE,
+    BASE,
+    LIMITED,
+    MODEL,
+    QUERY,
+    TEXTS,
+    VECTORS,
+    WAITED,
+    check,
+    distance,
+    ranked,
+    refused,
+    waits,
+)
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.embeddings.cohere import CohereEmbedding
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
@@ -20,11 +34,16 @@ KNOWN = "embed-english-v3.0"
 """An alias: its table of names is fixed."""
 many = len(TEXTS)
 TEI = f"{BASE}/tei/{MODEL}"
-nodes = [NodeWithScore(node=TextNode(text=text, id_=str(index)), score=0.0) for index, text in enumerate(TEXTS)]
+nodes = [
+    NodeWithScore(node=TextNode(text=text, id_=str(index)), score=0.0)
+    for index, text in enumerate(TEXTS)
+]
 
 
 def like_openai(base: str, model: str = MODEL) -> OpenAILikeEmbedding:
-    return OpenAILikeEmbedding(model_name=model, api_base=f"{base}/v1", api_key="any", max_retries=3)
+    return OpenAILikeEmbedding(
+        model_name=model, api_base=f"{base}/v1", api_key="any", max_retries=3
+    )
 
 
 def embed(embedding: Any) -> float:
@@ -37,21 +56,51 @@ def asynchronous() -> float:
 
 
 def rerank(ranker: Any) -> float:
-    return ranked((int(one.node.node_id), one.score) for one in ranker.postprocess_nodes(nodes, query_str=QUERY))
+    return ranked(
+        (int(one.node.node_id), one.score)
+        for one in ranker.postprocess_nodes(nodes, query_str=QUERY)
+    )
 
 
 def errors() -> None:
-    refused(openai.NotFoundError, lambda: like_openai(BASE, "nobody").get_text_embedding("a"), ("status_code", 404))
-    refused(Exception, lambda: rerank(JinaRerank(top_n=many, model="nobody", base_url=f"{BASE}/v1", api_key="any")))
+    refused(
+        openai.NotFoundError,
+        lambda: like_openai(BASE, "nobody").get_text_embedding("a"),
+        ("status_code", 404),
+    )
+    refused(
+        Exception,
+        lambda: rerank(
+            JinaRerank(top_n=many, model="nobody", base_url=f"{BASE}/v1", api_key="any")
+        ),
+    )
 
 
 slow = like_openai(LIMITED)
 check("OpenAILikeEmbedding", lambda: embed(like_openai(BASE)))
 check("OpenAILikeEmbedding, asynchronous", asynchronous)
-check(f"OpenAILikeEmbedding {WAITED}", lambda: waits(lambda: distance(slow.get_text_embedding_batch(TEXTS), VECTORS)))
-check("TextEmbeddingsInference", lambda: embed(TextEmbeddingsInference(model_name=MODEL, base_url=TEI)))
-check("CohereEmbedding (an alias)", lambda: embed(CohereEmbedding(api_key="any", model_name=KNOWN, base_url=BASE)))
-check("CohereRerank", lambda: rerank(CohereRerank(top_n=many, model=MODEL, api_key="any", base_url=BASE)))
-check("TEI's rerank", lambda: rerank(TextEmbeddingInference(top_n=many, base_url=TEI, model_name=MODEL)))
-check("JinaRerank", lambda: rerank(JinaRerank(top_n=many, model=MODEL, base_url=f"{BASE}/v1", api_key="any")))
+check(
+    f"OpenAILikeEmbedding {WAITED}",
+    lambda: waits(lambda: distance(slow.get_text_embedding_batch(TEXTS), VECTORS)),
+)
+check(
+    "TextEmbeddingsInference",
+    lambda: embed(TextEmbeddingsInference(model_name=MODEL, base_url=TEI)),
+)
+check(
+    "CohereEmbedding (an alias)",
+    lambda: embed(CohereEmbedding(api_key="any", model_name=KNOWN, base_url=BASE)),
+)
+check(
+    "CohereRerank",
+    lambda: rerank(CohereRerank(top_n=many, model=MODEL, api_key="any", base_url=BASE)),
+)
+check(
+    "TEI's rerank",
+    lambda: rerank(TextEmbeddingInference(top_n=many, base_url=TEI, model_name=MODEL)),
+)
+check(
+    "JinaRerank",
+    lambda: rerank(JinaRerank(top_n=many, model=MODEL, base_url=f"{BASE}/v1", api_key="any")),
+)
 check("errors", errors)

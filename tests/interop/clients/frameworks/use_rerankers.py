@@ -7,7 +7,9 @@ from rerankers import Reranker
 
 
 def ranker(provider: str, url: str, model: str = MODEL) -> Any:
-    return Reranker(model, model_type="APIRanker", api_provider=provider, api_key="any", url=url, verbose=0)
+    return Reranker(
+        model, model_type="APIRanker", api_provider=provider, api_key="any", url=url, verbose=0
+    )
 
 
 def rank(provider: str, url: str) -> float:
@@ -18,8 +20,16 @@ def rank(provider: str, url: str) -> float:
 check("cohere", lambda: rank("cohere", f"{BASE}/v1/rerank"))
 check("jina", lambda: rank("jina", f"{BASE}/v1/rerank"))
 check("voyage", lambda: rank("voyage", f"{BASE}/v1/rerank"))
-check("text-embeddings-inference", lambda: rank("text-embeddings-inference", f"{BASE}/tei/{MODEL}/rerank"))
-check("errors", lambda: refused(KeyError, lambda: ranker("cohere", f"{BASE}/v1/rerank", "nobody").rank(QUERY, TEXTS)))
+check(
+    "text-embeddings-inference",
+    lambda: rank("text-embeddings-inference", f"{BASE}/tei/{MODEL}/rerank"),
+)
+check(
+    "errors",
+    lambda: refused(
+        KeyError, lambda: ranker("cohere", f"{BASE}/v1/rerank", "nobody").rank(QUERY, TEXTS)
+    ),
+)
 check(
     f"cohere, repeated by its caller {WAITED}",
     # What it finds in the body of a 429 is no result, and it knows no header.

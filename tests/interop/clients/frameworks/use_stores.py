@@ -7,7 +7,11 @@ from typing import Any
 import chromadb
 import lancedb
 from checking import BASE, LIMITED, MODEL, TEXTS, VECTORS, WAITED, check, distance, refused, waits
-from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer, OllamaEmbeddingFunction, OpenAIEmbeddingFunction
+from chromadb.utils.embedding_functions import (
+    HuggingFaceEmbeddingServer,
+    OllamaEmbeddingFunction,
+    OpenAIEmbeddingFunction,
+)
 from lancedb.embeddings import get_registry
 from lancedb.pydantic import LanceModel, Vector
 
@@ -47,8 +51,17 @@ def in_lancedb() -> float:
 
 
 check("chromadb OpenAIEmbeddingFunction", lambda: stored(of_openai(BASE), "openai"))
-check("chromadb HuggingFaceEmbeddingServer", lambda: stored(HuggingFaceEmbeddingServer(f"{BASE}/tei/{MODEL}/embed"), "tei"))
-check("chromadb OllamaEmbeddingFunction", lambda: stored(OllamaEmbeddingFunction(BASE, MODEL), "ollama"))
-check(f"chromadb OpenAIEmbeddingFunction {WAITED}", lambda: waits(lambda: distance(of_openai(LIMITED)(TEXTS), VECTORS)))
+check(
+    "chromadb HuggingFaceEmbeddingServer",
+    lambda: stored(HuggingFaceEmbeddingServer(f"{BASE}/tei/{MODEL}/embed"), "tei"),
+)
+check(
+    "chromadb OllamaEmbeddingFunction",
+    lambda: stored(OllamaEmbeddingFunction(BASE, MODEL), "ollama"),
+)
+check(
+    f"chromadb OpenAIEmbeddingFunction {WAITED}",
+    lambda: waits(lambda: distance(of_openai(LIMITED)(TEXTS), VECTORS)),
+)
 check("chromadb errors", lambda: refused(Exception, lambda: of_openai(BASE, "nobody")(["a"])))
 check("lancedb openai (an alias)", in_lancedb)

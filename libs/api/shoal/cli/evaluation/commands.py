@@ -21,31 +21,53 @@ def evaluate(
     data: Annotated[
         Path,
         typer.Argument(
-            exists=True, help="A folder in BEIR's layout, or a .csv, .tsv or .jsonl file of sentence1, sentence2, score."
+            exists=True,
+            help="A folder in BEIR's layout, or a .csv, .tsv or .jsonl file of sentence1, sentence2, score.",
         ),
     ],
-    model: Annotated[list[str], typer.Option("--model", "-m", help="A model that encodes. May be repeated.")],
+    model: Annotated[
+        list[str], typer.Option("--model", "-m", help="A model that encodes. May be repeated.")
+    ],
     reranker: Annotated[
-        list[str] | None, typer.Option(help="A model that scores the 100 best documents of each --model. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="A model that scores the 100 best documents of each --model. May be repeated."
+        ),
     ] = None,
     split: Annotated[str, typer.Option(help="The judgements to use: qrels/SPLIT.tsv.")] = "test",
     without_labels: Annotated[
-        bool, typer.Option("--without-labels", help="Print how far the models' rankings agree; no judgements are read.")
+        bool,
+        typer.Option(
+            "--without-labels",
+            help="Print how far the models' rankings agree; no judgements are read.",
+        ),
     ] = False,
     batch: Annotated[
-        int, typer.Option(min=1, max=BATCH_TEXTS, help="Texts of one call; fewer for a model that takes minutes for as many.")
+        int,
+        typer.Option(
+            min=1,
+            max=BATCH_TEXTS,
+            help="Texts of one call; fewer for a model that takes minutes for as many.",
+        ),
     ] = BATCH_TEXTS,
-    plot: Annotated[Path | None, typer.Option(help="Draw the results to this file: .png or .svg (needs matplotlib).")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the results to this file: .png or .svg (needs matplotlib)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how well models rank: nDCG@10 and recall@100 of queries, or Spearman's correlation of scored pairs.
+    """Measure how well models rank: nDCG@10 and recall@100 of queries, or Spearman's correlation of
+    scored pairs.
 
-    Every document is compared with every query; documents are encoded once for each model and held in memory.
+    Every document is compared with every query; documents are encoded once for each model and held
+    in memory.
     """
     if plot is not None:
         report.check_plot(plot)
     if not data.is_dir() and (reranker or without_labels):
-        raise typer.BadParameter("--reranker and --without-labels are for a folder in BEIR's layout")
+        raise typer.BadParameter(
+            "--reranker and --without-labels are for a folder in BEIR's layout"
+        )
     if without_labels and len(model) * (1 + len(reranker or ())) < 2:
         raise typer.BadParameter("--without-labels compares models: give two")
     console = Console(stderr=True)
@@ -56,16 +78,24 @@ def evaluate(
         runs = []
         with console.status(Text(title)) as status:
             for name in model:
-                base = retrieve(client, name, found, lambda words: status.update(Text(words)), batch)
+                base = retrieve(
+                    client, name, found, lambda words: status.update(Text(words)), batch
+                )
                 runs.append(base)
-                runs += [rerank(client, one, base, found, lambda words: status.update(Text(words))) for one in reranker or ()]
+                runs += [
+                    rerank(client, one, base, found, lambda words: status.update(Text(words)))
+                    for one in reranker or ()
+                ]
         rows = report.agreement_rows(runs) if without_labels else report.retrieval_rows(runs, found)
         title = f"{title}: {len(found.queries):,} queries, {len(found.documents):,} documents"
     else:
         pairs = read_pairs(data)
         client = open_client()
         with console.status(Text(title)) as status:
-            scored = [compare_pairs(client, name, pairs, lambda words: status.update(Text(words)), batch) for name in model]
+            scored = [
+                compare_pairs(client, name, pairs, lambda words: status.update(Text(words)), batch)
+                for name in model
+            ]
         rows = report.pair_rows(scored, pairs)
         title = f"{title}: {len(pairs.scores):,} pairs"
     if plot is not None:

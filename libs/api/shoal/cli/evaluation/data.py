@@ -1,4 +1,6 @@
-"""Reads evaluation data: a folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or a file of scored pairs."""
+"""Reads evaluation data: a folder in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv),
+or a file of scored pairs.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +50,25 @@ def read_retrieval(folder: Path, split: str, *, with_labels: bool) -> Retrieval:
         key: f"{row.get('title') or ''} {row.get('text') or ''}".strip()
         for key, row in _objects(folder / "corpus.jsonl", MAX_DOCUMENTS)
     }
-    queries = {key: str(row.get("text") or "") for key, row in _objects(folder / "queries.jsonl", MAX_QUERIES)}
+    queries = {
+        key: str(row.get("text") or "")
+        for key, row in _objects(folder / "queries.jsonl", MAX_QUERIES)
+    }
     if not with_labels:
         return _checked(Retrieval(documents, queries, {}), folder)
     judgements = _judgements(folder / "qrels" / f"{split}.tsv")
-    kept = {key: text for key, text in queries.items() if any(grade > 0 for grade in judgements.get(key, {}).values())}
+    kept = {
+        key: text
+        for key, text in queries.items()
+        if any(grade > 0 for grade in judgements.get(key, {}).values())
+    }
     return _checked(Retrieval(documents, kept, judgements), folder)
 
 
 def read_pairs(path: Path) -> Pairs:
-    """Pairs of a .jsonl, .csv or .tsv file with sentence1, sentence2 and score. Raises BadParameter for what cannot be read."""
+    """Pairs of a .jsonl, .csv or .tsv file with sentence1, sentence2 and score. Raises BadParameter
+    for what cannot be read.
+    """
     rows = [_pair(path, number, row) for number, row in enumerate(_rows(path), start=1)]
     if not rows:
         raise typer.BadParameter(f"{path}: has no pairs")
@@ -82,7 +93,9 @@ def _pair(path: Path, number: int, row: Sequence[Any]) -> tuple[str, str, float]
         first, second, score = row
         return str(first), str(second), float(score)
     except (TypeError, ValueError):
-        raise typer.BadParameter(f"{path}: pair {number} is not two sentences and a score") from None
+        raise typer.BadParameter(
+            f"{path}: pair {number} is not two sentences and a score"
+        ) from None
 
 
 def _judgements(path: Path) -> dict[str, dict[str, int]]:
@@ -94,7 +107,9 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
         try:
             query, document, grade = cells[0], cells[-2], int(cells[-1])
         except (IndexError, ValueError):
-            raise typer.BadParameter(f"{path}: line {number} is not query-id, corpus-id and score, with tabs") from None
+            raise typer.BadParameter(
+                f"{path}: line {number} is not query-id, corpus-id and score, with tabs"
+            ) from None
         found.setdefault(query, {})[document] = grade
     return found
 
@@ -105,7 +120,9 @@ def _objects(path: Path, most: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
         row = _object(path, number, line)
         key = str(row.get("_id", ""))
         if not key or key in seen:
-            raise typer.BadParameter(f"{path}: line {number} has no `_id` that no line before it has")
+            raise typer.BadParameter(
+                f"{path}: line {number} has no `_id` that no line before it has"
+            )
         seen.add(key)
         yield key, row
 
@@ -121,13 +138,17 @@ def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
 
 
 def _lines(path: Path, most: int) -> Iterator[str]:
-    """The lines that are not empty. Raises BadParameter for a file that is missing, or has more or longer ones."""
+    """The lines that are not empty. Raises BadParameter for a file that is missing, or has more or
+    longer ones.
+    """
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
             count = 0
             while line := file.readline(MAX_LINE_CHARACTERS + 1):
                 if len(line) > MAX_LINE_CHARACTERS:
-                    raise typer.BadParameter(f"{path}: a line has more than {MAX_LINE_CHARACTERS:,} characters")
+                    raise typer.BadParameter(
+                        f"{path}: a line has more than {MAX_LINE_CHARACTERS:,} characters"
+                    )
                 if not line.strip():
                     continue
                 count += 1
@@ -140,5 +161,7 @@ def _lines(path: Path, most: int) -> Iterator[str]:
 
 def _checked(found: Retrieval, folder: Path) -> Retrieval:
     if not found.documents or not found.queries:
-        raise typer.BadParameter(f"{folder}: has no documents, or no query with a relevant document")
+        raise typer.BadParameter(
+            f"{folder}: has no documents, or no query with a relevant document"
+        )
     return found

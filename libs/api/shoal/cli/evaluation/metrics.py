@@ -1,6 +1,7 @@
 """Quality of rankings. Pure: rankings are lists of document ids, best first.
 
-nDCG and recall are those of trec_eval, which BEIR reports: the gain of a document is its grade, and negative grades count as 0.
+nDCG and recall are those of trec_eval, which BEIR reports: the gain of a document is its grade, and
+negative grades count as 0.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 RBO_PERSISTENCE: Final = 0.9
-"""Of rank-biased overlap: the share of readers who go on from one rank to the next; the first 10 ranks weigh 86 %."""
+"""Of rank-biased overlap: the share of readers who go on from one rank to the next; the first 10
+ranks weigh 86 %.
+"""
 
 
 def ndcg(ranking: Sequence[str], grades: Mapping[str, int], depth: int) -> float:
     """Normalised discounted cumulative gain of the first `depth` documents."""
     best = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
     ideal = _gain(best[:depth])
-    return _gain([max(0, grades.get(document, 0)) for document in ranking[:depth]]) / ideal if ideal else 0.0
+    return (
+        _gain([max(0, grades.get(document, 0)) for document in ranking[:depth]]) / ideal
+        if ideal
+        else 0.0
+    )
 
 
 def _gain(grades: Sequence[int]) -> float:
@@ -34,13 +41,17 @@ def recall(ranking: Sequence[str], grades: Mapping[str, int], depth: int) -> flo
 
 
 def overlap(first: Sequence[str], second: Sequence[str], depth: int) -> float:
-    """The share of the first `depth` documents that two rankings have in common, whatever their order."""
+    """The share of the first `depth` documents that two rankings have in common, whatever their
+    order.
+    """
     most = min(depth, max(len(first), len(second)))
     return len(set(first[:depth]).intersection(second[:depth])) / most if most else 1.0
 
 
 def rank_biased_overlap(first: Sequence[str], second: Sequence[str], depth: int) -> float:
-    """Extrapolated rank-biased overlap of two rankings (Webber, Moffat, Zobel 2010, equation 32), evaluated to `depth`."""
+    """Extrapolated rank-biased overlap of two rankings (Webber, Moffat, Zobel 2010, equation 32),
+    evaluated to `depth`.
+    """
     depth = min(depth, len(first), len(second))
     if not depth:
         return 1.0
@@ -56,7 +67,9 @@ def rank_biased_overlap(first: Sequence[str], second: Sequence[str], depth: int)
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's rank correlation; equal numbers share the mean of their ranks. 0 where one side is constant."""
+    """Spearman's rank correlation; equal numbers share the mean of their ranks. 0 where one side is
+    constant.
+    """
     one, two = (_ranks(np.asarray(numbers, np.float64)) for numbers in (first, second))
     one, two = one - one.mean(), two - two.mean()
     scale = float(np.sqrt((one * one).sum() * (two * two).sum()))

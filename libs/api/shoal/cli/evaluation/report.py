@@ -16,7 +16,13 @@ from shoal.cli.evaluation.data import Pairs, Retrieval
 from shoal.cli.evaluation.running import PairRun, Run
 
 PLOT_FORMATS: Final = (".png", ".svg")
-NDCG, RECALL, SPEARMAN, OVERLAP, RBO = "nDCG@10", "recall@100", "Spearman x 100", "overlap@10", "rank-biased overlap"
+NDCG, RECALL, SPEARMAN, OVERLAP, RBO = (
+    "nDCG@10",
+    "recall@100",
+    "Spearman x 100",
+    "overlap@10",
+    "rank-biased overlap",
+)
 
 Row = Mapping[str, str | float]
 
@@ -26,8 +32,18 @@ def retrieval_rows(runs: Sequence[Run], data: Retrieval) -> list[Row]:
     return [
         {
             "model": run.name,
-            NDCG: _mean([metrics.ndcg(found, data.judgements[query], 10) for query, found in run.rankings.items()]),
-            RECALL: _mean([metrics.recall(found, data.judgements[query], 100) for query, found in run.rankings.items()]),
+            NDCG: _mean(
+                [
+                    metrics.ndcg(found, data.judgements[query], 10)
+                    for query, found in run.rankings.items()
+                ]
+            ),
+            RECALL: _mean(
+                [
+                    metrics.recall(found, data.judgements[query], 100)
+                    for query, found in run.rankings.items()
+                ]
+            ),
             "tokens/s": run.tokens_per_second,
             "p50 ms": run.p50_seconds * 1000,
             "bytes": run.bytes,
@@ -41,8 +57,18 @@ def agreement_rows(runs: Sequence[Run]) -> list[Row]:
     return [
         {
             "model": f"{one.name} : {two.name}",
-            OVERLAP: _mean([metrics.overlap(found, two.rankings[query], 10) for query, found in one.rankings.items()]),
-            RBO: _mean([metrics.rank_biased_overlap(found, two.rankings[query], 100) for query, found in one.rankings.items()]),
+            OVERLAP: _mean(
+                [
+                    metrics.overlap(found, two.rankings[query], 10)
+                    for query, found in one.rankings.items()
+                ]
+            ),
+            RBO: _mean(
+                [
+                    metrics.rank_biased_overlap(found, two.rankings[query], 100)
+                    for query, found in one.rankings.items()
+                ]
+            ),
         }
         for one, two in combinations(runs, 2)
     ]
@@ -84,9 +110,13 @@ def _shown(name: str, value: str | float) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Raise BadParameter for a file that cannot be drawn to, and without matplotlib: before the work, not after it."""
+    """Raise BadParameter for a file that cannot be drawn to, and without matplotlib: before the
+    work, not after it.
+    """
     if path.suffix.lower() not in PLOT_FORMATS:
-        raise typer.BadParameter(f"a plot's file must end in {' or '.join(PLOT_FORMATS)}, not {path.name!r}")
+        raise typer.BadParameter(
+            f"a plot's file must end in {' or '.join(PLOT_FORMATS)}, not {path.name!r}"
+        )
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:

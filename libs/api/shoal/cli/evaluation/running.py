@@ -1,4 +1,6 @@
-"""Runs models on evaluation data: encodes, searches every document, reranks, and measures what that takes."""
+"""Runs models on evaluation data: encodes, searches every document, reranks, and measures what that
+takes.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,10 @@ class Run:
     """A model, or a model and a reranker, on all queries.
 
     Args:
-        name: the model's id; with a reranker `model + reranker`.
-        rankings: the ids of the best documents of each query, best first.
-        tokens_per_second: of documents, or of a reranker's pairs, through the mesh.
-        p50_seconds: the median of the time to encode one query, or to rerank its documents, one call at a time.
-        bytes: the memory of the models on a worker.
+        name: the model's id; with a reranker `model + reranker`. rankings: the ids of the best
+        documents of each query, best first. tokens_per_second: of documents, or of a reranker's
+        pairs, through the mesh. p50_seconds: the median of the time to encode one query, or to
+        rerank its documents, one call at a time. bytes: the memory of the models on a worker.
     """
 
     name: str
@@ -57,7 +58,9 @@ class PairRun:
     bytes: int
 
 
-def retrieve(client: Client, model: str, data: Retrieval, on_progress: OnProgress, batch: int = BATCH_TEXTS) -> Run:
+def retrieve(
+    client: Client, model: str, data: Retrieval, on_progress: OnProgress, batch: int = BATCH_TEXTS
+) -> Run:
     """Rank all documents for each query by the model's vectors."""
     keys, texts = list(data.documents), list(data.documents.values())
     started, tokens, parts = time.perf_counter(), 0, []
@@ -78,7 +81,9 @@ def retrieve(client: Client, model: str, data: Retrieval, on_progress: OnProgres
     return Run(model, rankings, speed, float(np.median(seconds)), _bytes(client, model))
 
 
-def rerank(client: Client, reranker: str, run: Run, data: Retrieval, on_progress: OnProgress) -> Run:
+def rerank(
+    client: Client, reranker: str, run: Run, data: Retrieval, on_progress: OnProgress
+) -> Run:
     """Order the documents of another run by a reranker's scores."""
     seconds, rankings, tokens = [], {}, 0
     for number, (query, found) in enumerate(run.rankings.items()):
@@ -93,7 +98,9 @@ def rerank(client: Client, reranker: str, run: Run, data: Retrieval, on_progress
     return Run(name, rankings, tokens / sum(seconds), float(np.median(seconds)), memory)
 
 
-def compare_pairs(client: Client, model: str, data: Pairs, on_progress: OnProgress, batch: int = BATCH_TEXTS) -> PairRun:
+def compare_pairs(
+    client: Client, model: str, data: Pairs, on_progress: OnProgress, batch: int = BATCH_TEXTS
+) -> PairRun:
     """The cosine (of token vectors: MaxSim) of each pair."""
     on_progress(f"{model}: {len(data.scores):,} pairs")
     started = time.perf_counter()
@@ -105,12 +112,18 @@ def compare_pairs(client: Client, model: str, data: Pairs, on_progress: OnProgre
         places = {text: place for place, text in enumerate(dict.fromkeys((*first, *second)))}
         encoded = client.encode(model, list(places))
         tokens += encoded.usage.input_tokens
-        similarities += _similarities(encoded, [places[text] for text in first], [places[text] for text in second])
-    return PairRun(model, similarities, tokens / (time.perf_counter() - started), _bytes(client, model))
+        similarities += _similarities(
+            encoded, [places[text] for text in first], [places[text] for text in second]
+        )
+    return PairRun(
+        model, similarities, tokens / (time.perf_counter() - started), _bytes(client, model)
+    )
 
 
 def _best(scores: npt.NDArray[Any], keys: Sequence[str], query: str) -> list[str]:
-    """The ids of the best documents. One with the query's own id is left out, as BEIR does: it is the query itself."""
+    """The ids of the best documents. One with the query's own id is left out, as BEIR does: it is
+    the query itself.
+    """
     order = np.argsort(-scores, kind="stable")[: DEPTH + 1].tolist()
     return [keys[place] for place in order if keys[place] != query][:DEPTH]
 
@@ -128,10 +141,14 @@ def _scores(query: EncodeResult, documents: EncodeResult) -> npt.NDArray[Any]:
         return np.bincount(rows, wanted[found.indices] * found.data, minlength=len(found))
     mine, theirs = query.multi_vector[0], documents.multi_vector
     best = np.asarray(theirs.values, np.float32) @ np.asarray(mine, np.float32).T
-    return np.asarray([best[begin:end].max(0, initial=-1).sum() for begin, end in pairwise(theirs.offsets)])
+    return np.asarray(
+        [best[begin:end].max(0, initial=-1).sum() for begin, end in pairwise(theirs.offsets)]
+    )
 
 
-def _similarities(encoded: EncodeResult, first: Sequence[int], second: Sequence[int]) -> Iterator[float]:
+def _similarities(
+    encoded: EncodeResult, first: Sequence[int], second: Sequence[int]
+) -> Iterator[float]:
     """The similarity of each two rows."""
     form, places = _form(encoded), zip(first, second, strict=True)
     if form == "dense":
@@ -139,12 +156,16 @@ def _similarities(encoded: EncodeResult, first: Sequence[int], second: Sequence[
         rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
         yield from (rows[first] * rows[second]).sum(-1).tolist()
     elif form == "sparse":
-        for (columns, weights), (others, theirs) in ((encoded.sparse[one], encoded.sparse[two]) for one, two in places):
+        for (columns, weights), (others, theirs) in (
+            (encoded.sparse[one], encoded.sparse[two]) for one, two in places
+        ):
             _, mine, yours = np.intersect1d(columns, others, return_indices=True)
             scale = float(np.linalg.norm(weights) * np.linalg.norm(theirs))
             yield float(weights[mine] @ theirs[yours]) / max(scale, 1e-12)
     else:
-        for tokens, other_tokens in ((encoded.multi_vector[one], encoded.multi_vector[two]) for one, two in places):
+        for tokens, other_tokens in (
+            (encoded.multi_vector[one], encoded.multi_vector[two]) for one, two in places
+        ):
             yield float((tokens @ other_tokens.T).max(1, initial=-1).mean())
 
 
@@ -163,5 +184,9 @@ def _rows(result: EncodeResult) -> npt.NDArray[Any]:
 
 def _bytes(client: Client, model: str) -> int:
     """The memory of the model on the worker where it takes most; 0 if no worker reports it."""
-    found = [one for one in client.models.list() if one.card is not None and one.card.model == model.partition("@")[0]]
+    found = [
+        one
+        for one in client.models.list()
+        if one.card is not None and one.card.model == model.partition("@")[0]
+    ]
     return max((place.bytes for one in found for place in one.places), default=0)

@@ -16,18 +16,40 @@ from shoal.tasks import OnInvalid, Priority, Truncation
 FILES = "Input and output"
 SERVING = "Serving"
 
-ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)]
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Texts; - for stdin, one a line.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.", rich_help_panel=FILES)]
-Instruction = Annotated[str, typer.Option(help="Put before each text instead of the model's prompt.")]
+ModelId = Annotated[
+    str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TEXT", help="Texts; - for stdin, one a line.", show_default=False),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON, for programs.", rich_help_panel=FILES)
+]
+Instruction = Annotated[
+    str, typer.Option(help="Put before each text instead of the model's prompt.")
+]
 ImageFiles = Annotated[
-    list[str] | None, typer.Argument(metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        metavar="IMAGE", help="Image files; - for their names on stdin.", show_default=False
+    ),
 ]
 DrawInto = Annotated[
-    Path | None, typer.Option(help="Draw the regions of one image into this .png.", show_default=False, rich_help_panel=FILES)
+    Path | None,
+    typer.Option(
+        help="Draw the regions of one image into this .png.",
+        show_default=False,
+        rich_help_panel=FILES,
+    ),
 ]
-Labels = Annotated[list[str] | None, typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False)]
-Threshold = Annotated[float | None, typer.Option(help="Keep results with at least this score.", show_default=False)]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False),
+]
+Threshold = Annotated[
+    float | None, typer.Option(help="Keep results with at least this score.", show_default=False)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +68,11 @@ class LineFiles:
     ] = None
     field: Annotated[
         str | None,
-        typer.Option(help='Field of a .jsonl line that holds the text; default "text".', show_default=False, rich_help_panel=FILES),
+        typer.Option(
+            help='Field of a .jsonl line that holds the text; default "text".',
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
     ] = None
     column: Annotated[
         str | None,
@@ -57,10 +83,22 @@ class LineFiles:
         ),
     ] = None
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help=".jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES)
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help=".jsonl, or - for stdout.",
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
     ] = None
     image: Annotated[
-        bool, typer.Option("--image", help="The arguments, or lines of --input, are image files.", rich_help_panel=FILES)
+        bool,
+        typer.Option(
+            "--image",
+            help="The arguments, or lines of --input, are image files.",
+            rich_help_panel=FILES,
+        ),
     ] = False
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
 
@@ -79,7 +117,10 @@ class ItemFiles(LineFiles):
     """The same of a command that has a line for each text, which are written as they arrive."""
 
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a .jsonl file that was interrupted.", rich_help_panel=FILES)
+        bool,
+        typer.Option(
+            "--resume", help="Continue a .jsonl file that was interrupted.", rich_help_panel=FILES
+        ),
     ] = False
 
 
@@ -89,7 +130,13 @@ class VectorFiles(ItemFiles):
 
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help=".npy, .npz, .jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES),
+        typer.Option(
+            "--output",
+            "-o",
+            help=".npy, .npz, .jsonl, or - for stdout.",
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
     ] = None
     suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz", ".jsonl")
 
@@ -99,16 +146,30 @@ class Serving:
     """Options that every inference verb of the client has."""
 
     truncation: Annotated[
-        Truncation | None, typer.Option("--truncation", help="How to truncate texts that are too long; default end.")
+        Truncation | None,
+        typer.Option("--truncation", help="How to truncate texts that are too long; default end."),
     ] = None
     adapter: Annotated[
-        str, typer.Option(help="LoRA adapter of the model, org/name, or one of its own tasks.", rich_help_panel=SERVING)
+        str,
+        typer.Option(
+            help="LoRA adapter of the model, org/name, or one of its own tasks.",
+            rich_help_panel=SERVING,
+        ),
     ] = ""
     pool: Annotated[
-        str, typer.Option(help="Pool of workers, such as l4-spot; default from the catalog.", rich_help_panel=SERVING)
+        str,
+        typer.Option(
+            help="Pool of workers, such as l4-spot; default from the catalog.",
+            rich_help_panel=SERVING,
+        ),
     ] = ""
     priority: Annotated[
-        Priority | None, typer.Option("--priority", help="Which requests go first; default interactive.", rich_help_panel=SERVING)
+        Priority | None,
+        typer.Option(
+            "--priority",
+            help="Which requests go first; default interactive.",
+            rich_help_panel=SERVING,
+        ),
     ] = None
     on_invalid: Annotated[
         OnInvalid,
@@ -144,5 +205,8 @@ FORMS: dict[FormName, Form] = {
     FormName.MULTI_VECTOR: "multi_vector",
 }
 Forms = Annotated[
-    list[FormName] | None, typer.Option("--representation", "-r", help="Repeat for more; default the model's.", show_default=False)
+    list[FormName] | None,
+    typer.Option(
+        "--representation", "-r", help="Repeat for more; default the model's.", show_default=False
+    ),
 ]

@@ -53,21 +53,40 @@ def encode(
     files: VectorFiles,
     role: Annotated[Role | None, typer.Option(help="Selects the model's prompt.")] = None,
     forms: Forms = None,
-    data_type: Annotated[DataType | None, typer.Option(help="How numbers are stored; default float32.")] = None,
-    dimensions: Annotated[int, typer.Option(min=0, help="Keep the first so many (Matryoshka); 0 keeps all.")] = 0,
-    normalize: Annotated[bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")] = None,
+    data_type: Annotated[
+        DataType | None, typer.Option(help="How numbers are stored; default float32.")
+    ] = None,
+    dimensions: Annotated[
+        int, typer.Option(min=0, help="Keep the first so many (Matryoshka); 0 keeps all.")
+    ] = 0,
+    normalize: Annotated[
+        bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")
+    ] = None,
     instruction: Instruction = "",
-    pooling_factor: Annotated[int, typer.Option(min=0, help="Return so many times fewer vectors of each multi-vector.")] = 0,
-    chunk: Annotated[TextChunks | None, typer.Option(help="Divide texts into chunks, which get the vectors.")] = None,
-    chunk_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a chunk at most; 0: 512, or the model's own limit.")] = 0,
-    chunk_overlap: Annotated[int, typer.Option(min=0, help="Tokens that a chunk repeats of the one before.")] = 0,
-    late: Annotated[bool, typer.Option("--late", help="Late chunking: the model reads texts whole.")] = False,
+    pooling_factor: Annotated[
+        int, typer.Option(min=0, help="Return so many times fewer vectors of each multi-vector.")
+    ] = 0,
+    chunk: Annotated[
+        TextChunks | None, typer.Option(help="Divide texts into chunks, which get the vectors.")
+    ] = None,
+    chunk_tokens: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens of a chunk at most; 0: 512, or the model's own limit."),
+    ] = 0,
+    chunk_overlap: Annotated[
+        int, typer.Option(min=0, help="Tokens that a chunk repeats of the one before.")
+    ] = 0,
+    late: Annotated[
+        bool, typer.Option("--late", help="Late chunking: the model reads texts whole.")
+    ] = False,
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
     """Encode texts as vectors."""
     if chunk is None and (chunk_tokens or chunk_overlap or late):
-        raise typer.BadParameter("--chunk-tokens, --chunk-overlap and --late are for chunks: add --chunk sentences")
+        raise typer.BadParameter(
+            "--chunk-tokens, --chunk-overlap and --late are for chunks: add --chunk sentences"
+        )
     chunking = None if chunk is None else Chunking(chunk, chunk_tokens, chunk_overlap, late)
     run = Invocation(model, texts, files, serving, as_json)
     ask = partial(
@@ -92,13 +111,20 @@ def encode(
 def score(
     open_client: OpenClient,
     model: ModelId,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is searched for.", show_default=False)],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="What is searched for.", show_default=False)
+    ],
     documents: Annotated[
-        list[str] | None, typer.Argument(metavar="DOC", help="Documents; - for stdin, one a line.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="DOC", help="Documents; - for stdin, one a line.", show_default=False
+        ),
     ] = None,
     *,
     files: LineFiles,
-    top_n: Annotated[int, typer.Option("--top-n", "-n", min=0, help="Show the best so many; 0 shows all.")] = 0,
+    top_n: Annotated[
+        int, typer.Option("--top-n", "-n", min=0, help="Show the best so many; 0 shows all.")
+    ] = 0,
     scale: Annotated[Scale | None, typer.Option(help="Default: the model's own.")] = None,
     instruction: Instruction = "",
     serving: Serving,
@@ -106,7 +132,9 @@ def score(
 ) -> None:
     """Score how relevant documents are to a query, best first."""
     run = Invocation(model, documents, files, serving, as_json, what="DOC")
-    with run.sending("documents", "scoring", "a ranking is complete when all documents are scored") as on_progress:
+    with run.sending(
+        "documents", "scoring", "a ranking is complete when all documents are scored"
+    ) as on_progress:
         result = open_client().score(
             model,
             query,
@@ -132,7 +160,8 @@ def entities(
     threshold: Threshold = None,
     flat: Annotated[bool | None, typer.Option(help="No overlapping entities; default yes.")] = None,
     aggregation: Annotated[
-        Aggregation | None, typer.Option(help="How labels of a word's tokens become one; default simple.")
+        Aggregation | None,
+        typer.Option(help="How labels of a word's tokens become one; default simple."),
     ] = None,
     serving: Serving,
     as_json: AsJson = False,
@@ -148,7 +177,9 @@ def entities(
         aggregation=aggregation,
         **serving.arguments(),
     )
-    result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="entities"))
+    result = run.answer(
+        "items", "extracting", ask, partial(outputs.extracted_rows, kind="entities")
+    )
     if result is not None:
         report_extractions(run, result, "entities")
 
@@ -163,10 +194,18 @@ def classify(
     files: ItemFiles,
     labels: Labels = None,
     threshold: Threshold = None,
-    multi_label: Annotated[bool | None, typer.Option(help="Score each label on its own; default as the model does.")] = None,
-    hypothesis: Annotated[str, typer.Option(help="Sentence to test for each label; {} stands for the label.")] = "",
+    multi_label: Annotated[
+        bool | None, typer.Option(help="Score each label on its own; default as the model does.")
+    ] = None,
+    hypothesis: Annotated[
+        str, typer.Option(help="Sentence to test for each label; {} stands for the label.")
+    ] = "",
     among_labels: Annotated[
-        bool, typer.Option("--among-labels", help="Normalise over the labels given, not over all labels of the model.")
+        bool,
+        typer.Option(
+            "--among-labels",
+            help="Normalise over the labels given, not over all labels of the model.",
+        ),
     ] = False,
     serving: Serving,
     as_json: AsJson = False,
@@ -199,11 +238,16 @@ def relations(
     labels: Labels = None,
     entity_labels: Annotated[
         list[str] | None,
-        typer.Option("--entity", "-e", help="Kind of entity to relate; repeat for more.", show_default=False),
+        typer.Option(
+            "--entity", "-e", help="Kind of entity to relate; repeat for more.", show_default=False
+        ),
     ] = None,
     given: Annotated[
         str | None,
-        typer.Option(help="Field of a .jsonl line with its entities, for models that do not find them.", show_default=False),
+        typer.Option(
+            help="Field of a .jsonl line with its entities, for models that do not find them.",
+            show_default=False,
+        ),
     ] = None,
     threshold: Threshold = None,
     serving: Serving,
@@ -220,7 +264,13 @@ def relations(
         threshold=threshold,
         **serving.arguments(),
     )
-    result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="relations"), {"entities": entities})
+    result = run.answer(
+        "items",
+        "extracting",
+        ask,
+        partial(outputs.extracted_rows, kind="relations"),
+        {"entities": entities},
+    )
     if result is not None:
         report_extractions(run, result, "relations")
 
@@ -243,7 +293,9 @@ def regions(
     run = Invocation(model, images, replace(files, image=True), serving, as_json, what="IMAGE")
     drawings.check(draw, run.records)
     task = Regions(labels=labels or (), threshold=threshold)
-    ask = drawings.drawing(draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments()))
+    ask = drawings.drawing(
+        draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments())
+    )
     result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="regions"))
     if result is not None:
         report_extractions(run, result, "regions")
@@ -253,13 +305,21 @@ def regions(
 @connected
 def text(
     open_client: OpenClient,
-    document: Annotated[Path, typer.Argument(metavar="PDF", help="A PDF file.", show_default=False)],
+    document: Annotated[
+        Path, typer.Argument(metavar="PDF", help="A PDF file.", show_default=False)
+    ],
     *,
     model: Annotated[
         str,
-        typer.Option(metavar="ID", help="Model that reads pages without a text layer as images; org/name.", show_default=False),
+        typer.Option(
+            metavar="ID",
+            help="Model that reads pages without a text layer as images; org/name.",
+            show_default=False,
+        ),
     ] = "",
-    asked: Annotated[str, typer.Option("--pages", help="Pages to read, such as 3 or 1-5; default all.")] = "",
+    asked: Annotated[
+        str, typer.Option("--pages", help="Pages to read, such as 3 or 1-5; default all.")
+    ] = "",
     layer: Annotated[
         TextLayer | None,
         typer.Option(
@@ -268,17 +328,29 @@ def text(
             show_default=False,
         ),
     ] = None,
-    dots_per_inch: Annotated[int, typer.Option("--dpi", min=0, help="Dots per inch of pages for the model; 0: 144.")] = 0,
+    dots_per_inch: Annotated[
+        int, typer.Option("--dpi", min=0, help="Dots per inch of pages for the model; 0: 144.")
+    ] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help=".md, .txt or .jsonl, or - for stdout.", show_default=False, rich_help_panel=FILES),
+        typer.Option(
+            "--output",
+            "-o",
+            help=".md, .txt or .jsonl, or - for stdout.",
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
     ] = None,
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
-    """Read the text layer of a PDF file, page by page, as Markdown; no mesh is needed unless a model is named."""
+    """Read the text layer of a PDF file, page by page, as Markdown; no mesh is needed unless a
+    model is named.
+    """
     if not model and (layer == "never" or dots_per_inch):
-        raise typer.BadParameter("--text-layer never and --dpi are for a model that reads the pages: add --model")
+        raise typer.BadParameter(
+            "--text-layer never and --dpi are for a model that reads the pages: add --model"
+        )
     run = pages.Reading(document, asked, dots_per_inch, output)
     if model:
         client, task = open_client(), ReadText(kind="ocr", text_layer=layer)
@@ -302,7 +374,12 @@ def structure(
     files: ItemFiles,
     schema: Annotated[
         Path,
-        typer.Option("--schema", "-s", help="JSON file: entities, classifications, relations, structures.", show_default=False),
+        typer.Option(
+            "--schema",
+            "-s",
+            help="JSON file: entities, classifications, relations, structures.",
+            show_default=False,
+        ),
     ],
     threshold: Threshold = None,
     serving: Serving,
@@ -317,7 +394,9 @@ def structure(
         task=asked if threshold is None else replace(asked, threshold=threshold),
         **serving.arguments(),
     )
-    result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="structure"))
+    result = run.answer(
+        "items", "extracting", ask, partial(outputs.extracted_rows, kind="structure")
+    )
     if result is not None:
         report_extractions(run, result, "structure")
 

@@ -16,7 +16,9 @@ from shoal.results import ExtractResult, Region
 
 
 def check(output: Path | None, records: Sequence[Record]) -> None:
-    """Raises BadParameter or InputError, before any request is sent, for a drawing that cannot be made."""
+    """Raises BadParameter or InputError, before any request is sent, for a drawing that cannot be
+    made.
+    """
     if output is None:
         return
     if str(output) == "-":
@@ -28,8 +30,12 @@ def check(output: Path | None, records: Sequence[Record]) -> None:
         raise InputError("--draw needs Pillow: pip install pillow")
 
 
-def drawing(output: Path | None, records: Sequence[Record], ask: Callable[..., ExtractResult]) -> Callable[..., ExtractResult]:
-    """Return `ask`, which also draws the regions of the one image that it was asked about, if there is a file for them."""
+def drawing(
+    output: Path | None, records: Sequence[Record], ask: Callable[..., ExtractResult]
+) -> Callable[..., ExtractResult]:
+    """Return `ask`, which also draws the regions of the one image that it was asked about, if there
+    is a file for them.
+    """
     if output is None:
         return ask
 

@@ -22,7 +22,9 @@ PARQUET: Final = (".parquet",)
 SUFFIXES: Final = (*LINES, *JSON_LINES, *DELIMITERS, *PARQUET)
 DEFAULT_FIELD: Final = "text"
 MAX_CELL_CHARACTERS: Final = 64 << 20
-"""The largest cell of a .csv or .tsv file; Python's default, 128 Ki, is shorter than long documents."""
+"""The largest cell of a .csv or .tsv file; Python's default, 128 Ki, is shorter than long
+documents.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,8 @@ class Record:
     """A text, its source (`file:line`), and the object or row of which it is a field.
 
     Attributes:
-        is_image: Whether the text is the path of an image file.
-        problem: Why the source has no text, where `--on-invalid skip` lets the command go on; else empty.
+        is_image: Whether the text is the path of an image file. problem: Why the source has no
+        text, where `--on-invalid skip` lets the command go on; else empty.
     """
 
     text: str
@@ -50,9 +52,9 @@ class Selection:
     """Which texts of a file are read.
 
     Attributes:
-        field: The field of a line of JSON; None for the default.
-        column: The column of a table; None for the default.
-        skips_invalid: Whether a line without a text becomes a record with a problem instead of an error.
+        field: The field of a line of JSON; None for the default. column: The column of a table;
+        None for the default. skips_invalid: Whether a line without a text becomes a record with a
+        problem instead of an error.
     """
 
     field: str | None
@@ -60,7 +62,9 @@ class Selection:
     skips_invalid: bool
 
     def checked(self, parse: Callable[[], Record], where: str) -> Record:
-        """The record that `parse` returns, or one with the problem that it raises. Raises InputError unless those are skipped."""
+        """The record that `parse` returns, or one with the problem that it raises. Raises
+        InputError unless those are skipped.
+        """
         try:
             return parse()
         except InputError as error:
@@ -82,13 +86,17 @@ def records_of(source: Path, selection: Selection) -> list[Record]:
     suffix = source.suffix.lower()
     if suffix not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-        raise typer.BadParameter(f"--input {source} must end in {known}; any other text goes to stdin, a text a line: --input -")
+        raise typer.BadParameter(
+            f"--input {source} must end in {known}; any other text goes to stdin, a text a line: --input -"
+        )
     if suffix in LINES or suffix in JSON_LINES:
         _refuse_column(source, selection)
         field = selection.field or (DEFAULT_FIELD if suffix in JSON_LINES else None)
         return _read(source, lambda: _lines(source, selection, field))
     if selection.field is not None:
-        raise typer.BadParameter(f"--field names a field in lines of JSON; name a column of {source} with --column")
+        raise typer.BadParameter(
+            f"--field names a field in lines of JSON; name a column of {source} with --column"
+        )
     read = _parquet if suffix in PARQUET else _table
     return _read(source, lambda: read(source, selection))
 
@@ -100,7 +108,9 @@ def _is_stream(source: Path) -> bool:
 
 def _refuse_column(source: Path, selection: Selection) -> None:
     if selection.column is not None:
-        raise typer.BadParameter(f"--column names a column of a .csv, .tsv or .parquet file, and --input is {source}")
+        raise typer.BadParameter(
+            f"--column names a column of a .csv, .tsv or .parquet file, and --input is {source}"
+        )
 
 
 def _read(source: Path, read: Callable[[], Iterable[Record]]) -> list[Record]:
@@ -123,11 +133,15 @@ def _lines(source: Path, selection: Selection, field: str | None) -> Iterator[Re
         yield from _numbered(file, str(source), selection, field)
 
 
-def _numbered(lines: Iterable[bytes], name: str, selection: Selection, field: str | None) -> Iterator[Record]:
+def _numbered(
+    lines: Iterable[bytes], name: str, selection: Selection, field: str | None
+) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         where = f"{name}:{number}"
         data = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        yield selection.checked(lambda data=data, where=where: _line(data, where, field, selection), where)  # type: ignore[misc]
+        yield selection.checked(
+            lambda data=data, where=where: _line(data, where, field, selection), where
+        )  # type: ignore[misc]
 
 
 def _line(data: bytes, where: str, field: str | None, selection: Selection) -> Record:
@@ -138,7 +152,9 @@ def _line(data: bytes, where: str, field: str | None, selection: Selection) -> R
     if not line.strip():
         if selection.skips_invalid:
             return Record("", where)
-        raise InputError(f"{where} is blank; every line must be a text, unless --on-invalid is skip")
+        raise InputError(
+            f"{where} is blank; every line must be a text, unless --on-invalid is skip"
+        )
     return Record(line, where) if field is None else _object(line, where, field)
 
 
@@ -152,7 +168,9 @@ def _object(line: str, where: str, field: str) -> Record:
         return Record(value, where)
     if not isinstance(value, dict) or not isinstance(value.get(field), str):
         found = f"; its fields are {', '.join(value)}" if isinstance(value, dict) else ""
-        raise InputError(f"{where} has no text in the field {field!r}{found}; name the field with --field")
+        raise InputError(
+            f"{where} has no text in the field {field!r}{found}; name the field with --field"
+        )
     return Record(value[field], where, value)
 
 
@@ -175,7 +193,9 @@ def _rows(file: TextIO, source: Path, selection: Selection) -> Iterator[Record]:
     for row in reader:
         where = f"{source}:{reader.line_num}"
         if row:
-            yield selection.checked(lambda row=row, where=where: _row(row, names, column, where), where)  # type: ignore[misc]
+            yield selection.checked(
+                lambda row=row, where=where: _row(row, names, column, where), where
+            )  # type: ignore[misc]
 
 
 def _row(row: list[str], names: Sequence[str], column: str, where: str) -> Record:
@@ -196,11 +216,15 @@ def _parquet(source: Path, selection: Selection) -> Iterator[Record]:
             kinds = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=False))
             column = _column(source, file.schema_arrow.names, selection)
             number = 0
-            for batch in file.iter_batches(columns=[name for name, kind in kinds.items() if name == column or _is_json(kind)]):
+            for batch in file.iter_batches(
+                columns=[name for name, kind in kinds.items() if name == column or _is_json(kind)]
+            ):
                 for row in batch.to_pylist():
                     number += 1
                     where = f"{source}:{number}"
-                    yield selection.checked(lambda row=row, where=where: _cell(row, column, where), where)  # type: ignore[misc]
+                    yield selection.checked(
+                        lambda row=row, where=where: _cell(row, column, where), where
+                    )  # type: ignore[misc]
     except pyarrow.ArrowException as error:
         raise InputError(f"{source} is not a Parquet file that can be read: {error}") from None
 
@@ -209,21 +233,27 @@ def _is_json(kind: Any) -> bool:
     from pyarrow import types
 
     is_text = types.is_string(kind) or types.is_large_string(kind)
-    return bool(is_text or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+    return bool(
+        is_text or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    )
 
 
 def _column(source: Path, names: Sequence[str], selection: Selection) -> str:
     column = selection.column or DEFAULT_FIELD
     if names.count(column) != 1:
         found = "no column" if column not in names else "several columns"
-        raise InputError(f"{source} has {found} {column!r}; its columns are {', '.join(names)}: name one with --column")
+        raise InputError(
+            f"{source} has {found} {column!r}; its columns are {', '.join(names)}: name one with --column"
+        )
     return column
 
 
 def _cell(row: dict[str, object], column: str, where: str) -> Record:
     text = row[column]
     if text is None or text == "":
-        raise InputError(f"{where} has no text in the column {column!r}; every row must have one, unless --on-invalid is skip")
+        raise InputError(
+            f"{where} has no text in the column {column!r}; every row must have one, unless --on-invalid is skip"
+        )
     if not isinstance(text, str):
         raise InputError(
             f"{where} has {type(text).__name__} {text!r:.40} in the column {column!r}; a text is needed: name another with --column"

@@ -1,4 +1,6 @@
-"""`shoal extract generate` and `shoal extract ocr`: texts that a model generates from texts, and from images."""
+"""`shoal extract generate` and `shoal extract ocr`: texts that a model generates from texts, and
+from images.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from typing import Annotated, Final
 import typer
 
 from shoal.cli.inference import drawings, outputs
-from shoal.cli.inference.arguments import AsJson, DrawInto, ImageFiles, ItemFiles, ModelId, Serving, Texts
+from shoal.cli.inference.arguments import (
+    AsJson,
+    DrawInto,
+    ImageFiles,
+    ItemFiles,
+    ModelId,
+    Serving,
+    Texts,
+)
 from shoal.cli.inference.invocation import Invocation
 from shoal.cli.inference.report import report_extractions
 from shoal.cli.options import OpenClient, connected
@@ -24,7 +34,9 @@ from shoal.results import Delta, ExtractResult
 from shoal.tasks import ReadText
 
 GENERATION_PART_ITEMS: Final = 16
-"""Items of one call of the client while a .jsonl file is written: each takes seconds, and an interrupted call is lost."""
+"""Items of one call of the client while a .jsonl file is written: each takes seconds, and an
+interrupted call is lost.
+"""
 
 
 class Kind(StrEnum):
@@ -34,25 +46,52 @@ class Kind(StrEnum):
     OCR_REGIONS = "ocr_regions"
 
 
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say.")]
+MaxTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-tokens", min=0, max=4096, help="Longest answer; 0: as the model's files say."
+    ),
+]
 SchemaFile = Annotated[
-    Path | None, typer.Option(help="A file with a JSON Schema, of which each answer is JSON.", show_default=False)
+    Path | None,
+    typer.Option(
+        help="A file with a JSON Schema, of which each answer is JSON.", show_default=False
+    ),
 ]
 TemplateValues = Annotated[
     list[str] | None,
     typer.Option(
-        "--template-value", help="What the chat template is given: enable_thinking=false. May be repeated.", show_default=False
+        "--template-value",
+        help="What the chat template is given: enable_thinking=false. May be repeated.",
+        show_default=False,
     ),
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option(min=0, max=10, help="0: the likeliest token; above, tokens are drawn.", show_default=False),
+    typer.Option(
+        min=0, max=10, help="0: the likeliest token; above, tokens are drawn.", show_default=False
+    ),
 ]
-TopP = Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest tokens of this share.", show_default=False)]
-TopK = Annotated[int | None, typer.Option(min=0, help="Draw from so many of the likeliest tokens.", show_default=False)]
-Seed = Annotated[int | None, typer.Option(min=0, help="One seed gives one text for an item.", show_default=False)]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends an answer. May be repeated.", show_default=False)]
-Stream = Annotated[bool, typer.Option("--stream", help="Print the text of one item as it is written.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, help="Draw from the likeliest tokens of this share.", show_default=False
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(min=0, help="Draw from so many of the likeliest tokens.", show_default=False),
+]
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="One seed gives one text for an item.", show_default=False)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="A text that ends an answer. May be repeated.", show_default=False),
+]
+Stream = Annotated[
+    bool, typer.Option("--stream", help="Print the text of one item as it is written.")
+]
 
 
 @connected
@@ -62,7 +101,9 @@ def generate(
     texts: Texts = None,
     *,
     files: ItemFiles,
-    instruction: Annotated[str, typer.Option("--instruction", help='What to generate, such as "Summarise this text."')] = "",
+    instruction: Annotated[
+        str, typer.Option("--instruction", help='What to generate, such as "Summarise this text."')
+    ] = "",
     max_tokens: MaxTokens = 0,
     schema: SchemaFile = None,
     template_value: TemplateValues = None,
@@ -96,7 +137,9 @@ def generate(
     _answer(run, "generating", ask, "generated_text")
 
 
-def _answer(run: Invocation, description: str, ask: Callable[..., ExtractResult], kind: str) -> None:
+def _answer(
+    run: Invocation, description: str, ask: Callable[..., ExtractResult], kind: str
+) -> None:
     rows = partial(outputs.extracted_rows, kind=kind)
     result = run.answer("items", description, ask, rows, max_part=GENERATION_PART_ITEMS)
     if result is not None:
@@ -104,11 +147,14 @@ def _answer(run: Invocation, description: str, ask: Callable[..., ExtractResult]
 
 
 def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -> None:
-    """Prints one text as it is written; beside a redirected one, that it begins anew or was cut off is told on stderr.
+    """Prints one text as it is written; beside a redirected one, that it begins anew or was cut off
+    is told on stderr.
 
     Raises BadParameter for more than one item, or with a file or JSON to write to."""
     if len(run.records) != 1 or run.as_json or run.output is not None:
-        raise typer.BadParameter("--stream prints the text of one item, without --json and --output")
+        raise typer.BadParameter(
+            "--stream prints the text of one item, without --json and --output"
+        )
     given, shown = serving.arguments(), 0
     options = {name: given[name] for name in ("truncation", "pool", "priority")}
     for part in client.extract_stream(run.model, run.items, task, **options):
@@ -134,12 +180,21 @@ def ocr(
     images: ImageFiles = None,
     *,
     files: ItemFiles,
-    kind: Annotated[Kind, typer.Option(help="What to read or describe, of models with several tasks.")] = Kind.OCR,
+    kind: Annotated[
+        Kind, typer.Option(help="What to read or describe, of models with several tasks.")
+    ] = Kind.OCR,
     instruction: Annotated[
-        str, typer.Option("--instruction", help="A question, or a task of the model's own, such as '<OD>'.")
+        str,
+        typer.Option(
+            "--instruction", help="A question, or a task of the model's own, such as '<OD>'."
+        ),
     ] = "",
     region: Annotated[
-        str, typer.Option(help="The part of the image that is asked about, in pixels: left,top,right,bottom.", show_default=False)
+        str,
+        typer.Option(
+            help="The part of the image that is asked about, in pixels: left,top,right,bottom.",
+            show_default=False,
+        ),
     ] = "",
     max_tokens: MaxTokens = 0,
     schema: SchemaFile = None,
@@ -159,7 +214,9 @@ def ocr(
         schema=_schema(schema),
         template_values=_template_values(template_value),
     )
-    ask = drawings.drawing(draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments()))
+    ask = drawings.drawing(
+        draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments())
+    )
     _answer(run, "reading", ask, "ocr_text")
 
 
@@ -179,7 +236,9 @@ def _template_values(asked: Sequence[str] | None) -> dict[str, str | float | boo
     for each in asked or ():
         name, is_given, value = each.partition("=")
         if not name or not is_given:
-            raise typer.BadParameter(f"--template-value {each} must be NAME=VALUE, such as enable_thinking=false")
+            raise typer.BadParameter(
+                f"--template-value {each} must be NAME=VALUE, such as enable_thinking=false"
+            )
         try:
             found[name] = json.loads(value)
         except ValueError:
@@ -194,5 +253,7 @@ def _region(asked: str) -> tuple[float, float, float, float] | None:
     try:
         left, top, right, bottom = (float(number) for number in asked.split(","))
     except ValueError:
-        raise typer.BadParameter(f"--region {asked} must be four numbers: left,top,right,bottom") from None
+        raise typer.BadParameter(
+            f"--region {asked} must be four numbers: left,top,right,bottom"
+        ) from None
     return left, top, right, bottom

@@ -14,7 +14,9 @@ from shoal.cli.inference.files import Record, Selection, records_of
 from shoal.errors import ShoalError
 
 
-def read(texts: Sequence[str] | None, source: Path | None, selection: Selection, *, what: str = "TEXT") -> list[Record]:
+def read(
+    texts: Sequence[str] | None, source: Path | None, selection: Selection, *, what: str = "TEXT"
+) -> list[Record]:
     """All texts of a command, arguments first; `-` alone is stdin.
 
     Raises InputError, and BadParameter if there are none.
@@ -30,13 +32,17 @@ def read(texts: Sequence[str] | None, source: Path | None, selection: Selection,
         raise typer.BadParameter("--column names a column of --input FILE; add --input")
     if not records:
         if source is None:
-            raise typer.BadParameter(f"there are no texts: give {what} arguments, - for stdin, or --input FILE")
+            raise typer.BadParameter(
+                f"there are no texts: give {what} arguments, - for stdin, or --input FILE"
+            )
         raise typer.BadParameter(f"{'stdin' if str(source) == '-' else source} is empty")
     return records
 
 
 def given_entities(records: Sequence[Record], field: str) -> list[list[tuple[int, int, str]]]:
-    """The entities in a field of each record, as `shoal extract entities --output` writes them. Raises InputError."""
+    """The entities in a field of each record, as `shoal extract entities --output` writes them.
+    Raises InputError.
+    """
     return [_entities(record, field) for record in records]
 
 
@@ -53,7 +59,9 @@ def _entity(value: object, where: str, field: str) -> tuple[int, int, str]:
             return start, end, label
         case {"start": int(start), "end": int(end)}:
             return start, end, ""
-    raise InputError(f"{where}: {value!r} in the field {field!r} is not an object with the numbers start and end")
+    raise InputError(
+        f"{where}: {value!r} in the field {field!r} is not an object with the numbers start and end"
+    )
 
 
 @contextmanager

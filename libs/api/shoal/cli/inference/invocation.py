@@ -1,4 +1,6 @@
-"""One run of an inference command: reads its texts, shows progress, times the call, and reports what was skipped."""
+"""One run of an inference command: reads its texts, shows progress, times the call, and reports
+what was skipped.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +30,45 @@ _MAX_SKIPPED_LINES = 10
 _NOTHING: Final[Mapping[str, Sequence[object]]] = MappingProxyType({})
 FIRST_PART_ITEMS: Final = 128
 MAX_PART_ITEMS: Final = 2048
-"""Items of one call of the client while a .jsonl file is written: as many as it has in flight at a time."""
+"""Items of one call of the client while a .jsonl file is written: as many as it has in flight at a
+time.
+"""
 INTERRUPTED: Final = 130
 """The exit status after Ctrl-C, as of shells: 128 and the number of the signal."""
 
 
 class Invocation:
-    """The texts of a command and what happens to its results: written to `output`, printed as JSON, or shown as a table.
+    """The texts of a command and what happens to its results: written to `output`, printed as JSON,
+    or shown as a table.
 
-    Raises InputError for files that cannot be read, BadParameter for options that do not fit together. `what`: the name of the
-    texts' argument in messages.
+    Raises InputError for files that cannot be read, BadParameter for options that do not fit
+    together. `what`: the name of the texts' argument in messages.
     """
 
     def __init__(
-        self, model: str, texts: Sequence[str] | None, files: LineFiles, serving: Serving, as_json: bool, *, what: str = "TEXT"
+        self,
+        model: str,
+        texts: Sequence[str] | None,
+        files: LineFiles,
+        serving: Serving,
+        as_json: bool,
+        *,
+        what: str = "TEXT",
     ) -> None:
         outputs.check(files.output, *files.suffixes)
         self.model, self.as_json = model, as_json
         self.output: Path | None = files.output
         records = read(texts, files.source, files.selection(serving.on_invalid), what=what)
-        self.records = [replace(record, is_image=True) for record in records] if files.image else records
+        self.records = (
+            [replace(record, is_image=True) for record in records] if files.image else records
+        )
         self._resume = files.resume
-        if self._resume and (self.output is None or self.output.suffix not in outputs.JSON_LINES or as_json):
-            raise typer.BadParameter("--resume continues a file of lines: add --output FILE.jsonl, without --json")
+        if self._resume and (
+            self.output is None or self.output.suffix not in outputs.JSON_LINES or as_json
+        ):
+            raise typer.BadParameter(
+                "--resume continues a file of lines: add --output FILE.jsonl, without --json"
+            )
         self._seconds = 0.0
 
     @property
@@ -59,9 +77,13 @@ class Invocation:
 
     @contextmanager
     def sending(
-        self, name: str, description: str, advice: str = "with --output FILE.jsonl, results are written as they arrive"
+        self,
+        name: str,
+        description: str,
+        advice: str = "with --output FILE.jsonl, results are written as they arrive",
     ) -> Iterator[Callable[[int, int], None] | None]:
-        """Around the call: gives `on_progress`, measures its time, and adds to an error about `name[i]` where that text is from.
+        """Around the call: gives `on_progress`, measures its time, and adds to an error about
+        `name[i]` where that text is from.
 
         Ctrl-C ends the command with a line that says what was kept, and `advice`.
         """
@@ -84,15 +106,14 @@ class Invocation:
         *,
         max_part: int = MAX_PART_ITEMS,
     ) -> R | None:
-        """Call `ask(items, on_progress=…)` and return its result, or write the results of a .jsonl file as they arrive.
+        """Call `ask(items, on_progress=…)` and return its result, or write the results of a .jsonl
+        file as they arrive.
 
         Args:
-            name: What requests call the items, for errors.
-            description: What the progress bar says.
-            ask: The client's verb with all other arguments.
-            lines: The lines of a file for a result and its records.
-            each: Further arguments of `ask` with an entry for each item.
-            max_part: The most items of one call while a file of lines is written.
+            name: What requests call the items, for errors. description: What the progress bar says.
+            ask: The client's verb with all other arguments. lines: The lines of a file for a result
+            and its records. each: Further arguments of `ask` with an entry for each item. max_part:
+            The most items of one call while a file of lines is written.
 
         Returns:
             The result, or None if it was written and reported.
@@ -120,22 +141,35 @@ class Invocation:
         try:
             with bar(description, total) as on_progress, ExitStack() as opened:
                 for part in _parts(first, total, max_part):
-                    records, progress = self.records[part], on_progress and partial(_advance, on_progress, part.start, total)
+                    records, progress = (
+                        self.records[part],
+                        on_progress and partial(_advance, on_progress, part.start, total),
+                    )
                     sliced = {argument: values[part] for argument, values in each.items() if values}
                     with located(records, name):
-                        result = ask([record.item for record in records], on_progress=progress, **sliced)
+                        result = ask(
+                            [record.item for record in records], on_progress=progress, **sliced
+                        )
                     if begin == first:
                         file = opened.enter_context(output.open("ab" if first else "wb"))
                     revision = revision or result.revision
                     if result.revision not in ("", revision):
-                        raise ModelChanged(f"the model changed from revision {revision} to {result.revision} between two answers")
+                        raise ModelChanged(
+                            f"the model changed from revision {revision} to {result.revision} between two answers"
+                        )
                     result = _explained(result, records)
                     outputs.append_lines(file, lines(result, records))
-                    skipped += [replace(one, index=part.start + one.index) for one in result.skipped]
+                    skipped += [
+                        replace(one, index=part.start + one.index) for one in result.skipped
+                    ]
                     tokens, begin = tokens + result.usage.input_tokens, part.stop
         except (KeyboardInterrupt, ShoalError, OSError) as error:
             kept = f"{begin:,} of {counted(total, 'text')} are in {output}"
-            advice = f"{kept}; --resume continues after them" if begin else f"nothing was written to {output}"
+            advice = (
+                f"{kept}; --resume continues after them"
+                if begin
+                else f"nothing was written to {output}"
+            )
             if isinstance(error, KeyboardInterrupt):
                 note(f"interrupted: {advice}")
                 raise typer.Exit(INTERRUPTED) from None
@@ -150,7 +184,8 @@ class Invocation:
     def report_skipped(self, result: R) -> R:
         """Print to stderr which texts were skipped, the first of them with the reason.
 
-        Returns the result, in which a line without a text has the problem of the line as its reason.
+        Returns the result, in which a line without a text has the problem of the line as its
+        reason.
         """
         result = _explained(result, self.records)
         self._note_skipped(result.skipped)
@@ -158,10 +193,14 @@ class Invocation:
 
     def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
         if skipped:
-            note(f"skipped {len(skipped):,} of {counted(len(self.records), 'text')}, which have no result:")
+            note(
+                f"skipped {len(skipped):,} of {counted(len(self.records), 'text')}, which have no result:"
+            )
         for one in skipped[:_MAX_SKIPPED_LINES]:
             where = self.records[one.index].where
-            note(f"  {one.message if one.message.startswith(where) else f'{where}: {one.message}'} [{one.reason}]")
+            note(
+                f"  {one.message if one.message.startswith(where) else f'{where}: {one.message}'} [{one.reason}]"
+            )
         if len(skipped) > _MAX_SKIPPED_LINES:
             note(f"  … {len(skipped) - _MAX_SKIPPED_LINES:,} more")
 
@@ -178,9 +217,20 @@ class Invocation:
 
     def metadata(self, result: Result) -> dict[str, object]:
         """What the JSON of every command has beside its results."""
-        usage = {name: count for name, count in asdict(result.usage).items() if count or name == "input_tokens"}
-        found = {"model": self.model, "revision": result.revision, "usage": usage, "timings": asdict(result.timings)}
-        return found | ({"skipped": [asdict(skipped) for skipped in result.skipped]} if result.skipped else {})
+        usage = {
+            name: count
+            for name, count in asdict(result.usage).items()
+            if count or name == "input_tokens"
+        }
+        found = {
+            "model": self.model,
+            "revision": result.revision,
+            "usage": usage,
+            "timings": asdict(result.timings),
+        }
+        return found | (
+            {"skipped": [asdict(skipped) for skipped in result.skipped]} if result.skipped else {}
+        )
 
     def heading(self, result: Result) -> str:
         """The title of a table of results."""
@@ -188,20 +238,28 @@ class Invocation:
 
 
 def _parts(first: int, total: int, max_part: int) -> Iterator[slice]:
-    """Slices of records that are asked for together: small ones at first, so that the file begins to grow soon."""
+    """Slices of records that are asked for together: small ones at first, so that the file begins
+    to grow soon.
+    """
     size = min(FIRST_PART_ITEMS, max_part)
     while first < total:
         yield slice(first, min(total, first + size))
         first, size = first + size, min(2 * size, max_part)
 
 
-def _advance(on_progress: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+def _advance(
+    on_progress: Callable[[int, int], None], before: int, total: int, done: int, _: int
+) -> None:
     on_progress(before + done, total)
 
 
 def _explained(result: R, records: Sequence[Record]) -> R:
-    """The result, in which a line without a text has the problem of the line as the reason why it was skipped."""
+    """The result, in which a line without a text has the problem of the line as the reason why it
+    was skipped.
+    """
     if not any(records[one.index].problem for one in result.skipped):
         return result
-    skipped = tuple(replace(one, message=records[one.index].problem or one.message) for one in result.skipped)
+    skipped = tuple(
+        replace(one, message=records[one.index].problem or one.message) for one in result.skipped
+    )
     return replace(result, skipped=skipped)

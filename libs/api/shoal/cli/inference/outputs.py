@@ -48,11 +48,15 @@ def write_lines(output: Path, rows: Iterable[Row]) -> None:
     if str(output) == "-":
         sys.stdout.writelines(document(row) + "\n" for row in rows)
     else:
-        replace_file(output, lambda file: file.writelines(document(row).encode() + b"\n" for row in rows))
+        replace_file(
+            output, lambda file: file.writelines(document(row).encode() + b"\n" for row in rows)
+        )
 
 
 def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record]) -> None:
-    """Writes a result in the format of the file's suffix. Raises InputError if the format cannot represent it."""
+    """Writes a result in the format of the file's suffix. Raises InputError if the format cannot
+    represent it.
+    """
     if output.suffix == ".npy":
         replace_file(output, lambda file: np.save(file, _only_dense(result)))
     elif output.suffix == ".npz":
@@ -63,7 +67,10 @@ def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record])
 
 def encoded_lines(result: EncodeResult, records: Sequence[Record]) -> Iterator[Row]:
     """One object an item, with what its text was read from."""
-    return (_source_fields(record) | row for record, row in zip(records, encoded_rows(result), strict=True))
+    return (
+        _source_fields(record) | row
+        for record, row in zip(records, encoded_rows(result), strict=True)
+    )
 
 
 def append_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
@@ -73,9 +80,11 @@ def append_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
 
 
 def lines_before(output: Path, records: Sequence[Record]) -> int:
-    """How many records have their line in a file that was interrupted; a last line that is cut off is removed.
+    """How many records have their line in a file that was interrupted; a last line that is cut off
+    is removed.
 
-    Raises InputError if the file's last line is not that of its record, because it was written from another input.
+    Raises InputError if the file's last line is not that of its record, because it was written from
+    another input.
     """
     if not output.exists():
         return 0
@@ -91,11 +100,15 @@ def lines_before(output: Path, records: Sequence[Record]) -> int:
     try:
         row = json.loads(last)
         source = _source_fields(records[count - 1]).items()
-        is_same = isinstance(row, dict) and all(row.get(name) == value for name, value in source if name not in _ANSWER_FIELDS)
+        is_same = isinstance(row, dict) and all(
+            row.get(name) == value for name, value in source if name not in _ANSWER_FIELDS
+        )
     except (ValueError, IndexError):
         is_same = False
     if not is_same:
-        raise InputError(f"{problem}: name the input that it was written from, or leave --resume out to begin again")
+        raise InputError(
+            f"{problem}: name the input that it was written from, or leave --resume out to begin again"
+        )
     return count
 
 
@@ -105,22 +118,38 @@ def _source_fields(record: Record) -> Row:
 
 
 def encoded_rows(result: EncodeResult) -> Iterator[Row]:
-    """One object an item, with numbers as stored: bytes of int8, uint8 and binary are integers, their scale a field temporary them.
+    """One object an item, with numbers as stored: bytes of int8, uint8 and binary are integers,
+    their scale a field temporary them.
 
     The object of a skipped item has only the reason, because JSON has no NaN.
     """
     forms, skipped = result.representations, _reasons(result.skipped)
     if result.is_divided:
         for index, chunks in enumerate(result.chunks):
-            yield skipped[index] if index in skipped else {"chunks": [_chunk(result, forms, chunk) for chunk in chunks]}
+            yield (
+                skipped[index]
+                if index in skipped
+                else {"chunks": [_chunk(result, forms, chunk) for chunk in chunks]}
+            )
         return
-    rows: Sized = result.dense if "dense" in forms else result.sparse if "sparse" in forms else result.multi_vector
+    rows: Sized = (
+        result.dense
+        if "dense" in forms
+        else result.sparse
+        if "sparse" in forms
+        else result.multi_vector
+    )
     for index in range(len(rows)):
         yield skipped[index] if index in skipped else _encoded(result, forms, index)
 
 
 def _chunk(result: EncodeResult, forms: Sequence[Form], chunk: Chunk) -> Row:
-    place: Row = {"start": chunk.start, "end": chunk.end, "tokens": chunk.tokens, "text": chunk.text}
+    place: Row = {
+        "start": chunk.start,
+        "end": chunk.end,
+        "tokens": chunk.tokens,
+        "text": chunk.text,
+    }
     return place | _encoded(result, forms, chunk.row)
 
 
@@ -146,11 +175,15 @@ def _reasons(skipped: Sequence[Skipped]) -> dict[int, Row]:
 def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]:
     """One object for each ranked document, best first."""
     for rank, index in enumerate(result.ranking.tolist(), start=1):
-        yield {"rank": rank, "index": index, "score": float(result.scores[index])} | _source_fields(records[index])
+        yield {"rank": rank, "index": index, "score": float(result.scores[index])} | _source_fields(
+            records[index]
+        )
 
 
 def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) -> Iterator[Row]:
-    """One object an item, with the field `kind` of its extraction (of a schema all that it finds), and the reason if skipped."""
+    """One object an item, with the field `kind` of its extraction (of a schema all that it finds),
+    and the reason if skipped.
+    """
     skipped = _reasons(result.skipped)
     for index, (record, extraction) in enumerate(zip(records, result, strict=True)):
         found = asdict(extraction)
@@ -163,7 +196,9 @@ def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) 
             named = {kind: extraction.text, **form, "finish_reason": extraction.finish_reason}
         elif kind == "ocr_text":
             named = {kind: extraction.text, "regions": named["regions"], "form": extraction.form}
-            named = {name: value for name, value in named.items() if value} | {"finish_reason": extraction.finish_reason}
+            named = {name: value for name, value in named.items() if value} | {
+                "finish_reason": extraction.finish_reason
+            }
         cut = {"truncated": True} if extraction.truncated else {}
         yield _source_fields(record) | named | cut | skipped.get(index, {})
 
@@ -172,9 +207,13 @@ def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np
     if result.is_divided:
         raise InputError("a .npy file cannot hold where chunks are; write .npz or .jsonl")
     if result.representations != ("dense",):
-        raise InputError("a .npy file can hold dense vectors only; write sparse and multi-vector results to .npz or .jsonl")
+        raise InputError(
+            "a .npy file can hold dense vectors only; write sparse and multi-vector results to .npz or .jsonl"
+        )
     if result.vectors.scale is not None:
-        raise InputError(f"a .npy file cannot hold the scales of {result.vectors.data_type} vectors; write .npz or .jsonl")
+        raise InputError(
+            f"a .npy file cannot hold the scales of {result.vectors.data_type} vectors; write .npz or .jsonl"
+        )
     return result.vectors.array
 
 
@@ -188,10 +227,17 @@ def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dt
         arrays |= {} if vectors.offset is None else {"offset": vectors.offset}
     if "sparse" in result.representations:
         sparse = result.sparse
-        arrays |= {"sparse_data": sparse.data, "sparse_indices": sparse.indices, "sparse_indptr": sparse.indptr}
+        arrays |= {
+            "sparse_data": sparse.data,
+            "sparse_indices": sparse.indices,
+            "sparse_indptr": sparse.indptr,
+        }
         arrays["sparse_shape"] = np.array(sparse.shape)
     if "multi_vector" in result.representations:
-        arrays |= {"multi_vector_values": result.multi_vector.values, "multi_vector_offsets": result.multi_vector.offsets}
+        arrays |= {
+            "multi_vector_values": result.multi_vector.values,
+            "multi_vector_offsets": result.multi_vector.offsets,
+        }
     if result.is_divided:
         names = ("offsets", "starts", "ends", "tokens")
         arrays |= {f"chunk_{name}": getattr(result.chunks, name) for name in names}

@@ -1,7 +1,8 @@
 """`shoal extract text`: reads the text of a document's pages and writes it as Markdown.
 
-With a model, the mesh is asked for some pages at a time. Without one, the text layer is read on this computer by the reader that
-shoal-mesh brings, an entry point of the group `shoal.documents`: PDFium belongs in a process with limits, which the client has not.
+With a model, the mesh is asked for some pages at a time. Without one, the text layer is read on
+this computer by the reader that shoal-mesh brings, an entry point of the group `shoal.documents`:
+PDFium belongs in a process with limits, which the client has not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ PAGES: Final = 8
 
 
 class Reading:
-    """One run of the command. Raises BadParameter for options that cannot be, InputError for a file that cannot be read."""
+    """One run of the command. Raises BadParameter for options that cannot be, InputError for a file
+    that cannot be read.
+    """
 
     def __init__(self, file: Path, asked: str, dots_per_inch: int, output: Path | None) -> None:
         outputs.check(output, ".md", ".txt", ".jsonl")
@@ -59,7 +62,9 @@ class Reading:
         self._seconds = time.monotonic() - started
 
     def read_text_layer(self) -> None:
-        """Read the text layer on this computer. Raises InputError, also where no page has a text."""
+        """Read the text layer on this computer. Raises InputError, also where no page has a
+        text.
+        """
         started, read = time.monotonic(), _reader()
         try:
             count, texts = read(self._data, self._first, self._last)
@@ -67,9 +72,14 @@ class Reading:
             raise InputError(f"{self._file}: {error}") from None
         if self._last > count:
             note(f"{self._file} has {counted(count, 'page')}")
-        self._found = [PageText(page, text, bool(text.strip())) for page, text in enumerate(texts, start=self._first)]
+        self._found = [
+            PageText(page, text, bool(text.strip()))
+            for page, text in enumerate(texts, start=self._first)
+        ]
         if not any(page.is_text_layer for page in self._found):
-            raise InputError(f"{self._file} has no text layer: --model names a model that reads its pages as images")
+            raise InputError(
+                f"{self._file} has no text layer: --model names a model that reads its pages as images"
+            )
         self._seconds = time.monotonic() - started
 
     def report(self, model: str, *, as_json: bool) -> None:
@@ -77,17 +87,23 @@ class Reading:
         without = [str(page.page) for page in self._found if not page.text.strip()]
         if without:
             advice = "" if model else "; --model names a model that reads them as images"
-            note(f"no text on {len(without):,} of {counted(len(self._found), 'page')}: {', '.join(without[:20])}{advice}")
+            note(
+                f"no text on {len(without):,} of {counted(len(self._found), 'page')}: {', '.join(without[:20])}{advice}"
+            )
         if self._output is not None and str(self._output) != "-":
             lines = "".join(self._lines(self._output.suffix)).encode()
             outputs.replace_file(self._output, lambda file: file.write(lines))
             by = f" and {counted(self._tokens, 'token')}" if self._tokens else ""
             source = f"by {model}" if model else "from the text layer"
-            note(f"{counted(len(self._found), 'page')}{by} in {self._seconds:.2f} s {source} -> {self._output}")
+            note(
+                f"{counted(len(self._found), 'page')}{by} in {self._seconds:.2f} s {source} -> {self._output}"
+            )
         elif as_json:
             emit({"model": model or None, "pages": [asdict(page) for page in self._found]})
         else:
-            sys.stdout.writelines("\n".join(map(printable, part.split("\n"))) for part in self._lines(".md"))
+            sys.stdout.writelines(
+                "\n".join(map(printable, part.split("\n"))) for part in self._lines(".md")
+            )
 
     def _ask(self, ask: Callable[[Document], ExtractResult], first: int, last: int) -> int:
         """Adds the texts of some pages, and returns how many the document has."""
@@ -129,5 +145,7 @@ def _range(asked: str) -> tuple[int, int]:
     first = int(match[1])
     last = first if match[2] is None else int(match[3] or 0)
     if first < 1 or 0 < last < first:
-        raise typer.BadParameter(f"--pages {asked}: pages count from 1, and the last is not before the first")
+        raise typer.BadParameter(
+            f"--pages {asked}: pages count from 1, and the last is not before the first"
+        )
     return first, last

@@ -20,7 +20,10 @@ def report_vectors(run: Invocation, result: EncodeResult) -> None:
         run.report_written(result)
     if run.as_json and str(run.output) != "-":
         rows = None if run.output is not None else list(outputs.encoded_rows(result))
-        emit(run.metadata(result) | ({"items": rows} if rows is not None else {"output": str(run.output)}))
+        emit(
+            run.metadata(result)
+            | ({"items": rows} if rows is not None else {"output": str(run.output)})
+        )
     elif run.output is None:
         _show_vectors(run, result)
 
@@ -31,7 +34,10 @@ def report_ranking(run: Invocation, result: ScoreResult, query: str) -> None:
         outputs.write_lines(run.output, outputs.ranked_rows(result, run.records))
         run.report_written(result)
     elif run.as_json:
-        emit(run.metadata(result) | {"query": query, "results": list(outputs.ranked_rows(result, run.records))})
+        emit(
+            run.metadata(result)
+            | {"query": query, "results": list(outputs.ranked_rows(result, run.records))}
+        )
     else:
         _show_ranking(run, result)
 
@@ -43,7 +49,10 @@ def report_extractions(run: Invocation, result: ExtractResult, kind: str) -> Non
         outputs.write_lines(run.output, outputs.extracted_rows(result, run.records, kind))
         run.report_written(result)
     elif run.as_json:
-        emit(run.metadata(result) | {"results": list(outputs.extracted_rows(result, run.records, kind))})
+        emit(
+            run.metadata(result)
+            | {"results": list(outputs.extracted_rows(result, run.records, kind))}
+        )
     elif kind in ("generated_text", "ocr_text"):
         sys.stdout.writelines(f"{line}\n" for line in _generated(result))
     else:
@@ -77,17 +86,25 @@ def _first_numbers_of_row(result: EncodeResult, index: int) -> Iterator[tuple[st
         yield f"dense {result.vectors.dimensions} {result.vectors.data_type}", f"{numbers} …"
     if "sparse" in result.representations:
         columns, weights = result.sparse[index]
-        numbers = " ".join(f"{column}:{weight:.3g}" for column, weight in zip(columns[:5], weights[:5], strict=True))
+        numbers = " ".join(
+            f"{column}:{weight:.3g}"
+            for column, weight in zip(columns[:5], weights[:5], strict=True)
+        )
         yield f"sparse {len(columns)} of {result.sparse.shape[1]}", f"{numbers} …"
     if "multi_vector" in result.representations:
         rows = result.multi_vector[index]
-        yield f"multi-vector {rows.shape[0]} x {rows.shape[1]}", " ".join(f"{number:.4g}" for number in rows[0][:5].tolist()) + " …"
+        yield (
+            f"multi-vector {rows.shape[0]} x {rows.shape[1]}",
+            " ".join(f"{number:.4g}" for number in rows[0][:5].tolist()) + " …",
+        )
 
 
 def _show_ranking(run: Invocation, result: ScoreResult) -> None:
     made = table(run.heading(result), "rank", "score", "document", right=("rank", "score"))
     for rank, index in enumerate(result.ranking.tolist(), start=1):
-        made.add_row(str(rank), f"{result.scores[index]:.4f}", preview(run.records[index].text, 100))
+        made.add_row(
+            str(rank), f"{result.scores[index]:.4f}", preview(run.records[index].text, 100)
+        )
     show(made)
 
 
@@ -96,7 +113,12 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
     for record, extraction in zip(run.records, result, strict=True):
         text = preview(record.text)
         for entity in extraction.entities:
-            made.add_row(text, entity.label, f"{entity.score:.4f}", f"{entity.text}  ({entity.start}-{entity.end})")
+            made.add_row(
+                text,
+                entity.label,
+                f"{entity.score:.4f}",
+                f"{entity.text}  ({entity.start}-{entity.end})",
+            )
         for label in extraction.labels:
             made.add_row(text, label.label, f"{label.score:.4f}", "")
         for relation in extraction.relations:
@@ -110,15 +132,21 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
                 made.add_row(text, f"{question.name}: {label.label}", f"{label.score:.4f}", "")
         for one in extraction.structures:
             for name, value in one.fields.items():
-                for each in value if isinstance(value, tuple) else () if value is None else (value,):
+                for each in (
+                    value if isinstance(value, tuple) else () if value is None else (value,)
+                ):
                     made.add_row(text, f"{one.name}.{name}", f"{each.score:.4f}", _placed(each))
         if extraction == Extraction() or extraction.truncated:
-            made.add_row(text, f"more {kind} were left out" if extraction.truncated else f"no {kind}", "", "")
+            made.add_row(
+                text, f"more {kind} were left out" if extraction.truncated else f"no {kind}", "", ""
+            )
     show(made)
 
 
 def _generated(result: ExtractResult) -> Iterator[str]:
-    """The lines of every text or form and of its regions, apart by an empty line; a text that was cut off ends with dots."""
+    """The lines of every text or form and of its regions, apart by an empty line; a text that was
+    cut off ends with dots.
+    """
     for number, extraction in enumerate(result):
         if number:
             yield ""

@@ -38,16 +38,35 @@ def tokenize(
             rich_help_panel=FILES,
         ),
     ] = None,
-    count: Annotated[bool, typer.Option("--count", help="Print the number of tokens of each text alone.")] = False,
+    count: Annotated[
+        bool, typer.Option("--count", help="Print the number of tokens of each text alone.")
+    ] = False,
     special: Annotated[
-        bool, typer.Option("--special/--no-special", help="With the special tokens that the model puts around a text.")
+        bool,
+        typer.Option(
+            "--special/--no-special",
+            help="With the special tokens that the model puts around a text.",
+        ),
     ] = True,
     truncation: Annotated[
-        Truncation | None, typer.Option("--truncation", help="Only tokens that the model keeps; default all.", show_default=False)
+        Truncation | None,
+        typer.Option(
+            "--truncation",
+            help="Only tokens that the model keeps; default all.",
+            show_default=False,
+        ),
     ] = None,
-    pool: Annotated[str, typer.Option(help="Pool of workers; default from the catalog.", rich_help_panel=SERVING)] = "",
+    pool: Annotated[
+        str,
+        typer.Option(help="Pool of workers; default from the catalog.", rich_help_panel=SERVING),
+    ] = "",
     priority: Annotated[
-        Priority | None, typer.Option("--priority", help="Which requests go first; default interactive.", rich_help_panel=SERVING)
+        Priority | None,
+        typer.Option(
+            "--priority",
+            help="Which requests go first; default interactive.",
+            rich_help_panel=SERVING,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,9 +120,18 @@ def _row(tokens: Tokens, *, count_only: bool) -> dict[str, object]:
 
 
 def _show(model: str, result: TokenizeResult, texts: list[str]) -> None:
-    made = table(f"{model}  {counted(result.usage.input_tokens, 'token')}", "text", "tokens", "kept", "", right=("tokens", "kept"))
+    made = table(
+        f"{model}  {counted(result.usage.input_tokens, 'token')}",
+        "text",
+        "tokens",
+        "kept",
+        "",
+        right=("tokens", "kept"),
+    )
     for text, tokens in zip(texts, result, strict=True):
-        made.add_row(preview(text), f"{tokens.count:,}", f"{tokens.kept_tokens:,}", " ".join(_names(tokens)))
+        made.add_row(
+            preview(text), f"{tokens.count:,}", f"{tokens.kept_tokens:,}", " ".join(_names(tokens))
+        )
     show(made)
 
 

@@ -22,9 +22,13 @@ from shoal.cli.operation.tables import (
 from shoal.cli.options import Json, OpenClient, connected, set_parameters
 from shoal.status import Model
 
-ModelId = Annotated[str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)]
+ModelId = Annotated[
+    str, typer.Argument(metavar="MODEL", help="org/name, or org/name@revision.", show_default=False)
+]
 
-models = typer.Typer(no_args_is_help=False, help="Inspect and control models. Without a command: list them.")
+models = typer.Typer(
+    no_args_is_help=False, help="Inspect and control models. Without a command: list them."
+)
 
 
 @connected
@@ -45,7 +49,9 @@ def _without_command(context: typer.Context, **values: object) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = "--" + name.replace("_", "-")
-            raise typer.BadParameter(f"{option} belongs after the command: shoal models {context.invoked_subcommand} {option} …")
+            raise typer.BadParameter(
+                f"{option} belongs after the command: shoal models {context.invoked_subcommand} {option} …"
+            )
 
 
 # `shoal models` takes the options of `shoal models list`.
@@ -71,7 +77,12 @@ def _show(open_client: OpenClient, model: ModelId, as_json: Json = False) -> Non
 def _load(
     open_client: OpenClient,
     model: ModelId,
-    pool: Annotated[str, typer.Option(help="Pool of the worker; default the model's first pool, else the mesh's default.")] = "",
+    pool: Annotated[
+        str,
+        typer.Option(
+            help="Pool of the worker; default the model's first pool, else the mesh's default."
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Load a model on one more worker, and wait until it is resident (--timeout)."""
@@ -86,7 +97,11 @@ def _evict(open_client: OpenClient, model: ModelId, as_json: Json = False) -> No
     if as_json:
         emit({"model": model, "worker_ids": workers})
     else:
-        note(f"{model}: unloading from {', '.join(workers)}" if workers else f"{model} is on no worker")
+        note(
+            f"{model}: unloading from {', '.join(workers)}"
+            if workers
+            else f"{model} is on no worker"
+        )
 
 
 @models.command("pin")
@@ -114,7 +129,11 @@ def status(open_client: OpenClient, as_json: Json = False) -> None:
     state = ("serving", "bold green") if serving else ("not serving", "bold red")
     show(Text.assemble(f"router {mesh.router_id} at {client.address}: ", state))
     show(leader_line(mesh.scheduler))
-    show(workers_table(mesh.workers) if mesh.workers else Text("no workers: requests wait until one starts", style="yellow"))
+    show(
+        workers_table(mesh.workers)
+        if mesh.workers
+        else Text("no workers: requests wait until one starts", style="yellow")
+    )
     if any(process.state != "running" or process.restarts for process in mesh.processes):
         show(processes_table(mesh.processes))
     if mesh.lanes:

@@ -6,33 +6,55 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.console import show, size, table
-from shoal.status import LaneStatus, Model, ModelPlace, Placement, ProcessStatus, Scheduler, WorkerStatus
+from shoal.status import (
+    LaneStatus,
+    Model,
+    ModelPlace,
+    Placement,
+    ProcessStatus,
+    Scheduler,
+    WorkerStatus,
+)
 
 
 def leader_line(scheduler: Scheduler) -> Text:
     if not scheduler.scheduler_id:
         return Text("no scheduler leads: workers claim models themselves")
-    return Text(f"scheduler {scheduler.scheduler_id} leads; its last plan was {scheduler.age_seconds:.1f} s ago")
+    return Text(
+        f"scheduler {scheduler.scheduler_id} leads; its last plan was {scheduler.age_seconds:.1f} s ago"
+    )
 
 
 def placement_table(placement: Placement) -> Table:
     """Eligible workers first, by score."""
     made = table("workers", "worker", "pool", "eligible", "score", "reason", right=("score",))
-    for worker in sorted(placement.workers, key=lambda worker: (not worker.eligible, -worker.score, worker.worker_id)):
-        made.add_row(worker.worker_id, worker.pool, "yes" if worker.eligible else "no", f"{worker.score:.2f}", worker.reason)
+    for worker in sorted(
+        placement.workers, key=lambda worker: (not worker.eligible, -worker.score, worker.worker_id)
+    ):
+        made.add_row(
+            worker.worker_id,
+            worker.pool,
+            "yes" if worker.eligible else "no",
+            f"{worker.score:.2f}",
+            worker.reason,
+        )
     return made
 
 
 def workers_table(workers: tuple[WorkerStatus, ...]) -> Table:
     right = ("memory", "warm", "computed", "wasted", "last seen")
-    made = table("workers", "worker", "pool", "device", "memory", "warm", "resident", *right[2:], right=right)
+    made = table(
+        "workers", "worker", "pool", "device", "memory", "warm", "resident", *right[2:], right=right
+    )
     for worker in workers:
         made.add_row(
             worker.worker_id + _departure(worker),
             worker.pool,
             _device(worker),
             f"{size(worker.used_bytes)} of {size(worker.memory_bytes)}",
-            f"{size(worker.host_used_bytes)} of {size(worker.host_memory_bytes)}" if worker.host_memory_bytes else "",
+            f"{size(worker.host_used_bytes)} of {size(worker.host_memory_bytes)}"
+            if worker.host_memory_bytes
+            else "",
             "\n".join(worker.resident),
             f"{worker.device_seconds:,.0f} s",
             _share(worker.wasted_seconds, worker.device_seconds),
@@ -43,16 +65,25 @@ def workers_table(workers: tuple[WorkerStatus, ...]) -> Table:
 
 def processes_table(processes: tuple[ProcessStatus, ...]) -> Table:
     """Only processes that have ended at least once."""
-    made = table("processes", "process", "state", "restarts", "how it last ended", right=("restarts",))
+    made = table(
+        "processes", "process", "state", "restarts", "how it last ended", right=("restarts",)
+    )
     for process in processes:
         if process.detail:
             style = {"running": "", "given up": "bold red"}.get(process.state, "yellow")
-            made.add_row(process.name, Text(process.state, style=style), str(process.restarts), Text(process.detail))
+            made.add_row(
+                process.name,
+                Text(process.state, style=style),
+                str(process.restarts),
+                Text(process.detail),
+            )
     return made
 
 
 def _device(worker: WorkerStatus) -> str:
-    """With the instruction set of its native kernels; a worker without them computes more slowly, so that is told, too."""
+    """With the instruction set of its native kernels; a worker without them computes more slowly,
+    so that is told, too.
+    """
     if not worker.kernels:
         return worker.device
     return f"{worker.device}, {worker.kernels if not worker.kernels.startswith('none') else 'no native kernels'}"
@@ -100,14 +131,22 @@ def models_table(models: list[Model] | tuple[Model, ...]) -> Table:
             f"{model.queued_tokens:,}",
             Text(model.last_error, style="red")
             if model.state == "failed"
-            else ", ".join(place.worker_id for place in model.places if place.state in ("resident", "loading", "downloading")),
+            else ", ".join(
+                place.worker_id
+                for place in model.places
+                if place.state in ("resident", "loading", "downloading")
+            ),
         )
     return made
 
 
 def model_size(model: Model) -> str:
-    """The size of the loaded model, or before that the estimate from its files; empty if unknown."""
-    known = (model.card.bytes if model.card else 0) or max((place.bytes for place in model.places), default=0)
+    """The size of the loaded model, or before that the estimate from its files; empty if
+    unknown.
+    """
+    known = (model.card.bytes if model.card else 0) or max(
+        (place.bytes for place in model.places), default=0
+    )
     return size(known) if known else ""
 
 
@@ -118,11 +157,17 @@ def _state(model: Model) -> str:
 
 def _progress(place: ModelPlace) -> str:
     """The progress of a download; empty if its size is not known."""
-    return f"downloading {size(place.downloaded_bytes)} of {size(place.download_bytes)}" if place.download_bytes else ""
+    return (
+        f"downloading {size(place.downloaded_bytes)} of {size(place.download_bytes)}"
+        if place.download_bytes
+        else ""
+    )
 
 
 def show_model(model: Model) -> None:
-    facts = Table(show_header=False, box=None, title=model.model, title_justify="left", title_style="bold")
+    facts = Table(
+        show_header=False, box=None, title=model.model, title_justify="left", title_style="bold"
+    )
     facts.add_row("state", _state(model))
     if model.card is not None:
         card = model.card

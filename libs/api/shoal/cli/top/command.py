@@ -37,12 +37,20 @@ _ONCE_SNAPSHOTS = 2
 @connected
 def top(
     open_client: OpenClient,
-    once: Annotated[bool, typer.Option("--once", help="Print one snapshot, after an interval, and stop.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one snapshot, after an interval, and stop.")
+    ] = False,
     pool: Annotated[str, typer.Option(help="Show only this pool.")] = "",
-    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two snapshots.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each snapshot, for programs.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=60, help="Seconds between two snapshots.")
+    ] = 1.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each snapshot, for programs.")
+    ] = False,
 ) -> None:
-    """Watch the mesh: pools, workers, lanes and models, with rates over the last ten seconds. q or Ctrl-C ends it."""
+    """Watch the mesh: pools, workers, lanes and models, with rates over the last ten seconds. q or
+    Ctrl-C ends it.
+    """
     if not (once or as_json or sys.stdout.isatty()):
         raise typer.BadParameter("stdout is not a terminal: use --once or --json")
     client = open_client()
@@ -53,7 +61,14 @@ def top(
             _live(client, interval, pool, is_interrupted)
 
 
-def _print(client: Client, interval: float, pool: str, once: bool, as_json: bool, is_interrupted: Callable[[], bool]) -> None:
+def _print(
+    client: Client,
+    interval: float,
+    pool: str,
+    once: bool,
+    as_json: bool,
+    is_interrupted: Callable[[], bool],
+) -> None:
     is_lost, count = False, 0
     updates = SimpleQueue[Snapshot | ShoalError]()
     with Watcher(client, interval, pool, updates.put) as watcher:
@@ -80,15 +95,21 @@ def _print(client: Client, interval: float, pool: str, once: bool, as_json: bool
                 emit({"address": client.address, "unix_seconds": time.time()} | asdict(update))
                 sys.stdout.flush()
             else:
-                show(drawn(update, header(client, update, pool), Console().width if sys.stdout.isatty() else WIDTH))
+                show(
+                    drawn(
+                        update,
+                        header(client, update, pool),
+                        Console().width if sys.stdout.isatty() else WIDTH,
+                    )
+                )
             if once:
                 return
 
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether Ctrl-C was pressed. A KeyboardInterrupt may get lost: in a destructor it is only
-    printed."""
+    """Gives a function that says whether Ctrl-C was pressed. A KeyboardInterrupt may get lost: in a
+    destructor it is only printed."""
     pressed = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
     try:
@@ -113,7 +134,9 @@ def _live(client: Client, interval: float, pool: str, is_interrupted: Callable[[
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Gives a function that waits so many seconds for a key, and says whether it was q. Without a keyboard it only waits."""
+    """Gives a function that waits so many seconds for a key, and says whether it was q. Without a
+    keyboard it only waits.
+    """
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield threading.Event().wait  # of an event that is never set
         return

@@ -1,4 +1,6 @@
-"""Draws the snapshots of `shoal top`: a table each for pools, workers, lanes and models, readable at 80 columns."""
+"""Draws the snapshots of `shoal top`: a table each for pools, workers, lanes and models, readable
+at 80 columns.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _MIN_NAME_WIDTH = 24
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """A table. `flexible`: the shares of the first columns in the width that the others leave; the others are narrow."""
+    """A table. `flexible`: the shares of the first columns in the width that the others leave; the
+    others are narrow.
+    """
 
     columns: tuple[str, ...]
     flexible: tuple[int, ...]
@@ -31,14 +35,30 @@ class _Section:
 def drawn(snapshot: Snapshot, head: Text, width: int, height: int | None = None) -> RenderableType:
     """The tables below `head`, in at most `height` lines (None: any number)."""
     names = max(_MIN_NAME_WIDTH, width - _OTHER_COLUMNS)
-    sections = [_pools(snapshot.pools), _workers(snapshot.workers), _lanes(snapshot.lanes, names), _models(snapshot.models, names)]
+    sections = [
+        _pools(snapshot.pools),
+        _workers(snapshot.workers),
+        _lanes(snapshot.lanes, names),
+        _models(snapshot.models, names),
+    ]
     sections = [section for section in sections if section.rows]
     lines = [len(section.rows) for section in sections]
     if height is not None:
         # A table has a line for its columns and one before it; the head has two.
         lines = fitted(lines, height - 2 - 2 * len(sections))
-    tables = (part for section, max_rows in zip(sections, lines, strict=True) for part in (Text(), _table(section, max_rows)))
-    return Group(head, *(tables if sections else [Text("no workers, no lanes: requests wait until a worker starts", "yellow")]))
+    tables = (
+        part
+        for section, max_rows in zip(sections, lines, strict=True)
+        for part in (Text(), _table(section, max_rows))
+    )
+    return Group(
+        head,
+        *(
+            tables
+            if sections
+            else [Text("no workers, no lanes: requests wait until a worker starts", "yellow")]
+        ),
+    )
 
 
 def fitted(lines: Sequence[int], room: int) -> list[int]:
@@ -54,7 +74,13 @@ def _table(section: _Section, max_rows: int) -> Table:
     for number, column in enumerate(section.columns):
         ratio = section.flexible[number] if number < len(section.flexible) else None
         is_left = ratio is not None or column in section.left
-        made.add_column(column, justify="left" if is_left else "right", no_wrap=True, overflow="ellipsis", ratio=ratio)
+        made.add_column(
+            column,
+            justify="left" if is_left else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            ratio=ratio,
+        )
     is_cut = max_rows < len(section.rows)
     for row in section.rows[: max_rows - 1 if is_cut else max_rows]:
         made.add_row(*row)
@@ -88,7 +114,13 @@ def _workers(workers: Sequence[WorkerLine]) -> _Section:
 
 def _worker(worker: WorkerLine) -> tuple[Text | str, ...]:
     preempted = worker.preempted_in_seconds
-    departure = " (draining)" if worker.draining else "" if preempted is None else f" (preempted in {preempted:.0f} s)"
+    departure = (
+        " (draining)"
+        if worker.draining
+        else ""
+        if preempted is None
+        else f" (preempted in {preempted:.0f} s)"
+    )
     names = ", ".join(model.rpartition("/")[2] for model in worker.resident)
     return (
         Text.assemble(worker.worker_id, (departure, "yellow")),
@@ -102,7 +134,9 @@ def _worker(worker: WorkerLine) -> tuple[Text | str, ...]:
 def _lanes(lanes: Sequence[LaneLine], room: int) -> _Section:
     """Lanes with work, the longest queue first."""
     columns = ("lane", "pool", "jobs", "queued", "leased", "oldest", "tokens/s")
-    active = [lane for lane in lanes if lane.queued_tokens or lane.leased_tokens or lane.tokens_per_second]
+    active = [
+        lane for lane in lanes if lane.queued_tokens or lane.leased_tokens or lane.tokens_per_second
+    ]
     active.sort(key=lambda lane: (-lane.queued_tokens, -(lane.tokens_per_second or 0), lane.model))
     return _Section(columns, (1,), ("pool",), [_lane(lane, room) for lane in active])
 
@@ -123,7 +157,9 @@ def _lane(lane: LaneLine, room: int) -> tuple[Text | str, ...]:
 def _models(models: Sequence[ModelLine], room: int) -> _Section:
     """The fastest first, failed ones last."""
     columns = ("model", "state", "on", "size", "throughput")
-    ordered = sorted(models, key=lambda model: (model.state == "failed", -model.tokens_per_second, model.model))
+    ordered = sorted(
+        models, key=lambda model: (model.state == "failed", -model.tokens_per_second, model.model)
+    )
     return _Section(columns, (1,), ("state",), [_model(model, room) for model in ordered])
 
 
@@ -154,10 +190,22 @@ def _tokens(count: float) -> str:
     """At most seven characters."""
     if count < 100_000:
         return f"{count:,.0f}"
-    return f"{count / 1e3:,.0f} k" if count < 1e6 else f"{count / 1e6:,.1f} M" if count < 1e9 else f"{count / 1e9:,.1f} G"
+    return (
+        f"{count / 1e3:,.0f} k"
+        if count < 1e6
+        else f"{count / 1e6:,.1f} M"
+        if count < 1e9
+        else f"{count / 1e9:,.1f} G"
+    )
 
 
 def _age(seconds: float) -> str:
     if seconds <= 0:
         return _UNKNOWN
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 10
+        else f"{seconds:.0f} s"
+        if seconds < 600
+        else f"{seconds / 60:.0f} min"
+    )

@@ -1,4 +1,6 @@
-"""The snapshots that `shoal top` shows: the state of the mesh, with rates since earlier states. Pure."""
+"""The snapshots that `shoal top` shows: the state of the mesh, with rates since earlier states.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from shoal.status import LaneStatus, Mesh, Model, WorkerStatus
 
 WINDOW_SECONDS = 10.0
 """The window of rates: long enough for several heartbeats."""
-_LEAST_SECONDS = 0.1
+_MIN_SECONDS = 0.1
 # States of models that are shown: more than files on a disk.
 _SHOWN_STATES = ("resident", "loading", "warm", "downloading", "failed")
 
@@ -50,7 +52,9 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True)
 class LaneLine:
-    """A lane. `tokens_per_second`: those that have left the lane; all tokens of lanes are estimated from bytes."""
+    """A lane. `tokens_per_second`: those that have left the lane; all tokens of lanes are estimated
+    from bytes.
+    """
 
     pool: str
     model: str
@@ -64,7 +68,9 @@ class LaneLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelLine:
-    """A model in or on its way to memory, or failed. `tokens_per_second`: the measured throughput of its workers, added up."""
+    """A model in or on its way to memory, or failed. `tokens_per_second`: the measured throughput
+    of its workers, added up.
+    """
 
     model: str
     state: str
@@ -116,8 +122,17 @@ class History:
         workers = tuple(self._worker(worker) for worker in mesh.workers)
         lanes = tuple(self._lane(lane) for lane in mesh.lanes)
         pools = {worker.worker_id: worker.pool for worker in workers}
-        models = tuple(_model(model, pools) for model in mesh.models if model.state in _SHOWN_STATES)
-        return Snapshot(mesh.router_id, mesh.scheduler.scheduler_id, _pools(mesh, workers, lanes), workers, lanes, models)
+        models = tuple(
+            _model(model, pools) for model in mesh.models if model.state in _SHOWN_STATES
+        )
+        return Snapshot(
+            mesh.router_id,
+            mesh.scheduler.scheduler_id,
+            _pools(mesh, workers, lanes),
+            workers,
+            lanes,
+            models,
+        )
 
     def _worker(self, worker: WorkerStatus) -> WorkerLine:
         busy = self._rate((worker.worker_id,))
@@ -140,14 +155,22 @@ class History:
         return LaneLine(*key, *queued, lane.oldest_seconds, self._rate(key))
 
     def _rate(self, key: tuple[str, ...]) -> float | None:
-        """The rate of a counter; None if there is no earlier value, or if it fell, because it was reset."""
+        """The rate of a counter; None if there is no earlier value, or if it fell, because it was
+        reset.
+        """
         counted = [counters[key] for _, counters in self._counters if key in counters]
         (first, before), (last, after) = counted[0], counted[-1]
-        return (after - before) / (last - first) if last - first >= _LEAST_SECONDS and after >= before else None
+        return (
+            (after - before) / (last - first)
+            if last - first >= _MIN_SECONDS and after >= before
+            else None
+        )
 
 
 def _counters(mesh: Mesh, now: float) -> _Counters:
-    """For workers the seconds computed until their last heartbeat, for lanes the tokens that have left."""
+    """For workers the seconds computed until their last heartbeat, for lanes the tokens that have
+    left.
+    """
     counters: _Counters = {}
     for worker in mesh.workers:
         counters[worker.worker_id,] = now - worker.heartbeat_age_seconds, worker.device_seconds
@@ -157,7 +180,9 @@ def _counters(mesh: Mesh, now: float) -> _Counters:
     return counters
 
 
-def _pools(mesh: Mesh, workers: Sequence[WorkerLine], lanes: Sequence[LaneLine]) -> tuple[PoolLine, ...]:
+def _pools(
+    mesh: Mesh, workers: Sequence[WorkerLine], lanes: Sequence[LaneLine]
+) -> tuple[PoolLine, ...]:
     """Pools that have workers, lanes or a desired number of workers."""
     desired = {pool.pool: pool.desired_workers for pool in mesh.pools}
     names = {*desired, *(worker.pool for worker in workers), *(lane.pool for lane in lanes)}
@@ -172,13 +197,17 @@ def _pools(mesh: Mesh, workers: Sequence[WorkerLine], lanes: Sequence[LaneLine])
     )
 
 
-def _pool(name: str, desired: int | None, workers: Sequence[WorkerLine], lanes: Sequence[LaneLine]) -> PoolLine:
+def _pool(
+    name: str, desired: int | None, workers: Sequence[WorkerLine], lanes: Sequence[LaneLine]
+) -> PoolLine:
     busy = _known(worker.busy for worker in workers)
     rates = _known(lane.tokens_per_second for lane in lanes)
     return PoolLine(
         pool=name,
         workers=len(workers),
-        draining=sum(worker.draining or worker.preempted_in_seconds is not None for worker in workers),
+        draining=sum(
+            worker.draining or worker.preempted_in_seconds is not None for worker in workers
+        ),
         desired_workers=desired,
         busy=sum(busy) / len(busy) if busy else None,
         used_bytes=sum(worker.used_bytes for worker in workers),

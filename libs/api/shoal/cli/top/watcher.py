@@ -1,4 +1,6 @@
-"""Follows the mesh in the background: a stream of snapshots from a router, opened again when the router is lost."""
+"""Follows the mesh in the background: a stream of snapshots from a router, opened again when the
+router is lost.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ _STALE_INTERVALS = 3
 _FINAL = (InvalidInput, PermissionDenied, TlsFailed, Unauthenticated)
 
 
-def snapshots(client: Client, interval: float, pool: str, pause: Callable[[float], bool]) -> Iterator[Snapshot | ShoalError]:
-    """An endless stream of snapshots, and of the errors between them. After an error it waits by `pause` and tries again, unless
-    that returns True. Raises ShoalError if another try cannot help.
+def snapshots(
+    client: Client, interval: float, pool: str, pause: Callable[[float], bool]
+) -> Iterator[Snapshot | ShoalError]:
+    """An endless stream of snapshots, and of the errors between them. After an error it waits by
+    `pause` and tries again, unless that returns True. Raises ShoalError if another try cannot help.
     """
     history = History()
     while True:
@@ -44,13 +48,23 @@ def snapshots(client: Client, interval: float, pool: str, pause: Callable[[float
 class Watcher:
     """Follows the mesh on a thread, so that neither the screen nor the keyboard waits for a router.
 
-    `on_update` is called there with each snapshot or error. `failure`: the error that ended the thread.
+    `on_update` is called there with each snapshot or error. `failure`: the error that ended the
+    thread.
     """
 
     def __init__(
-        self, client: Client, interval: float, pool: str, on_update: Callable[[Snapshot | ShoalError], None] = lambda _: None
+        self,
+        client: Client,
+        interval: float,
+        pool: str,
+        on_update: Callable[[Snapshot | ShoalError], None] = lambda _: None,
     ) -> None:
-        self._client, self._interval, self._pool, self._on_update = client, interval, pool, on_update
+        self._client, self._interval, self._pool, self._on_update = (
+            client,
+            interval,
+            pool,
+            on_update,
+        )
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch")
         # Written by the thread: the last snapshot, when it arrived, and the error since then.
@@ -63,7 +77,12 @@ class Watcher:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._closing.set()
         self._client.close()
         self._thread.join()
@@ -72,10 +91,15 @@ class Watcher:
         """The last snapshot, with a notice if it is stale."""
         snapshot, age = self._snapshot, time.monotonic() - self._received_at
         if snapshot is None:
-            return Text(f"{self._client.address}: {self._problem or 'waiting for the first snapshot'}")
+            return Text(
+                f"{self._client.address}: {self._problem or 'waiting for the first snapshot'}"
+            )
         head = header(self._client, snapshot, self._pool)
         if age > _STALE_INTERVALS * self._interval + _RETRY_SECONDS:
-            head.append(f"\nSTALE, {age:.0f} s old: {self._problem or 'the router sends nothing'}; trying again", style="bold red")
+            head.append(
+                f"\nSTALE, {age:.0f} s old: {self._problem or 'the router sends nothing'}; trying again",
+                style="bold red",
+            )
         return drawn(snapshot, head, width, height)
 
     def _run(self) -> None:
@@ -95,8 +119,15 @@ class Watcher:
 
 def header(client: Client, snapshot: Snapshot, pool: str) -> Text:
     """One line: the router that answers, and the scheduler that leads."""
-    leader = f"scheduler {snapshot.scheduler_id} leads" if snapshot.scheduler_id else "no scheduler leads"
-    head = Text.assemble(("shoal top", "bold"), f"  {time.strftime('%H:%M:%S')}  router {snapshot.router_id}, {leader}")
+    leader = (
+        f"scheduler {snapshot.scheduler_id} leads"
+        if snapshot.scheduler_id
+        else "no scheduler leads"
+    )
+    head = Text.assemble(
+        ("shoal top", "bold"),
+        f"  {time.strftime('%H:%M:%S')}  router {snapshot.router_id}, {leader}",
+    )
     if pool and not snapshot.pools:
         head.append(f"\nthere is no pool {pool!r}", style="yellow")
     return head

@@ -1,4 +1,5 @@
-"""ColPali (arXiv 2407.01449): PaliGemma, that is SigLIP and Gemma 1, with a vector for each patch of a page and token of a query.
+"""ColPali (arXiv 2407.01449): PaliGemma, that is SigLIP and Gemma 1, with a vector for each patch
+of a page and token of a query.
 
 All tokens attend to all, as PaliGemma's prompts do.
 """
@@ -42,7 +43,9 @@ _AUGMENTED = 10  # padding tokens after a query, which the model attends to and 
 def spec(files: Files) -> VisionLanguageSpec:
     config = files.config.part("vlm_config")
     texts, images = config.part("text_config"), config.part("vision_config")
-    encoder, patches = siglip(images, hidden=1152, layers=27, heads=16, ffn=4304, image=224, patch=14)
+    encoder, patches = siglip(
+        images, hidden=1152, layers=27, heads=16, ffn=4304, image=224, patch=14
+    )
     width = texts.size("hidden_size", 2048)
     processing = ImageProcessing.of(files.images, "SiglipImageProcessor")
     rows = patches.grid[0] * patches.grid[1]
@@ -64,10 +67,17 @@ def _connector(inputs: int, outputs: int, state: State, dtype: torch.dtype) -> L
 
 
 def _prompts(files: Files) -> Prompts:
-    """As transformers' ColPaliProcessor: an image stands before the text, and a query is followed by padding."""
-    begin, fill = special_token(files.directory, "bos_token"), special_token(files.directory, "pad_token")
+    """As transformers' ColPaliProcessor: an image stands before the text, and a query is followed
+    by padding.
+    """
+    begin, fill = (
+        special_token(files.directory, "bos_token"),
+        special_token(files.directory, "pad_token"),
+    )
     if not begin or not fill:
-        raise ModelBroken("tokenizer_config.json: bos_token and pad_token are needed: queries and pages begin and end with them")
+        raise ModelBroken(
+            "tokenizer_config.json: bos_token and pad_token are needed: queries and pages begin and end with them"
+        )
     asked = files.processor.text("query_prefix", "Question: ")
     told = files.processor.text("visual_prompt_prefix", "Describe the image.")
     return Prompts(

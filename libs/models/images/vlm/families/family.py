@@ -34,8 +34,9 @@ State = Mapping[str, Tensor]
 class Files:
     """A checkpoint's directory and configurations.
 
-    `config`: config.json. `processor`: processor_config.json, empty if there is none. `images`: what preprocessor_config.json says,
-    or processor_config.json in its place. `use`: what the model is to be used for.
+    `config`: config.json. `processor`: processor_config.json, empty if there is none. `images`:
+    what preprocessor_config.json says, or processor_config.json in its place. `use`: what the model
+    is to be used for.
     """
 
     directory: Path
@@ -50,11 +51,13 @@ class Files:
 class VisionLanguageSpec:
     """A checkpoint's parts.
 
-    `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower. `connector`: made of the tensors
-    of `Family.CONNECTOR`. `heads`: by their names, made of those of `Family.HEADS` and the text encoder. `mark`: the image token.
-    `framed`: the tokenizer's own special tokens stand around what `prompts` say. `spare_layers`: of the text encoder, after those
-    that config.json counts, which are left out (they guess further tokens). `unused`: what the names of tensors begin with that no
-    layer of the text encoder reads. `weights`: of a model whose texts need no forward, made of the tensors of `Family.HEADS`.
+    `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower.
+    `connector`: made of the tensors of `Family.CONNECTOR`. `heads`: by their names, made of those
+    of `Family.HEADS` and the text encoder. `mark`: the image token. `framed`: the tokenizer's own
+    special tokens stand around what `prompts` say. `spare_layers`: of the text encoder, after those
+    that config.json counts, which are left out (they guess further tokens). `unused`: what the
+    names of tensors begin with that no layer of the text encoder reads. `weights`: of a model whose
+    texts need no forward, made of the tensors of `Family.HEADS`.
     """
 
     text: Mapping[str, object]
@@ -73,7 +76,9 @@ class VisionLanguageSpec:
 
 
 class Family(Protocol):
-    """A module of this folder. `NAMES` makes tensors' names begin with `text.`, `tower.`, `connector.` or `head.`"""
+    """A module of this folder. `NAMES` makes tensors' names begin with `text.`, `tower.`,
+    `connector.` or `head.`
+    """
 
     @property
     def MODEL_TYPES(self) -> tuple[str, ...]:
@@ -81,7 +86,9 @@ class Family(Protocol):
 
     @property
     def NAMES(self) -> Mapping[str, str]:
-        """What names begin with, without `vlm.` and `model.` -> what they begin with here. The first that fits is taken."""
+        """What names begin with, without `vlm.` and `model.` -> what they begin with here. The
+        first that fits is taken.
+        """
 
     @property
     def TOWER(self) -> Mapping[str, Rule]: ...
@@ -116,7 +123,15 @@ def siglip(
     config: Config, *, hidden: int, layers: int, heads: int, ffn: int, image: int, patch: int
 ) -> tuple[EncoderSpec, PatchSpec]:
     """SigLIP's image encoder. The numbers are transformers' defaults for keys that are missing."""
-    spec = encoder_spec(config, hidden=hidden, layers=layers, heads=heads, ffn=ffn, eps=1e-6, activation="gelu_pytorch_tanh")
+    spec = encoder_spec(
+        config,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        ffn=ffn,
+        eps=1e-6,
+        activation="gelu_pytorch_tanh",
+    )
     side, grid = square_grid(config, image, patch)
     return spec, PatchSpec(spec.hidden, side, grid, class_token=False)
 
@@ -124,5 +139,10 @@ def siglip(
 def special_around(tokenizer: Tokenizer) -> tuple[str, str]:
     """The special tokens that a tokenizer puts before and after a text."""
     encoding = tokenizer.encode("a")
-    before, after = run_of_ones(encoding.special_tokens_mask), run_of_ones(reversed(encoding.special_tokens_mask))
-    return "".join(encoding.tokens[:before]), "".join(encoding.tokens[len(encoding.tokens) - after :])
+    before, after = (
+        run_of_ones(encoding.special_tokens_mask),
+        run_of_ones(reversed(encoding.special_tokens_mask)),
+    )
+    return "".join(encoding.tokens[:before]), "".join(
+        encoding.tokens[len(encoding.tokens) - after :]
+    )

@@ -1,4 +1,6 @@
-"""GLM-OCR (`glm_ocr`): reads pages. A ViT with RMSNorm, whose squares of patches a convolution merges, before a GLM with M-RoPE."""
+"""GLM-OCR (`glm_ocr`): reads pages. A ViT with RMSNorm, whose squares of patches a convolution
+merges, before a GLM with M-RoPE.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def spec(files: Files) -> VisionLanguageSpec:
     texts, images = files.config.part("text_config"), files.config.part("vision_config")
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
-    pictures = SmartResize.of(files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="both")
+    pictures = SmartResize.of(
+        files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="both"
+    )
     pictures = replace(pictures, least=-(-pictures.least // _FRAMES), most=pictures.most // _FRAMES)
     return VisionLanguageSpec(
         text=_text(texts),
@@ -91,7 +95,12 @@ def _text(texts: Config) -> dict[str, object]:
         "mrope_section": _SECTIONS,
         **texts.part("rope_parameters").values,
     }
-    return {"rms_norm_eps": 1e-5, **texts.values, "model_type": "glm_ocr_text", "rope_parameters": rope}
+    return {
+        "rms_norm_eps": 1e-5,
+        **texts.values,
+        "model_type": "glm_ocr_text",
+        "rope_parameters": rope,
+    }
 
 
 def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
@@ -100,9 +109,17 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
     heads = config.head_count("num_heads", hidden, 16)
     size = hidden // heads
     if size % 4:
-        raise config.unsupported("num_heads", f"heads of {size} numbers cannot be turned in two dimensions")
-    base = config.part("rope_parameters").number("rope_theta", 10_000.0) if config.has("rope_parameters") else 10_000.0
-    turned = 1.0 / (base ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2)))
+        raise config.unsupported(
+            "num_heads", f"heads of {size} numbers cannot be turned in two dimensions"
+        )
+    base = (
+        config.part("rope_parameters").number("rope_theta", 10_000.0)
+        if config.has("rope_parameters")
+        else 10_000.0
+    )
+    turned = 1.0 / (
+        base ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2))
+    )
     pairs = tuple(turned.tolist())
     bias = config.flag("attention_bias", True)
     spec = EncoderSpec(
@@ -110,7 +127,8 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
         heads=heads,
         head_size=size,
         ffn=config.size("intermediate_size", 4096),
-        layers=(LayerSpec(rope=Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))),) * config.layers("depth", 24),
+        layers=(LayerSpec(rope=Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))),)
+        * config.layers("depth", 24),
         norm="pre",
         norm_eps=config.number("rms_norm_eps", 1e-5),
         norm_kind="rms",
@@ -122,13 +140,24 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
         up_bias=bias,
         down_bias=bias,
     )
-    return spec, PatchSpec(hidden, config.size("patch_size", 14), (0, 0), class_token=False, resampled=True)
+    return spec, PatchSpec(
+        hidden, config.size("patch_size", 14), (0, 0), class_token=False, resampled=True
+    )
 
 
 class _GatedMerger(Merger):
-    """The states of a square through a convolution and a product, one here, a norm with GELU, and a gated feed-forward."""
+    """The states of a square through a convolution and a product, one here, a norm with GELU, and a
+    gated feed-forward.
+    """
 
-    def __init__(self, merge: PackedLinear, norm: nn.LayerNorm, gate: PackedLinear, up: PackedLinear, down: PackedLinear) -> None:
+    def __init__(
+        self,
+        merge: PackedLinear,
+        norm: nn.LayerNorm,
+        gate: PackedLinear,
+        up: PackedLinear,
+        down: PackedLinear,
+    ) -> None:
         super().__init__(up, down, norm)
         self.merge, self.gate = merge, gate
 
@@ -150,8 +179,12 @@ def _merger(hidden: int, side: int, outputs: int, state: State, dtype: torch.dty
     both = {"merge.weight": project @ patches, "merge.bias": project @ state["merge.bias"].float()}
     merge = linear_of(both, "merge", hidden * side**2, outputs, dtype, SINGLE, bias=True)
     inner = len(state["gate.weight"])
-    gate, up = (linear_of(state, name, outputs, inner, dtype, SINGLE, bias=False) for name in ("gate", "up"))
+    gate, up = (
+        linear_of(state, name, outputs, inner, dtype, SINGLE, bias=False) for name in ("gate", "up")
+    )
     norm = nn.LayerNorm(outputs, eps=_NORM_EPS, device="meta")
-    norm.load_state_dict({ending: state[f"norm.{ending}"].to(dtype) for ending in ("weight", "bias")}, assign=True)
+    norm.load_state_dict(
+        {ending: state[f"norm.{ending}"].to(dtype) for ending in ("weight", "bias")}, assign=True
+    )
     down = linear_of(state, "down", inner, outputs, dtype, SINGLE, bias=False)
     return Mergers(_GatedMerger(merge, norm.requires_grad_(False), gate, up, down))

@@ -1,6 +1,8 @@
-"""Idefics3, SmolVLM (arXiv 2408.12637, 2504.05299), ModernVBERT (2510.01149): ColIdefics3, ColSmol and ColModernVBERT.
+"""Idefics3, SmolVLM (arXiv 2408.12637, 2504.05299), ModernVBERT (2510.01149): ColIdefics3, ColSmol
+and ColModernVBERT.
 
-SigLIP sees tiles of an image; pixel shuffle makes few rows of many patches; Llama (causal) or ModernBERT reads them.
+SigLIP sees tiles of an image; pixel shuffle makes few rows of many patches; Llama (causal) or
+ModernBERT reads them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": None}
 
 _END = "<end_of_utterance>"
 _TOLD = "User:<image>Describe the image.<end_of_utterance>\nAssistant:"
-_UNUSED = ("layers.0.attn_norm.",)  # ModernBERT's first layer has no such norm; NAVER's exports hold one all the same
+_UNUSED = (
+    "layers.0.attn_norm.",
+)  # ModernBERT's first layer has no such norm; NAVER's exports hold one all the same
 _AUGMENTED = 10  # after a query; the model attends to them and gives vectors for them
 
 
@@ -47,22 +51,33 @@ def spec(files: Files) -> VisionLanguageSpec:
 
 
 def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
-    """`is_bert`: ModernVBERT, whose text encoder is ModernBERT. Raises ModelBroken for a key that cannot be served."""
+    """`is_bert`: ModernVBERT, whose text encoder is ModernBERT. Raises ModelBroken for a key that
+    cannot be served.
+    """
     config = files.config.part("vlm_config") if files.config.has("vlm_config") else files.config
     texts, images = config.part("text_config"), config.part("vision_config")
     if is_bert:
-        encoder, patches = siglip(images, hidden=768, layers=12, heads=12, ffn=3072, image=224, patch=16)
+        encoder, patches = siglip(
+            images, hidden=768, layers=12, heads=12, ffn=3072, image=224, patch=16
+        )
         side = config.size("pixel_shuffle_factor", 4)
     else:
-        encoder, patches = siglip(images, hidden=1152, layers=12, heads=16, ffn=3072, image=224, patch=32)
+        encoder, patches = siglip(
+            images, hidden=1152, layers=12, heads=16, ffn=3072, image=224, patch=32
+        )
         side = config.size("scale_factor", 2)
     if patches.grid[0] % side:
-        raise config.unsupported("pixel_shuffle_factor" if is_bert else "scale_factor", "it does not divide the patches of a side")
+        raise config.unsupported(
+            "pixel_shuffle_factor" if is_bert else "scale_factor",
+            "it does not divide the patches of a side",
+        )
     count = patches.grid[0] * patches.grid[1]
     tiles = Tiles.of(files.images, count, count // side**2)
     if patches.grid_of(tiles.side, tiles.side) != patches.grid:
         wanted = patches.grid[0] * patches.patch
-        raise files.images.unsupported("max_image_size", f"the image encoder of config.json takes tiles of {wanted} pixels")
+        raise files.images.unsupported(
+            "max_image_size", f"the image encoder of config.json takes tiles of {wanted} pixels"
+        )
     width = texts.size("hidden_size")
     return VisionLanguageSpec(
         text={"model_type": "modernbert" if is_bert else "llama", **texts.values},
@@ -79,12 +94,18 @@ def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
     )
 
 
-def _connector(inputs: int, side: int, outputs: int, state: State, dtype: torch.dtype) -> PixelShuffle:
-    return PixelShuffle(linear_of(state, "linear", inputs * side**2, outputs, dtype, SINGLE, bias=False), side)
+def _connector(
+    inputs: int, side: int, outputs: int, state: State, dtype: torch.dtype
+) -> PixelShuffle:
+    return PixelShuffle(
+        linear_of(state, "linear", inputs * side**2, outputs, dtype, SINGLE, bias=False), side
+    )
 
 
 def _prompts(processor: Config, begin: str) -> Prompts:
-    """As transformers' ColModernVBertProcessor and colpali-engine's: an image within a conversation, and a query as it is."""
+    """As transformers' ColModernVBertProcessor and colpali-engine's: an image within a
+    conversation, and a query as it is.
+    """
     told = processor.text("visual_prompt_prefix", begin + _TOLD)
     before, mark, after = told.partition(MARK)
     if not mark:

@@ -1,4 +1,6 @@
-"""LightOnOCR (`lighton_ocr`): Pixtral's tower, whose squares of patches are merged, before Qwen3, for pages."""
+"""LightOnOCR (`lighton_ocr`): Pixtral's tower, whose squares of patches are merged, before Qwen3,
+for pages.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ TOWER: dict[str, Rule] = {
     f"{_LAYER}.feed_forward.down_proj": "layers.{}.ffn.down",
     "norm": "norm",
 }
-CONNECTOR: dict[str, HeadRule] = {"patch_merger.merging_layer": "merge", "linear_1": "up", "linear_2": "down"}
+CONNECTOR: dict[str, HeadRule] = {
+    "patch_merger.merging_layer": "merge",
+    "linear_1": "up",
+    "linear_2": "down",
+}
 HEADS: dict[str, HeadRule] = {"words": None}
 
 _EPS: Final = 1e-5
@@ -61,9 +67,10 @@ _THINNEST: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class LongestSide:
-    """An image whose longer side is more than `longest` pixels is made smaller, the proportions kept, sides rounded down; then
-    sides are rounded up to multiples of `multiple`. As transformers' PixtralImageProcessorPil. What is beyond the last whole
-    `square` of pixels has patches, but no row."""
+    """An image whose longer side is more than `longest` pixels is made smaller, the proportions
+    kept, sides rounded down; then sides are rounded up to multiples of `multiple`. As transformers'
+    PixtralImageProcessorPil. What is beyond the last whole `square` of pixels has patches, but no
+    row."""
 
     processing: ImageProcessing
     patches: PatchSpec
@@ -89,7 +96,9 @@ class LongestSide:
         ratio = max(height / self.longest, width / self.longest)
         if ratio > 1:
             height, width = max(1, int(height / ratio)), max(1, int(width / ratio))
-        return -(-height // self.multiple) * self.multiple, -(-width // self.multiple) * self.multiple
+        return -(-height // self.multiple) * self.multiple, -(
+            -width // self.multiple
+        ) * self.multiple
 
 
 def spec(files: Files) -> VisionLanguageSpec:
@@ -98,7 +107,9 @@ def spec(files: Files) -> VisionLanguageSpec:
     side = files.config.size("spatial_merge_size", 2)
     encoder, patches = _tower(images, texts.number("rms_norm_eps", 1e-6))
     pictures = LongestSide(
-        processing=ImageProcessing.unsized(files.images, "CLIPImageProcessor", Image.Resampling.BICUBIC),
+        processing=ImageProcessing.unsized(
+            files.images, "CLIPImageProcessor", Image.Resampling.BICUBIC
+        ),
         patches=patches,
         longest=files.images.part("size").size("longest_edge", 1540),
         square=patches.patch * side,
@@ -119,13 +130,24 @@ def spec(files: Files) -> VisionLanguageSpec:
 
 
 def _multiple(config: Config, patch: int) -> int:
-    """The processor's patch_size: a number, or a height and a width. Published models have the tower's there, not a square's."""
+    """The processor's patch_size: a number, or a height and a width. Published models have the
+    tower's there, not a square's.
+    """
     if not config.has("patch_size"):
         return patch
     value = config.values["patch_size"]
-    side = config.part("patch_size").size("height") if isinstance(value, dict) else config.size("patch_size")
-    if side % patch or (isinstance(value, dict) and config.part("patch_size").size("width") != side):
-        raise config.unsupported("patch_size", f"sides of multiples of {patch} pixels are served, which are those of a patch")
+    side = (
+        config.part("patch_size").size("height")
+        if isinstance(value, dict)
+        else config.size("patch_size")
+    )
+    if side % patch or (
+        isinstance(value, dict) and config.part("patch_size").size("width") != side
+    ):
+        raise config.unsupported(
+            "patch_size",
+            f"sides of multiples of {patch} pixels are served, which are those of a patch",
+        )
     return side
 
 
@@ -136,13 +158,17 @@ def _tower(config: Config, final_eps: float) -> tuple[EncoderSpec, PatchSpec]:
     heads = config.head_count("num_attention_heads", hidden, 16)
     size = config.size("head_dim", hidden // heads)
     if size % 4:
-        raise config.unsupported("head_dim", f"heads of {size} numbers cannot be turned in two dimensions")
+        raise config.unsupported(
+            "head_dim", f"heads of {size} numbers cannot be turned in two dimensions"
+        )
     base = (
         config.part("rope_parameters").positive("rope_theta", 10_000.0)
         if config.has("rope_parameters")
         else config.positive("rope_theta", 10_000.0)
     )
-    turned = (1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size))).tolist()
+    turned = (
+        1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size))
+    ).tolist()
     rope = Rope((*turned[0::2], *turned[1::2]), axes=(0,) * (size // 4) + (1,) * (size // 4))
     spec = EncoderSpec(
         hidden=hidden,
@@ -161,15 +187,27 @@ def _tower(config: Config, final_eps: float) -> tuple[EncoderSpec, PatchSpec]:
         up_bias=False,
         down_bias=False,
     )
-    return spec, PatchSpec(hidden, config.size("patch_size", 14), (0, 0), class_token=False, bias=False, resampled=True)
+    return spec, PatchSpec(
+        hidden, config.size("patch_size", 14), (0, 0), class_token=False, bias=False, resampled=True
+    )
 
 
 def _merger(hidden: int, square: int, outputs: int, state: State, dtype: torch.dtype) -> Mergers:
-    """The merging layer and the one after it have nothing between them: they are one product here. The stored one has the numbers
-    of a square's patches in turn for each channel, and here they are in turn for each patch."""
+    """The merging layer and the one after it have nothing between them: they are one product here.
+    The stored one has the numbers of a square's patches in turn for each channel, and here they are
+    in turn for each patch."""
     check_shape(state, "merge.weight", (hidden, hidden * square), SINGLE)
     check_shape(state, "up.weight", (outputs, hidden), SINGLE)
-    merge = state["merge.weight"].float().view(hidden, hidden, square).transpose(1, 2).reshape(hidden, -1)
-    both: Mapping[str, torch.Tensor] = {"up.weight": state["up.weight"].float() @ merge, "down.weight": state["down.weight"]}
+    merge = (
+        state["merge.weight"]
+        .float()
+        .view(hidden, hidden, square)
+        .transpose(1, 2)
+        .reshape(hidden, -1)
+    )
+    both: Mapping[str, torch.Tensor] = {
+        "up.weight": state["up.weight"].float() @ merge,
+        "down.weight": state["down.weight"],
+    }
     up = linear_of(both, "up", hidden * square, outputs, dtype, SINGLE, bias=False, gelu=True)
     return Mergers(Merger(up, linear_of(both, "down", outputs, outputs, dtype, SINGLE, bias=False)))

@@ -1,7 +1,8 @@
-"""PaddleOCR-VL (arXiv 2510.14528, `paddleocr_vl`): reads texts, tables, formulas and charts of a page.
+"""PaddleOCR-VL (arXiv 2510.14528, `paddleocr_vl`): reads texts, tables, formulas and charts of a
+page.
 
-SigLIP with positions in two dimensions, its squares of patches merged, before an ERNIE of Llama's kind with positions in three
-(M-RoPE).
+SigLIP with positions in two dimensions, its squares of patches merged, before an ERNIE of Llama's
+kind with positions in three (M-RoPE).
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ def spec(files: Files) -> VisionLanguageSpec:
     """Raises ModelBroken for a key that cannot be served."""
     config = files.config
     # Its own code has the text encoder's keys beside the others.
-    texts, images = config.part("text_config") if config.has("text_config") else config, config.part("vision_config")
+    texts, images = (
+        config.part("text_config") if config.has("text_config") else config,
+        config.part("vision_config"),
+    )
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
     table = images.size("image_size", 384) // patches.patch
-    pictures = SmartResize.of(files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="each")
+    pictures = SmartResize.of(
+        files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="each"
+    )
     return VisionLanguageSpec(
         text=_text(texts),
         encoder=encoder,
@@ -74,10 +80,23 @@ def _text(texts: Config) -> dict[str, object]:
     """As Llama's config.json."""
     texts.require("use_bias", False)
     key = "rope_scaling" if texts.has("rope_scaling") else "rope_parameters"
-    rope = {"rope_theta": texts.number("rope_theta", 500_000.0), "mrope_section": _SECTIONS, **texts.part(key).values}
-    values = {name: value for name, value in texts.values.items() if name not in ("rope_scaling", "rope_parameters", "rope_theta")}
+    rope = {
+        "rope_theta": texts.number("rope_theta", 500_000.0),
+        "mrope_section": _SECTIONS,
+        **texts.part(key).values,
+    }
+    values = {
+        name: value
+        for name, value in texts.values.items()
+        if name not in ("rope_scaling", "rope_parameters", "rope_theta")
+    }
     values = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5} | values
-    return values | {"model_type": "llama", "rope_parameters": rope, "attention_bias": False, "mlp_bias": False}
+    return values | {
+        "model_type": "llama",
+        "rope_parameters": rope,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
 
 
 def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
@@ -86,9 +105,17 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
     heads = config.head_count("num_attention_heads", hidden, 16)
     size = hidden // heads
     if size % 4:
-        raise config.unsupported("num_attention_heads", f"heads of {size} numbers cannot be turned in two dimensions")
-    base = config.part("rope_parameters").number("rope_theta", 10_000.0) if config.has("rope_parameters") else 10_000.0
-    turned = 1.0 / (base ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2)))
+        raise config.unsupported(
+            "num_attention_heads", f"heads of {size} numbers cannot be turned in two dimensions"
+        )
+    base = (
+        config.part("rope_parameters").number("rope_theta", 10_000.0)
+        if config.has("rope_parameters")
+        else 10_000.0
+    )
+    turned = 1.0 / (
+        base ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2))
+    )
     pairs = tuple(turned.tolist())
     rope = Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))
     spec = EncoderSpec(
@@ -101,7 +128,9 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
         norm_eps=config.number("layer_norm_eps", 1e-6),
         activation=config.activation("hidden_act", "gelu_pytorch_tanh"),
     )
-    return spec, PatchSpec(hidden, config.size("patch_size", 14), (0, 0), class_token=False, resampled=True)
+    return spec, PatchSpec(
+        hidden, config.size("patch_size", 14), (0, 0), class_token=False, resampled=True
+    )
 
 
 class _PatchNorm(nn.Module):
@@ -109,16 +138,24 @@ class _PatchNorm(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.weight, self.bias = (nn.Parameter(each, requires_grad=False) for each in (weight, bias))
+        self.weight, self.bias = (
+            nn.Parameter(each, requires_grad=False) for each in (weight, bias)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[squares, patches * hidden] -> the same"""
-        return F.layer_norm(x.view(len(x), -1, len(self.weight)), self.weight.shape, self.weight, self.bias, _EPS).flatten(1)
+        return F.layer_norm(
+            x.view(len(x), -1, len(self.weight)), self.weight.shape, self.weight, self.bias, _EPS
+        ).flatten(1)
 
 
 def _merger(hidden: int, square: int, outputs: int, state: State, dtype: torch.dtype) -> Mergers:
     for ending in ("weight", "bias"):
         check_shape(state, f"norm.{ending}", (hidden,), SINGLE)
-    up = linear_of(state, "up", hidden * square, hidden * square, dtype, SINGLE, bias=True, gelu=True)
+    up = linear_of(
+        state, "up", hidden * square, hidden * square, dtype, SINGLE, bias=True, gelu=True
+    )
     down = linear_of(state, "down", hidden * square, outputs, dtype, SINGLE, bias=True)
-    return Mergers(Merger(up, down, _PatchNorm(state["norm.weight"].to(dtype), state["norm.bias"].to(dtype))))
+    return Mergers(
+        Merger(up, down, _PatchNorm(state["norm.weight"].to(dtype), state["norm.bias"].to(dtype)))
+    )

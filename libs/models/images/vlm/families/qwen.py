@@ -1,9 +1,11 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL for retrieval (arXiv 2409.12191, 2502.13923, 2511.21631), and ColQwen2 (2407.01449) of them.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL for retrieval (arXiv 2409.12191, 2502.13923, 2511.21631), and
+ColQwen2 (2407.01449) of them.
 
-Towers with positions in two dimensions, whose squares of patches are merged to rows; Qwen2 or Qwen3 with positions in three
-(M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's has mergers after some of its layers, too (DeepStack).
-Two wrappers of Qwen3-VL whose code is in their repositories: TomoroAI's ColQwen3 (a projection), and NVIDIA's Nemotron ColEmbed V2
-(arXiv 2602.03992), which sees both sides and has no projection.
+Towers with positions in two dimensions, whose squares of patches are merged to rows; Qwen2 or Qwen3
+with positions in three (M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's has mergers
+after some of its layers, too (DeepStack). Two wrappers of Qwen3-VL whose code is in their
+repositories: TomoroAI's ColQwen3 (a projection), and NVIDIA's Nemotron ColEmbed V2 (arXiv
+2602.03992), which sees both sides and has no projection.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from libs.models.images.patches import PatchSpec
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Merger, Mergers, linear_of
 from libs.models.images.vlm.families.family import Files, State, VisionLanguageSpec
-from libs.models.images.vlm.heads import Use, answers, last_state, states_of_tokens, vectors_of_tokens
+from libs.models.images.vlm.heads import (
+    Use,
+    answers,
+    last_state,
+    states_of_tokens,
+    vectors_of_tokens,
+)
 from libs.models.images.vlm.parts import INSTRUCTION, Frame, Pair, Prompts
 from libs.models.images.vlm.smart import MARK, SmartResize
 from libs.models.layers.encoder import PackedEncoder
@@ -30,7 +38,14 @@ from libs.models.text.heads.linear import check_shape
 from libs.models.text.tokenising.text import special_token
 from libs.models.weights import SINGLE, HeadRule, InFile, Maybe, Rule
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2", "colqwen3", "qwen3_vl_nemotron_embed")
+MODEL_TYPES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "colqwen2",
+    "colqwen3",
+    "qwen3_vl_nemotron_embed",
+)
 
 NAMES = {
     "visual.merger.ln_q.": "tower.norm.",
@@ -79,7 +94,7 @@ CONNECTOR: dict[str, HeadRule] = {
 HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": InFile("words")}
 
 _TOMORO, _NEMOTRON = "colqwen3", "qwen3_vl_nemotron_embed"
-_MOST_TOKENS = 1280  # of an image of TomoroAI's: its code sets it, whatever its files say
+_MAX_TOKENS = 1280  # of an image of TomoroAI's: its code sets it, whatever its files say
 _EPS = 1e-6
 _SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
 _IMAGE = f"<|vision_start|>{MARK}<|vision_end|>"
@@ -108,7 +123,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     is_hf = files.config.text("model_type") == "colqwen2"
     pictures = SmartResize.of(files.images, block.patches, block.side, plain=is_hf)
     if files.config.text("model_type") == _TOMORO:
-        pictures = replace(pictures, most=_MOST_TOKENS * pictures.square**2)
+        pictures = replace(pictures, most=_MAX_TOKENS * pictures.square**2)
     return VisionLanguageSpec(
         text={**_text(texts, kind), **({"is_causal": False} if named == _NEMOTRON else {})},
         encoder=encoder,
@@ -117,18 +132,32 @@ def spec(files: Files) -> VisionLanguageSpec:
         connector=partial(_mergers, encoder.hidden * block.side**2, width, taps),
         heads=_heads(files),
         pictures=pictures,
-        prompts=_conversation(files.use, kind) if files.use in ("dense", "score") else _prompts(files, is_hf),
+        prompts=_conversation(files.use, kind)
+        if files.use in ("dense", "score")
+        else _prompts(files, is_hf),
         mark=MARK,
     )
 
 
 def _text(texts: Config, kind: str) -> Mapping[str, object]:
-    """As Qwen2's or Qwen3's config.json, with the sections of M-RoPE, which files leave out where they are the usual ones."""
+    """As Qwen2's or Qwen3's config.json, with the sections of M-RoPE, which files leave out where
+    they are the usual ones.
+    """
     old = texts.has("rope_scaling")
-    rope = {"mrope_section": list(_SECTIONS[kind]), **texts.part("rope_scaling" if old else "rope_parameters").values}
+    rope = {
+        "mrope_section": list(_SECTIONS[kind]),
+        **texts.part("rope_scaling" if old else "rope_parameters").values,
+    }
     rope["mrope_interleaved"] = kind == "qwen3_vl"
-    values = {key: value for key, value in texts.values.items() if key not in ("rope_scaling", "rope_parameters")}
-    return values | {"model_type": "qwen3" if kind == "qwen3_vl" else "qwen2", "rope_parameters": rope}
+    values = {
+        key: value
+        for key, value in texts.values.items()
+        if key not in ("rope_scaling", "rope_parameters")
+    }
+    return values | {
+        "model_type": "qwen3" if kind == "qwen3_vl" else "qwen2",
+        "rope_parameters": rope,
+    }
 
 
 def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int, ...]]:
@@ -140,26 +169,45 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
     heads = config.head_count("num_heads", hidden, 16)
     size = hidden // heads
     if size % 4:
-        raise config.unsupported("num_heads", f"heads of {size} numbers cannot be turned in two dimensions")
-    turned = 1.0 / (10_000.0 ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2)))
+        raise config.unsupported(
+            "num_heads", f"heads of {size} numbers cannot be turned in two dimensions"
+        )
+    turned = 1.0 / (
+        10_000.0 ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2))
+    )
     pairs = tuple(turned.tolist())
     rope = Rope(pairs * 2, axes=(0,) * len(pairs) + (1,) * len(pairs))
-    layers, patch, side = config.layers("depth", 27 if third else 32), config.size("patch_size", 16 if third else 14), 0
+    layers, patch, side = (
+        config.layers("depth", 27 if third else 32),
+        config.size("patch_size", 16 if third else 14),
+        0,
+    )
     side = config.size("spatial_merge_size", 2)
     window = config.size("window_size", 112) // side // patch if second else 0
     if second and not window:
         raise config.unsupported("window_size", "a window holds no square of patches")
-    whole = set(_numbers(config, "fullatt_block_indexes", (7, 15, 23, 31))) if second else set(range(layers))
+    whole = (
+        set(_numbers(config, "fullatt_block_indexes", (7, 15, 23, 31)))
+        if second
+        else set(range(layers))
+    )
     plain = EncoderSpec(
         hidden=hidden,
         heads=heads,
         head_size=size,
-        ffn=int(hidden * config.ratio("mlp_ratio", 4)) if first else config.size("intermediate_size", 3420 if second else 4304),
+        ffn=int(hidden * config.ratio("mlp_ratio", 4))
+        if first
+        else config.size("intermediate_size", 3420 if second else 4304),
         # Of a layer with windows the number only says that it has them.
-        layers=tuple(LayerSpec(rope=rope, window=None if number in whole else window) for number in range(layers)),
+        layers=tuple(
+            LayerSpec(rope=rope, window=None if number in whole else window)
+            for number in range(layers)
+        ),
         norm="pre",
         norm_eps=_EPS,
-        activation=config.activation("hidden_act", "quick_gelu" if first else "silu" if second else "gelu_pytorch_tanh"),
+        activation=config.activation(
+            "hidden_act", "quick_gelu" if first else "silu" if second else "gelu_pytorch_tanh"
+        ),
     )
     table = round(config.size("num_position_embeddings", 2304) ** 0.5) if third else 0
     patches = PatchSpec(hidden, patch, (0, 0), class_token=False, bias=third, resampled=True)
@@ -177,7 +225,9 @@ def _numbers(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, .
     return tuple(sorted(found))
 
 
-def _mergers(inputs: int, outputs: int, taps: tuple[int, ...], state: State, dtype: torch.dtype) -> Mergers:
+def _mergers(
+    inputs: int, outputs: int, taps: tuple[int, ...], state: State, dtype: torch.dtype
+) -> Mergers:
     """`inputs`: numbers of a square's states."""
 
     def merger(stem: str) -> Merger:
@@ -188,7 +238,10 @@ def _mergers(inputs: int, outputs: int, taps: tuple[int, ...], state: State, dty
         norm = nn.LayerNorm(inputs, eps=_EPS, device="meta")
         for ending in ("weight", "bias"):
             check_shape(state, f"{stem}norm.{ending}", (inputs,), SINGLE)
-        norm.load_state_dict({ending: state[f"{stem}norm.{ending}"].to(dtype) for ending in ("weight", "bias")}, assign=True)
+        norm.load_state_dict(
+            {ending: state[f"{stem}norm.{ending}"].to(dtype) for ending in ("weight", "bias")},
+            assign=True,
+        )
         return Merger(up, down, norm.requires_grad_(False))
 
     return Mergers(merger(""), [merger(f"deep.{number}.") for number in range(len(taps))], taps)
@@ -198,42 +251,58 @@ def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelH
     if files.use == "dense":
         return last_state
     if files.use != "score":
-        return states_of_tokens if files.config.text("model_type") == _NEMOTRON else vectors_of_tokens
+        return (
+            states_of_tokens if files.config.text("model_type") == _NEMOTRON else vectors_of_tokens
+        )
     yes, no = (files.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
     if yes is None or no is None:
-        raise ModelBroken('tokenizer.json: "yes" and "no" are not one token each, so that they cannot be answers')
+        raise ModelBroken(
+            'tokenizer.json: "yes" and "no" are not one token each, so that they cannot be answers'
+        )
     return partial(answers, (yes, no))
 
 
 def _conversation(use: Use, kind: str) -> Prompts:
-    """As GME's, Qwen3-VL-Embedding's and Qwen3-VL-Reranker's chat templates render one turn, the model's answer begun."""
+    """As GME's, Qwen3-VL-Embedding's and Qwen3-VL-Reranker's chat templates render one turn, the
+    model's answer begun.
+    """
     told = _JUDGED if use == "score" else INSTRUCTION
     end = _ANSWER + ("<|endoftext|>" if kind == "qwen2_vl" else "")
     frame = Frame(f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user\n", end)
     if use == "score":
         pair = Pair(f"<Instruct>: {INSTRUCTION}<Query>:", "\n<Document>:", "NULL")
-        return Prompts(frame, frame, frame, instruction="Retrieve relevant documents for the query.", pair=pair)
+        return Prompts(
+            frame, frame, frame, instruction="Retrieve relevant documents for the query.", pair=pair
+        )
     usual = "Represent the user's input." if kind == "qwen3_vl" else "You are a helpful assistant."
     return Prompts(frame, frame, frame, instruction=usual)
 
 
 def _prompts(files: Files, is_hf: bool) -> Prompts:
-    """As transformers' ColQwen2Processor, or colpali-engine's, which puts nothing before a query and no new line after it."""
+    """As transformers' ColQwen2Processor, or colpali-engine's, which puts nothing before a query
+    and no new line after it.
+    """
     if files.config.text("model_type") == _NEMOTRON:
         return _nemotron(files.processor)
     fill = special_token(files.directory, "pad_token") or "<|endoftext|>"
     told = files.processor.text("visual_prompt_prefix", _TOLD)
     if files.config.text("model_type") == _TOMORO:  # its files may have the prompt in two halves
-        told = told.removesuffix(_TOLD_END) + files.processor.text("visual_prompt_suffix", _TOLD_END)
+        told = told.removesuffix(_TOLD_END) + files.processor.text(
+            "visual_prompt_suffix", _TOLD_END
+        )
     before, mark, after = told.partition(_IMAGE)
     if not mark:
         raise files.processor.unsupported("visual_prompt_prefix", f"it has no {_IMAGE}")
     asked = files.processor.text("query_prefix", "Query: " if is_hf else "")
-    return Prompts(Frame(before, after), Frame(), Frame(asked, fill * _AUGMENTED + ("\n" if is_hf else "")))
+    return Prompts(
+        Frame(before, after), Frame(), Frame(asked, fill * _AUGMENTED + ("\n" if is_hf else ""))
+    )
 
 
 def _nemotron(processor: Config) -> Prompts:
-    """As Qwen3-VL's chat template renders one turn, the model's answer begun. A document's text follows its image and a prefix."""
+    """As Qwen3-VL's chat template renders one turn, the model's answer begun. A document's text
+    follows its image and a prefix.
+    """
 
     def after(name: str, default: str) -> str:
         found = processor.text(name, default)

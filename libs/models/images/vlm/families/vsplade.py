@@ -1,7 +1,9 @@
-"""V-SPLADE (arXiv 2605.30917): ModernVBERT's states to weights over the vocabulary, for pages; queries need no forward.
+"""V-SPLADE (arXiv 2605.30917): ModernVBERT's states to weights over the vocabulary, for pages;
+queries need no forward.
 
-A page is a turn of the checkpoint's chat template, without words. A query is the weights of its tokens, each counted as often as it
-occurs: softplus of a linear layer over an embedding. Written after NAVER's release (`train/models`) and its Hugging Face export.
+A page is a turn of the checkpoint's chat template, without words. A query is the weights of its
+tokens, each counted as often as it occurs: softplus of a linear layer over an embedding. Written
+after NAVER's release (`train/models`) and its Hugging Face export.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ from libs.models.weights import SINGLE, HeadRule, InFile, Rule
 
 MODEL_TYPES: tuple[str, ...] = ()  # it shares ModernVBERT's
 
-NAMES = {f"encoder.encoder.model.{begin}": own for begin, own in idefics.NAMES.items() if not own.startswith("head.")} | {
+NAMES = {
+    f"encoder.encoder.model.{begin}": own
+    for begin, own in idefics.NAMES.items()
+    if not own.startswith("head.")
+} | {
     "encoder.mlm_head.": "head.",
     "query_encoder.": "head.query.",
 }
@@ -50,7 +56,9 @@ HEADS: dict[str, HeadRule] = {
 }
 
 _SILENT: Final = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
-"""Tokens that have no weight on either side, whose ids the release lists: 50280 to 50284 of its tokenizer."""
+"""Tokens that have no weight on either side, whose ids the release lists: 50280 to 50284 of its
+tokenizer.
+"""
 
 _TEMPLATE: Final = "chat_template.jinja"
 
@@ -75,12 +83,20 @@ def _silent(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _prompts(files: Files) -> Prompts:
-    """The template's turn of a user with an image and no words, the model's answer begun. Texts have no special tokens."""
+    """The template's turn of a user with an image and no words, the model's answer begun. Texts
+    have no special tokens.
+    """
     template = template_of(files.directory)
     if not template:
-        raise ModelBroken(f"{_TEMPLATE}: is missing: pages are shown to the model within its chat template")
+        raise ModelBroken(
+            f"{_TEMPLATE}: is missing: pages are shown to the model within its chat template"
+        )
     content = [{"type": "image"}, {"type": "text", "text": ""}]
-    values = {**special_tokens(files.directory), "add_generation_prompt": True, "messages": [{"role": "user", "content": content}]}
+    values = {
+        **special_tokens(files.directory),
+        "add_generation_prompt": True,
+        "messages": [{"role": "user", "content": content}],
+    }
     (found,) = rendered(template, [values])
     before, mark, after = rendered_text(found).partition(MARK)
     if not mark or MARK in after:
@@ -90,7 +106,9 @@ def _prompts(files: Files) -> Prompts:
 
 
 def _heads(silent: tuple[int, ...], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """SPLADE over a masked language model's logits times hidden ** -0.25, a factor that norm and bias of the decoder have here."""
+    """SPLADE over a masked language model's logits times hidden ** -0.25, a factor that norm and
+    bias of the decoder have here.
+    """
     hidden = encoder.hidden_size
     columns = len(state["decoder.weight"])
     shapes = {"dense.bias": (hidden,), "norm.bias": (hidden,)}
@@ -99,10 +117,21 @@ def _heads(silent: tuple[int, ...], state: State, encoder: PackedEncoder) -> dic
     check_shape(state, "decoder.weight", (columns, hidden), SINGLE)
     check_shape(state, "decoder.bias", (columns,), SINGLE)
     scale = hidden**-0.25
-    scaled = {name: state[name] * scale for name in ("norm.weight", "norm.bias", "decoder.bias") if name in state}
+    scaled = {
+        name: state[name] * scale
+        for name in ("norm.weight", "norm.bias", "decoder.bias")
+        if name in state
+    }
     transform = MlmTransform("modernbert", Config({}), {**state, **scaled}, hidden, hidden, SINGLE)
-    weight, bias = _silenced(state["decoder.weight"], silent), _silenced(scaled["decoder.bias"], silent)
-    return {"sparse": SpladeHead(transform, weight.to(encoder.dtype), bias, Sparse(columns), shared=False)}
+    weight, bias = (
+        _silenced(state["decoder.weight"], silent),
+        _silenced(scaled["decoder.bias"], silent),
+    )
+    return {
+        "sparse": SpladeHead(
+            transform, weight.to(encoder.dtype), bias, Sparse(columns), shared=False
+        )
+    }
 
 
 def _weights(silent: tuple[int, ...], state: State) -> TokenWeights:
@@ -118,5 +147,7 @@ def _weights(silent: tuple[int, ...], state: State) -> TokenWeights:
 
 def _silenced(values: Tensor, silent: tuple[int, ...]) -> Tensor:
     """A copy with zeros in the rows of tokens that have no weight."""
-    rows = torch.tensor([one for one in silent if one < len(values)], dtype=torch.int64, device=values.device)
+    rows = torch.tensor(
+        [one for one in silent if one < len(values)], dtype=torch.int64, device=values.device
+    )
     return values.index_fill(0, rows, 0.0)

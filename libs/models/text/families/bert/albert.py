@@ -1,4 +1,5 @@
-"""ALBERT (arXiv 1909.11942): BERT whose layers share their weights, and whose token embeddings are narrower than its layers.
+"""ALBERT (arXiv 1909.11942): BERT whose layers share their weights, and whose token embeddings are
+narrower than its layers.
 
 `num_hidden_groups` says how many layers have weights; each computes a run of consecutive layers.
 """
@@ -46,9 +47,15 @@ def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     config.require("position_embedding_type", "absolute")
     config.require("inner_group_num", 1)
-    hidden, layers, groups = config.size("hidden_size"), config.layers("num_hidden_layers"), config.layers("num_hidden_groups", 1)
+    hidden, layers, groups = (
+        config.size("hidden_size"),
+        config.layers("num_hidden_layers"),
+        config.layers("num_hidden_groups", 1),
+    )
     if groups > layers:
-        raise config.unsupported("num_hidden_groups", f"at most one group for each of the {layers} layers is needed")
+        raise config.unsupported(
+            "num_hidden_groups", f"at most one group for each of the {layers} layers is needed"
+        )
     heads = config.head_count("num_attention_heads", hidden)
     spec = EncoderSpec(
         hidden=hidden,

@@ -1,4 +1,6 @@
-"""BERT, RoBERTa and their variants: post-LayerNorm, learned positions, and segments (token types)."""
+"""BERT, RoBERTa and their variants: post-LayerNorm, learned positions, and segments (token
+types).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from libs.models.weights import Rule
 MODEL_TYPES = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 PREFIXES = ("", "bert.", "electra.", "roberta.")
 
-# Heads of transformers' own classes. A kind that uses one names it in its head table, which takes precedence.
+# Heads of transformers' own classes. A kind that uses one names it in its head table, which takes
+# precedence.
 HEADS: dict[str, Rule] = {
     "pooler.dense": None,
     "classifier": None,
@@ -69,7 +72,9 @@ def build(config: Config) -> PackedEncoder:
 
 
 def bert_spec(config: Config) -> EncoderSpec:
-    """The layers. Raises ModelBroken for settings of BERT's config.json that none of these families supports."""
+    """The layers. Raises ModelBroken for settings of BERT's config.json that none of these families
+    supports.
+    """
     config.require("position_embedding_type", "absolute")
     config.require("is_decoder", False)
     config.require("add_cross_attention", False)

@@ -1,8 +1,10 @@
-"""DeBERTa v2 and v3: BERT with disentangled attention over content and relative positions (arXiv 2006.03654, 2111.09543).
+"""DeBERTa v2 and v3: BERT with disentangled attention over content and relative positions (arXiv
+2006.03654, 2111.09543).
 
-The score of a query and a key is content-to-content, plus content of the query · distance (c2p), plus content of the key · distance
-(p2c). Near distances each have an embedding, farther ones share buckets. All layers share the embeddings, and each has its own
-projections of them, which are computed once after loading.
+The score of a query and a key is content-to-content, plus content of the query · distance (c2p),
+plus content of the key · distance (p2c). Near distances each have an embedding, farther ones share
+buckets. All layers share the embeddings, and each has its own projections of them, which are
+computed once after loading.
 """
 
 from __future__ import annotations
@@ -77,9 +79,12 @@ WEIGHTS: dict[str, Rule] = {
 
 _EPS = 1e-7
 _POSITIONS = 512  # transformers' default
-_ANY_LENGTH = 1 << 20  # tokens; without a position table no sequence is too long, as all far distances share a bucket
+_ANY_LENGTH = (
+    1 << 20
+)  # tokens; without a position table no sequence is too long, as all far distances share a bucket
 _KINDS = ("c2p", "p2c")
-# The most scores by distance of one kind in memory at once. A CPU's cache should hold them; on a GPU products should be large.
+# The most scores by distance of one kind in memory at once. A CPU's cache should hold them; on a
+# GPU products should be large.
 _SCORES_ON_CPU = 1 << 22
 _SCORES = 1 << 27
 _CONVOLUTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
@@ -89,8 +94,8 @@ _CONVOLUTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gel
 class Distances:
     """The row of the distance embeddings for each distance (query minus key).
 
-    `rows`: for the distances -reach ... reach; farther ones have the first or the last. Rows are non-decreasing with the distance,
-    so those that a sequence needs are contiguous.
+    `rows`: for the distances -reach ... reach; farther ones have the first or the last. Rows are
+    non-decreasing with the distance, so those that a sequence needs are contiguous.
     """
 
     rows: tuple[int, ...]
@@ -108,8 +113,9 @@ class Distances:
         return self.rows[max(-self.reach, min(self.reach, distance)) + self.reach]
 
     def rows_within(self, positions: int) -> slice:
-        """The rows of the distances in a sequence of so many positions, and few more: they begin and end at multiples of 16, where
-        there are such, so that products and loads of them are aligned."""
+        """The rows of the distances in a sequence of so many positions, and few more: they begin
+        and end at multiples of 16, where there are such, so that products and loads of them are
+        aligned."""
         first, last = self.row(1 - positions), self.row(positions - 1)
         return slice(first // 16 * 16, min(-(-(last + 1) // 16) * 16, self.embeddings))
 
@@ -120,11 +126,15 @@ class Distances:
 
     @staticmethod
     def bucketed(buckets: int, farthest: int) -> Distances:
-        """A row for each distance up to half the buckets; the other half are logarithmic (make_log_bucket_position)."""
+        """A row for each distance up to half the buckets; the other half are logarithmic
+        (make_log_bucket_position).
+        """
         middle = buckets // 2
         far = torch.arange(farthest + 1, device="cpu")
         # float32 and exactly the reference's operations: rounding must not move a bucket's edge.
-        ratio = torch.log(far.clamp(min=1) / middle) / torch.log(torch.tensor((farthest - 1) / middle, device="cpu"))
+        ratio = torch.log(far.clamp(min=1) / middle) / torch.log(
+            torch.tensor((farthest - 1) / middle, device="cpu")
+        )
         wide = (torch.ceil(ratio * (middle - 1)) + middle).long()
         near = torch.where(far <= middle, far, wide)
         both = torch.cat([-near[1:].flip(0), near])
@@ -132,7 +142,9 @@ class Distances:
 
 
 class DistanceEmbedding(PositionBias):
-    """The distance embeddings, before a layer projects them. `table`: the row of each distance of -reach ... reach."""
+    """The distance embeddings, before a layer projects them. `table`: the row of each distance of
+    -reach ... reach.
+    """
 
     def __init__(self, spec: EncoderSpec, distances: Distances, *, normed: bool) -> None:
         super().__init__()
@@ -153,7 +165,9 @@ class DistanceEmbedding(PositionBias):
 
 @dataclass(frozen=True, slots=True)
 class DistanceParts:
-    """An adapter's update to a layer's projected distances: for each row, (a' b) by head. `a`: [rank, rows], scaled."""
+    """An adapter's update to a layer's projected distances: for each row, (a' b) by head. `a`:
+    [rank, rows], scaled.
+    """
 
     keys: LowRank | None
     queries: LowRank | None
@@ -164,12 +178,21 @@ class DistanceParts:
 
 
 class DisentangledAttention(Attention):
-    """Disentangled attention. `kinds`: c2p, p2c; `own`: distances have projections of their own, else those of the content.
+    """Disentangled attention. `kinds`: c2p, p2c; `own`: distances have projections of their own,
+    else those of the content.
 
     `delta`: the updates of the current batch's adapters to the projected distances.
     """
 
-    def __init__(self, spec: EncoderSpec, layer: LayerSpec, *, distances: Distances, kinds: tuple[str, ...], own: bool) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        layer: LayerSpec,
+        *,
+        distances: Distances,
+        kinds: tuple[str, ...],
+        own: bool,
+    ) -> None:
         super().__init__(spec, layer)
         size = spec.heads * spec.head_size
         self.distance_key = PackedLinear(spec.hidden, size) if own and "c2p" in kinds else None
@@ -200,15 +223,25 @@ class DisentangledAttention(Attention):
     def spent(self) -> dict[str, Shape]:
         """The linear layers that only `learn` needed, which are freed."""
         kinds = {"distance_key": "c2p", "distance_query": "p2c"} if self._own else {}
-        return {name: Shape(self.qkv.inputs, self.qkv.slots[:1]) for name, kind in kinds.items() if kind in self._kinds}
+        return {
+            name: Shape(self.qkv.inputs, self.qkv.slots[:1])
+            for name, kind in kinds.items()
+            if kind in self._kinds
+        }
 
     def relearn(self, vectors: Tensor, parts: Mapping[str, LowRank]) -> DistanceParts:
-        """The adapter's update to what `learn` computed. `parts`: of this layer's linear layers, by name."""
+        """The adapter's update to what `learn` computed. `parts`: of this layer's linear layers, by
+        name.
+        """
         keys = self._projected(vectors, parts, "distance_key", 1) if "c2p" in self._kinds else None
-        queries = self._projected(vectors, parts, "distance_query", 0) if "p2c" in self._kinds else None
+        queries = (
+            self._projected(vectors, parts, "distance_query", 0) if "p2c" in self._kinds else None
+        )
         return DistanceParts(keys, queries)
 
-    def _projected(self, vectors: Tensor, parts: Mapping[str, LowRank], name: str, slot: int) -> LowRank | None:
+    def _projected(
+        self, vectors: Tensor, parts: Mapping[str, LowRank], name: str, slot: int
+    ) -> LowRank | None:
         part = parts.get(name if self._own else "qkv")
         if part is None:
             return None
@@ -217,10 +250,19 @@ class DisentangledAttention(Attention):
         return LowRank((part.a @ vectors.to(part.a.dtype).T) * self.scale, b) if b.any() else None
 
     def _by_head(self, projected: Tensor) -> Tensor:
-        return (projected * self.scale).view(len(projected), -1, self.head_size).transpose(0, 1).contiguous()
+        return (
+            (projected * self.scale)
+            .view(len(projected), -1, self.head_size)
+            .transpose(0, 1)
+            .contiguous()
+        )
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
-        """[queries, heads, head_size], [tokens, heads, head_size] twice -> [queries, heads * head_size]"""
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+    ) -> Tensor:
+        """[queries, heads, head_size], [tokens, heads, head_size] twice -> [queries, heads *
+        head_size]
+        """
         if has_triton(q):
             return self._by_kernel(q, k, v, batch, layout, shared)
         if batch.key_rows is not None:
@@ -232,18 +274,24 @@ class DisentangledAttention(Attention):
                 for run in _parts(of_adapter, q):
                     queries = slice(run.query, run.query + run.count * run.queries)
                     keys = slice(run.key, run.key + run.count * run.keys)
-                    out[queries] = self._dense(q[:, queries], k[:, keys], v[:, keys], run, shared, learned)
+                    out[queries] = self._dense(
+                        q[:, queries], k[:, keys], v[:, keys], run, shared, learned
+                    )
         return out.flatten(1)
 
-    def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared) -> Tensor:
-        """`mix` in one launch for all sequences. Of their lengths only the longest matters to what is launched: it decides how many
-        rows of distances are needed."""
+    def _by_kernel(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
+    ) -> Tensor:
+        """`mix` in one launch for all sequences. Of their lengths only the longest matters to what
+        is launched: it decides how many rows of distances are needed."""
         from libs.kernels.attention import disentangled_triton
 
         rows = self._distances.rows_within(layout.max_positions)
         table = _rows_on_device(layout, shared)
         chosen = batch.key_rows
-        keys, values = (k, v) if chosen is None else (k.index_select(0, chosen), v.index_select(0, chosen))
+        keys, values = (
+            (k, v) if chosen is None else (k.index_select(0, chosen), v.index_select(0, chosen))
+        )
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         at_once = max(1, _SCORES // (max(len(q), len(k), len(keys)) * (rows.stop - rows.start)))
         for first in range(0, q.shape[1], at_once):
@@ -257,13 +305,12 @@ class DisentangledAttention(Attention):
         return out.flatten(1)
 
     def _by_row(self, x: Tensor, kind: str, heads: slice, rows: slice) -> Tensor | None:
-        """The scores of queries (c2p) or keys (p2c) with rows of the distances, each token's with those of its adapter.
+        """The scores of queries (c2p) or keys (p2c) with rows of the distances, each token's with
+        those of its adapter.
 
         Args:
-            x: the queries or keys of all heads, [tokens, heads, head_size].
-            kind: c2p or p2c.
-            heads: those to compute.
-            rows: those of the distances to compute.
+            x: the queries or keys of all heads, [tokens, heads, head_size]. kind: c2p or p2c.
+            heads: those to compute. rows: those of the distances to compute.
 
         Returns [heads, tokens, rows], or None where the model has no such scores.
         """
@@ -277,7 +324,11 @@ class DisentangledAttention(Attention):
         for start, stop, adapter in self.delta.rows.within(len(x), 0, len(x)):
             learned = None if adapter is None else self.delta.parts.get(adapter)
             part = None if learned is None else learned.keys if kind == "c2p" else learned.queries
-            torch.bmm(own[:, start:stop], _adapted(projected, rows, part)[heads].transpose(1, 2), out=scores[:, start:stop])
+            torch.bmm(
+                own[:, start:stop],
+                _adapted(projected, rows, part)[heads].transpose(1, 2),
+                out=scores[:, start:stop],
+            )
         return scores
 
     def _by_adapter(self, run: Run, rows: int) -> Iterator[tuple[Run, DistanceParts | None]]:
@@ -285,20 +336,35 @@ class DisentangledAttention(Attention):
         if self.delta is None:
             yield run, None
             return
-        for start, stop, adapter in self.delta.rows.within(rows, run.query, run.query + run.count * run.queries):
+        for start, stop, adapter in self.delta.rows.within(
+            rows, run.query, run.query + run.count * run.queries
+        ):
             done, count = (start - run.query) // run.queries, (stop - start) // run.queries
             part = replace(run, query=start, key=run.key + done * run.keys, count=count)
             yield part, None if adapter is None else self.delta.parts.get(adapter)
 
-    def _dense(self, q: Tensor, k: Tensor, v: Tensor, run: Run, shared: Shared, learned: DistanceParts | None) -> Tensor:
-        """A run of equally long sequences: [heads, count * length, head_size] each -> [count * queries, heads, head_size]"""
-        # Heads are the batch dimension, so that each head's distances take one product over all sequences.
+    def _dense(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        run: Run,
+        shared: Shared,
+        learned: DistanceParts | None,
+    ) -> Tensor:
+        """A run of equally long sequences: [heads, count * length, head_size] each -> [count *
+        queries, heads, head_size]
+        """
+        # Heads are the batch dimension, so that each head's distances take one product over all
+        # sequences.
         added = self._scores_by_distance(q, k, run, shared, learned)
         q, k, v = (_by_text(x, run.count) for x in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=self.scale)
         return mixed.flatten(1, 2).transpose(0, 1)
 
-    def _scores_by_distance(self, q: Tensor, k: Tensor, run: Run, shared: Shared, learned: DistanceParts | None) -> Tensor | None:
+    def _scores_by_distance(
+        self, q: Tensor, k: Tensor, run: Run, shared: Shared, learned: DistanceParts | None
+    ) -> Tensor | None:
         """The c2p and p2c scores: [heads, count, queries, keys]"""
         first = self._distances.row(run.offset + 1 - run.keys)
         last = self._distances.row(run.offset + run.queries - 1)
@@ -322,7 +388,9 @@ def _adapted(projected: Tensor, rows: slice, part: LowRank | None) -> Tensor:
     base = projected[:, rows]
     if part is None:
         return base
-    return base + (part.a[:, rows].T @ part.b).view(-1, base.shape[0], base.shape[2]).transpose(0, 1).type_as(base)
+    return base + (part.a[:, rows].T @ part.b).view(-1, base.shape[0], base.shape[2]).transpose(
+        0, 1
+    ).type_as(base)
 
 
 def _parts(run: Run, q: Tensor) -> Iterator[Run]:
@@ -331,7 +399,9 @@ def _parts(run: Run, q: Tensor) -> Iterator[Run]:
     step = max(1, limit // (q.shape[0] * run.queries * run.keys))
     for done in range(0, run.count, step):
         count = min(step, run.count - done)
-        yield replace(run, query=run.query + done * run.queries, key=run.key + done * run.keys, count=count)
+        yield replace(
+            run, query=run.query + done * run.queries, key=run.key + done * run.keys, count=count
+        )
 
 
 def _by_text(x: Tensor, count: int) -> Tensor:
@@ -373,14 +443,24 @@ class Convolution:
 
 
 class ConvolvedLayer(PostNormLayer):
-    """The first layer of v2's larger models: a convolution over its input is added to its output."""
+    """The first layer of v2's larger models: a convolution over its input is added to its
+    output.
+    """
 
     goes_by_runs = True
 
-    def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType, convolution: Convolution) -> None:
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        layer: LayerSpec,
+        attention: AttentionType,
+        convolution: Convolution,
+    ) -> None:
         super().__init__(spec, layer, attention)
         width = convolution.width
-        self.conv = nn.Conv1d(spec.hidden, spec.hidden, width, padding=width // 2, groups=convolution.groups)
+        self.conv = nn.Conv1d(
+            spec.hidden, spec.hidden, width, padding=width // 2, groups=convolution.groups
+        )
         self.conv_norm = Norm(spec)
         self._function = convolution.function
 
@@ -393,12 +473,16 @@ class ConvolvedLayer(PostNormLayer):
             mixed[rows] = self.conv(texts).transpose(1, 2).flatten(0, 1)
         return self.conv_norm.forward(out + self._function(mixed))
 
-    def of_rows(self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout) -> Tensor:
+    def of_rows(
+        self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
+    ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 
 
 class DebertaEncoder(PackedEncoder):
-    """An encoder with distances projected for each layer, and in some models a convolution beside the first layer."""
+    """An encoder with distances projected for each layer, and in some models a convolution beside
+    the first layer.
+    """
 
     def __init__(
         self,
@@ -424,7 +508,11 @@ class DebertaEncoder(PackedEncoder):
 
     def spent(self) -> dict[str, Shape]:
         """See `PrecomputesConstants`."""
-        return {f"{at}.{name}": shape for at, attention in self._disentangled() for name, shape in attention.spent().items()}
+        return {
+            f"{at}.{name}": shape
+            for at, attention in self._disentangled()
+            for name, shape in attention.spent().items()
+        }
 
     def relearn(self, parts: Mapping[str, LowRank]) -> dict[str, DistanceParts]:
         """See `PrecomputesConstants`."""
@@ -432,14 +520,22 @@ class DebertaEncoder(PackedEncoder):
             return {}
         vectors = self.relative.vectors()
         return {
-            at: attention.relearn(vectors, {name.removeprefix(f"{at}."): part for name, part in parts.items()})
+            at: attention.relearn(
+                vectors, {name.removeprefix(f"{at}."): part for name, part in parts.items()}
+            )
             for at, attention in self._disentangled()
         }
 
     def _disentangled(self) -> list[tuple[str, DisentangledAttention]]:
         """The layers' attentions, with their names in the encoder."""
-        attentions = [(f"layers.{number}.attn", layer.attn) for number, layer in enumerate(self.stack)]
-        return [(at, attention) for at, attention in attentions if isinstance(attention, DisentangledAttention)]
+        attentions = [
+            (f"layers.{number}.attn", layer.attn) for number, layer in enumerate(self.stack)
+        ]
+        return [
+            (at, attention)
+            for at, attention in attentions
+            if isinstance(attention, DisentangledAttention)
+        ]
 
 
 def build(config: Config) -> PackedEncoder:
@@ -467,10 +563,14 @@ def build(config: Config) -> PackedEncoder:
     attention: AttentionType = Attention
     if config.flag("relative_attention", False):
         distances = _distances(config)
-        relative = DistanceEmbedding(spec, distances, normed="layer_norm" in config.words("norm_rel_ebd"))
+        relative = DistanceEmbedding(
+            spec, distances, normed="layer_norm" in config.words("norm_rel_ebd")
+        )
         own = not config.flag("share_att_key", False)
         attention = partial(DisentangledAttention, distances=distances, kinds=kinds, own=own)
-    return DebertaEncoder(spec, _embedding(config, spec), relative, attention, _convolution(config, hidden))
+    return DebertaEncoder(
+        spec, _embedding(config, spec), relative, attention, _convolution(config, hidden)
+    )
 
 
 def _embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
@@ -494,12 +594,18 @@ def _distances(config: Config) -> Distances:
     if farthest < 1:
         farthest = config.size("max_position_embeddings", _POSITIONS)
     if farthest > _ANY_LENGTH:
-        raise config.unsupported("max_relative_positions", f"distances of at most {_ANY_LENGTH:,} are served, not {farthest:,}")
+        raise config.unsupported(
+            "max_relative_positions",
+            f"distances of at most {_ANY_LENGTH:,} are served, not {farthest:,}",
+        )
     buckets = config.integer("position_buckets", -1)
     if buckets < 1:
         return Distances.exact(farthest)
     if buckets % 2 or not 2 <= buckets // 2 < farthest - 1:
-        raise config.unsupported("position_buckets", f"an even number from 4 is needed, less than twice the distance {farthest}")
+        raise config.unsupported(
+            "position_buckets",
+            f"an even number from 4 is needed, less than twice the distance {farthest}",
+        )
     return Distances.bucketed(buckets, farthest)
 
 

@@ -49,6 +49,11 @@ def build(config: Config) -> PackedEncoder:
         activation=config.activation("activation"),
     )
     embed = TokenEmbedding(
-        EmbeddingSpec(config.size("vocab_size"), hidden, positions=config.size("max_position_embeddings"), norm_eps=_NORM_EPS)
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            hidden,
+            positions=config.size("max_position_embeddings"),
+            norm_eps=_NORM_EPS,
+        )
     )
     return PackedEncoder(spec, embed)

@@ -1,4 +1,6 @@
-"""Jina BERT v2 (arXiv 2310.19923): BERT with ALiBi and GeGLU, under BERT's model_type. jina-embeddings-v2-*."""
+"""Jina BERT v2 (arXiv 2310.19923): BERT with ALiBi and GeGLU, under BERT's model_type.
+jina-embeddings-v2-*.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ WEIGHTS: dict[str, Rule] = COMMON | {
 }
 
 # Bounds the table of all distances, which is computed for each head.
-_MOST_POSITIONS = 1 << 17
+_MAX_POSITIONS = 1 << 17
 _ACTIVATIONS: dict[str, Activation] = {"geglu": "gelu", "reglu": "relu"}
 
 
@@ -50,7 +52,9 @@ def uses_alibi(config: Config) -> bool:
 
 
 def norms_queries(config: Config) -> bool:
-    """Whether it is the variant in `jina_code`: in config.json only the name of its remote code distinguishes it."""
+    """Whether it is the variant in `jina_code`: in config.json only the name of its remote code
+    distinguishes it.
+    """
     sources = (config.text("_name_or_path", ""), config.part("auto_map").text("AutoConfig", ""))
     return any("jina-bert-v2-qk-post-norm" in source for source in sources)
 
@@ -97,9 +101,9 @@ def jina_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
 
 
 def alibi(spec: EncoderSpec, embed: TokenEmbedding) -> AlibiBias:
-    if embed.max_positions > _MOST_POSITIONS:
+    if embed.max_positions > _MAX_POSITIONS:
         found = f"max_position_embeddings is {embed.max_positions}"
-        raise ModelBroken(f"config.json: {found}: with ALiBi at most {_MOST_POSITIONS:,} is served")
+        raise ModelBroken(f"config.json: {found}: with ALiBi at most {_MAX_POSITIONS:,} is served")
     return AlibiBias(slopes(spec.heads), embed.max_positions, like=lambda: embed.token.weight)
 
 
@@ -123,8 +127,8 @@ class AlibiBias(PositionBias):
 
 
 def slopes(heads: int) -> list[float]:
-    """ALiBi's (arXiv 2108.12409, section 3): 2^(-8/n), 2^(-16/n), ... for a power of two; else those of the power below, and every
-    other one of the power above (the reference code's rule).
+    """ALiBi's (arXiv 2108.12409, section 3): 2^(-8/n), 2^(-16/n), ... for a power of two; else
+    those of the power below, and every other one of the power above (the reference code's rule).
     """
     power = 2 ** math.floor(math.log2(heads))
     own = [2.0 ** (-8.0 * number / power) for number in range(1, power + 1)]

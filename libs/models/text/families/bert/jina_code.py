@@ -1,13 +1,29 @@
-"""Jina BERT v2 with QK norm and one more norm in each layer: jina-embeddings-v2-base-code and its variants."""
+"""Jina BERT v2 with QK norm and one more norm in each layer: jina-embeddings-v2-base-code and its
+variants.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from libs.models.layers.encoder import Attention, AttentionType, Norm, PackedEncoder, PostNormLayer, Shared
+from libs.models.layers.encoder import (
+    Attention,
+    AttentionType,
+    Norm,
+    PackedEncoder,
+    PostNormLayer,
+    Shared,
+)
 from libs.models.layers.spec import Config, EncoderSpec, LayerSpec
 from libs.models.text.families.bert import jina
-from libs.models.text.families.bert.jina import COMMON, alibi, jina_embedding, jina_spec, norms_queries, uses_alibi
+from libs.models.text.families.bert.jina import (
+    COMMON,
+    alibi,
+    jina_embedding,
+    jina_spec,
+    norms_queries,
+    uses_alibi,
+)
 from libs.models.weights import Rule
 
 MODEL_TYPES = jina.MODEL_TYPES
@@ -31,7 +47,9 @@ def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     spec = jina_spec(config, gate_last=True)
     embed = jina_embedding(config, spec)
-    return PackedEncoder(spec, embed, relative=alibi(spec, embed), attention=WideNormAttention, layer=TwiceAddedLayer)
+    return PackedEncoder(
+        spec, embed, relative=alibi(spec, embed), attention=WideNormAttention, layer=TwiceAddedLayer
+    )
 
 
 class WideNormAttention(Attention):
@@ -43,12 +61,17 @@ class WideNormAttention(Attention):
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x, shared)
-        q, k = self.wide_q_norm.forward(q.flatten(1)).view_as(q), self.wide_k_norm.forward(k.flatten(1)).view_as(k)
+        q, k = (
+            self.wide_q_norm.forward(q.flatten(1)).view_as(q),
+            self.wide_k_norm.forward(k.flatten(1)).view_as(k),
+        )
         return q, k, v
 
 
 class TwiceAddedLayer(PostNormLayer):
-    """BERT's layer, but the attention's input is added once more to the normed sum, and the result normed again."""
+    """BERT's layer, but the attention's input is added once more to the normed sum, and the result
+    normed again.
+    """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__(spec, layer, attention)
@@ -56,5 +79,7 @@ class TwiceAddedLayer(PostNormLayer):
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         added = self.attn.out.add(mixed, x)
-        normed = self.again_norm.forward(x + (added if self.attn_norm is None else self.attn_norm.forward(added)))
+        normed = self.again_norm.forward(
+            x + (added if self.attn_norm is None else self.attn_norm.forward(added))
+        )
         return self.ffn_norm.forward(self.ffn.add(normed, normed))

@@ -54,4 +54,6 @@ def build(config: Config) -> PackedEncoder:
             offset=_OFFSET,
         )
     )
-    return PackedEncoder(spec, embed, relative=BucketBias.of(config, spec.heads, reach=embed.max_positions - 1))
+    return PackedEncoder(
+        spec, embed, relative=BucketBias.of(config, spec.heads, reach=embed.max_positions - 1)
+    )

@@ -1,5 +1,6 @@
-"""Jina's XLM-RoBERTa, with flash-attn's tensor names: jina-reranker-v2 (learned positions), jina-colbert-v2 (rotary ones),
-jina-embeddings-v3 (rotary ones, and LoRA adapters for its tasks: `libs/models/loaded/tasks.py`).
+"""Jina's XLM-RoBERTa, with flash-attn's tensor names: jina-reranker-v2 (learned positions),
+jina-colbert-v2 (rotary ones), jina-embeddings-v3 (rotary ones, and LoRA adapters for its tasks:
+`libs/models/loaded/tasks.py`).
 
 It shares XLM-RoBERTa's model_type; transformers has its rotary variant as jina_embeddings_v3.
 """
@@ -50,7 +51,9 @@ _TRANSFORMERS = "jina_embeddings_v3"
 
 
 def claims(config: Config) -> bool:
-    flash = config.has("use_flash_attn") or "XLMRobertaFlash" in config.part("auto_map").text("AutoConfig", "")
+    flash = config.has("use_flash_attn") or "XLMRobertaFlash" in config.part("auto_map").text(
+        "AutoConfig", ""
+    )
     return flash or config.text("model_type") == _TRANSFORMERS
 
 
@@ -94,4 +97,8 @@ def _rope(config: Config, size: int) -> Rope | None:
         raise config.unsupported("position_embedding_type", "supported are absolute and rotary")
     if kind == "absolute":
         return None
-    return rope_of(config, config.size("rotary_emb_dim", size), theta=config.number("rotary_emb_base", 10_000.0))
+    return rope_of(
+        config,
+        config.size("rotary_emb_dim", size),
+        theta=config.number("rotary_emb_base", 10_000.0),
+    )

@@ -1,4 +1,5 @@
-"""Gemma 1 (arXiv 2403.08295): Llama whose RMSNorm adds one to its weights, with GELU gates and scaled token embeddings.
+"""Gemma 1 (arXiv 2403.08295): Llama whose RMSNorm adds one to its weights, with GELU gates and
+scaled token embeddings.
 
 The text model of PaliGemma. Causal, unless `use_bidirectional_attention` is set.
 """
@@ -25,9 +26,19 @@ _HEAD_SIZE = 256  # where config.json has no key for it
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     bias, layers = config.flag("attention_bias", False), config.layers("num_hidden_layers")
-    causal, size = not config.flag("use_bidirectional_attention", False), config.size("head_dim", _HEAD_SIZE)
+    causal, size = (
+        not config.flag("use_bidirectional_attention", False),
+        config.size("head_dim", _HEAD_SIZE),
+    )
     spec = replace(
-        decoder_spec(config, causal=causal, windows=(None,) * layers, head_size=size, qkv_bias=bias, out_bias=bias),
+        decoder_spec(
+            config,
+            causal=causal,
+            windows=(None,) * layers,
+            head_size=size,
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
         norm_shift=1.0,
         # Old files say "gelu" in `hidden_act`, and were trained with its approximation.
         activation="gelu_tanh",

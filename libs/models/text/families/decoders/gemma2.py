@@ -1,4 +1,6 @@
-"""Gemma 2 (arXiv 2408.00118): sandwich norms, soft-capped attention scores, and a window in every other layer; causal."""
+"""Gemma 2 (arXiv 2408.00118): sandwich norms, soft-capped attention scores, and a window in every
+other layer; causal.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from libs.models.weights import Rule
 MODEL_TYPES = ("gemma2",)
 PREFIXES = ("", "model.")
 
-WEIGHTS: dict[str, Rule] = {stem: rule for stem, rule in gemma3.WEIGHTS.items() if not stem.endswith(("q_norm", "k_norm"))}
+WEIGHTS: dict[str, Rule] = {
+    stem: rule for stem, rule in gemma3.WEIGHTS.items() if not stem.endswith(("q_norm", "k_norm"))
+}
 
 # transformers' values for keys that config.json lacks.
 _HEAD_SIZE = 256
@@ -26,11 +30,16 @@ _SOFTCAP, _FINAL_SOFTCAP = 50.0, 30.0
 
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
-    # transformers' two implementations of attention disagree about the flag: one of them ignores it.
+    # transformers' two implementations of attention disagree about the flag: one of them ignores
+    # it.
     config.require("use_bidirectional_attention", False)
     size, bias = config.size("head_dim", _HEAD_SIZE), config.flag("attention_bias", False)
     rope = rope_of(config, size)
-    window = None if config.is_null("sliding_window") else window_of(config, causal=True, default=_WINDOW)
+    window = (
+        None
+        if config.is_null("sliding_window")
+        else window_of(config, causal=True, default=_WINDOW)
+    )
     slides = sliding_layers(config, lambda number: number % 2 == 0)
     spec = replace(
         decoder_spec(config, causal=True, windows=(), head_size=size, qkv_bias=bias, out_bias=bias),
@@ -39,7 +48,9 @@ def build(config: Config) -> PackedEncoder:
         norm_shift=1.0,
         activation=config.activation("hidden_activation", "gelu_pytorch_tanh"),
         scale=config.positive("query_pre_attn_scalar", _SCALAR) ** -0.5,
-        softcap=None if config.is_null("attn_logit_softcapping") else config.positive("attn_logit_softcapping", _SOFTCAP),
+        softcap=None
+        if config.is_null("attn_logit_softcapping")
+        else config.positive("attn_logit_softcapping", _SOFTCAP),
     )
     embed = EmbeddingSpec(
         config.size("vocab_size"),
@@ -56,4 +67,8 @@ def final_softcap(config: Config) -> float | None:
     """The soft cap of the next token's logits in a model of any family; None: there is none."""
     if config.text("model_type") in MODEL_TYPES and not config.is_null("final_logit_softcapping"):
         return config.positive("final_logit_softcapping", _FINAL_SOFTCAP)
-    return config.positive("final_logit_softcapping") if config.has("final_logit_softcapping") else None
+    return (
+        config.positive("final_logit_softcapping")
+        if config.has("final_logit_softcapping")
+        else None
+    )

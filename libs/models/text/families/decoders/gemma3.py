@@ -1,7 +1,7 @@
 """Gemma 3's text model (embeddinggemma): sandwich norms, QK norm, and two RoPE bases.
 
-Of every six layers five have sliding-window attention, and a RoPE base of their own. With `use_bidirectional_attention` no layer
-is causal.
+Of every six layers five have sliding-window attention, and a RoPE base of their own. With
+`use_bidirectional_attention` no layer is causal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.rotary import rope_of
 from libs.models.layers.spec import Config, EmbeddingSpec, LayerSpec
-from libs.models.text.families.decoders.llama import BLOCKS, HEADS, decoder_spec, sliding_layers, window_of
+from libs.models.text.families.decoders.llama import (
+    BLOCKS,
+    HEADS,
+    decoder_spec,
+    sliding_layers,
+    window_of,
+)
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("gemma3_text",)
@@ -41,7 +47,9 @@ _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 class GemmaEmbedding(TokenEmbedding):
-    """Token embeddings times a scale in the weights' data type: in bfloat16 the square root of 768 is 27.75."""
+    """Token embeddings times a scale in the weights' data type: in bfloat16 the square root of 768
+    is 27.75.
+    """
 
     def prepare(self) -> None:
         super().prepare()
@@ -54,20 +62,43 @@ def build(config: Config) -> PackedEncoder:
         raise config.unsupported("attn_logit_softcapping", "only null is supported")
     causal = not config.flag("use_bidirectional_attention", False)
     # Where the model is bidirectional, its window counts both sides together.
-    window = window_of(config, causal, _WINDOW) if causal else config.size("sliding_window", _WINDOW) // 2
+    window = (
+        window_of(config, causal, _WINDOW)
+        if causal
+        else config.size("sliding_window", _WINDOW) // 2
+    )
     size = config.size("head_dim", _HEAD_SIZE)
-    full = LayerSpec(rope=rope_of(config, size, theta=config.number("rope_theta", _GLOBAL_THETA), kind="full_attention"))
+    full = LayerSpec(
+        rope=rope_of(
+            config, size, theta=config.number("rope_theta", _GLOBAL_THETA), kind="full_attention"
+        )
+    )
     local = config.number("rope_local_base_freq", _LOCAL_THETA)
-    sliding = LayerSpec(rope=rope_of(config, size, theta=local, kind="sliding_attention", scaled=False), window=window)
-    pattern = config.size("sliding_window_pattern", config.size("_sliding_window_pattern", _PATTERN))
+    sliding = LayerSpec(
+        rope=rope_of(config, size, theta=local, kind="sliding_attention", scaled=False),
+        window=window,
+    )
+    pattern = config.size(
+        "sliding_window_pattern", config.size("_sliding_window_pattern", _PATTERN)
+    )
     layers = sliding_layers(config, lambda number: (number + 1) % pattern != 0)
     bias = config.flag("attention_bias", False)
     spec = replace(
-        decoder_spec(config, causal=causal, windows=(), head_size=size, qk_norm=True, qkv_bias=bias, out_bias=bias),
+        decoder_spec(
+            config,
+            causal=causal,
+            windows=(),
+            head_size=size,
+            qk_norm=True,
+            qkv_bias=bias,
+            out_bias=bias,
+        ),
         layers=tuple(sliding if slides else full for slides in layers),
         norm="sandwich",
         norm_shift=1.0,
-        activation=config.activation("hidden_activation") if config.has("hidden_activation") else "gelu_tanh",
+        activation=config.activation("hidden_activation")
+        if config.has("hidden_activation")
+        else "gelu_tanh",
         scale=config.positive("query_pre_attn_scalar", _SCALAR) ** -0.5,
     )
     embed = GemmaEmbedding(

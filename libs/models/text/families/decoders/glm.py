@@ -1,4 +1,5 @@
-"""GLM-OCR's text model: norms before and after each block, gate and up in one tensor, and neighbours of a head turned together.
+"""GLM-OCR's text model: norms before and after each block, gate and up in one tensor, and
+neighbours of a head turned together.
 
 Only within its vision-language model; it is causal.
 """
@@ -29,17 +30,21 @@ WEIGHTS: dict[str, Rule] = HEADS | {name: rule for name, rule in BLOCKS.items() 
 
 
 class PairwiseAttention(Attention):
-    """Dimensions 2i and 2i + 1 of a head are turned together. They are put where `rotate` has pairs, of queries and keys alike,
-    which leaves their products as they are."""
+    """Dimensions 2i and 2i + 1 of a head are turned together. They are put where `rotate` has
+    pairs, of queries and keys alike, which leaves their products as they are."""
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens, kv_heads, head_size]"""
+        """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens,
+        kv_heads, head_size]
+        """
         if self.rope is None:
             raise TypeError("every layer has rotary positions")
         fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
         both, v = fused.split_with_sizes((sum(self.parts[:2]), self.parts[2]), dim=1)
         turned = 2 * len(self.rope.frequencies)
-        halves = torch.cat((both[..., 0:turned:2], both[..., 1:turned:2], both[..., turned:]), dim=-1)
+        halves = torch.cat(
+            (both[..., 0:turned:2], both[..., 1:turned:2], both[..., turned:]), dim=-1
+        )
         q, k = rotate(halves, *shared.rotations[self.rope]).split_with_sizes(self.parts[:2], dim=1)
         return q, k, v
 
@@ -47,5 +52,7 @@ class PairwiseAttention(Attention):
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     windows = (None,) * config.layers("num_hidden_layers")
-    spec = replace(decoder_spec(config, causal=True, windows=windows, partial=True), norm="sandwich")
+    spec = replace(
+        decoder_spec(config, causal=True, windows=windows, partial=True), norm="sandwich"
+    )
     return PackedEncoder(spec, token_embedding(config), attention=PairwiseAttention)

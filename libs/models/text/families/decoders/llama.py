@@ -1,7 +1,9 @@
-"""Llama and Mistral: pre-RMSNorm, rotary positions, grouped-query attention, SwiGLU. Causal, unless the config says otherwise.
+"""Llama and Mistral: pre-RMSNorm, rotary positions, grouped-query attention, SwiGLU. Causal, unless
+the config says otherwise.
 
-Mistral has sliding-window attention in every layer. GritLM is a Mistral without windows, bidirectional where it embeds.
-`llama_bidirec` is NVIDIA's bidirectional Llama (llama-embed-nemotron), `bidir_mistral` its Mistral of that sort (NV-Embed).
+Mistral has sliding-window attention in every layer. GritLM is a Mistral without windows,
+bidirectional where it embeds. `llama_bidirec` is NVIDIA's bidirectional Llama
+(llama-embed-nemotron), `bidir_mistral` its Mistral of that sort (NV-Embed).
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from libs.models.weights import Rule
 MODEL_TYPES = ("llama", "llama_bidirec", "mistral", "bidir_mistral")
 PREFIXES = ("", "model.")
 
-# Heads of transformers' own classes, and frequencies that older versions stored. A kind that uses one names it in its head table.
+# Heads of transformers' own classes, and frequencies that older versions stored. A kind that uses
+# one names it in its head table.
 HEADS: dict[str, Rule] = {
     "lm_head": None,
     "score": None,
@@ -38,7 +41,9 @@ BLOCKS: dict[str, Rule] = {
     "norm": "norm",
 }
 
-WEIGHTS: dict[str, Rule] = HEADS | BLOCKS | {"layers.{}.post_attention_layernorm": "layers.{}.ffn_norm"}
+WEIGHTS: dict[str, Rule] = (
+    HEADS | BLOCKS | {"layers.{}.post_attention_layernorm": "layers.{}.ffn_norm"}
+)
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _BOTH_WAYS = ("llama_bidirec", "bidir_mistral")
@@ -61,7 +66,9 @@ def build(config: Config) -> PackedEncoder:
         window = window_of(config, causal, _MISTRALS_WINDOW)
     bias, ffn_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     windows = (window,) * config.layers("num_hidden_layers")
-    spec = decoder_spec(config, causal=causal, windows=windows, qkv_bias=bias, out_bias=bias, ffn_bias=ffn_bias)
+    spec = decoder_spec(
+        config, causal=causal, windows=windows, qkv_bias=bias, out_bias=bias, ffn_bias=ffn_bias
+    )
     return PackedEncoder(spec, token_embedding(config))
 
 
@@ -79,11 +86,16 @@ def decoder_spec(
 ) -> EncoderSpec:
     """The layers that most decoders share.
 
-    `windows`: of each layer. `head_size` None: as in transformers' Llama. `partial`: whether `partial_rotary_factor` is read.
+    `windows`: of each layer. `head_size` None: as in transformers' Llama. `partial`: whether
+    `partial_rotary_factor` is read.
     """
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     if head_size is None:
-        fitting = None if config.has("head_dim") else hidden // config.head_count("num_attention_heads", hidden)
+        fitting = (
+            None
+            if config.has("head_dim")
+            else hidden // config.head_count("num_attention_heads", hidden)
+        )
         head_size = config.size("head_dim", fitting)
     rope = rope_of(config, head_size, partial=partial)
     return EncoderSpec(
@@ -111,20 +123,32 @@ def token_embedding(config: Config) -> TokenEmbedding:
     """Token embeddings alone: positions are rotary, and there is no norm."""
     positions = config.size("max_position_embeddings")
     return TokenEmbedding(
-        EmbeddingSpec(config.size("vocab_size"), config.size("hidden_size"), positions=positions, norm_eps=None, table=False)
+        EmbeddingSpec(
+            config.size("vocab_size"),
+            config.size("hidden_size"),
+            positions=positions,
+            norm_eps=None,
+            table=False,
+        )
     )
 
 
 def key_heads(config: Config, heads: int) -> int:
-    """The number of key/value heads (grouped-query attention), which must divide the number of attention heads."""
+    """The number of key/value heads (grouped-query attention), which must divide the number of
+    attention heads.
+    """
     shared = config.size("num_key_value_heads", heads)
     if heads % shared:
-        raise config.unsupported("num_key_value_heads", f"it does not divide the {heads} attention heads")
+        raise config.unsupported(
+            "num_key_value_heads", f"it does not divide the {heads} attention heads"
+        )
     return shared
 
 
 def window_of(config: Config, causal: bool, default: int | None = None) -> int:
-    """Tokens visible on each side. `sliding_window` counts the query's own token where a model is causal, as in transformers."""
+    """Tokens visible on each side. `sliding_window` counts the query's own token where a model is
+    causal, as in transformers.
+    """
     return config.size("sliding_window", default) - (1 if causal else 0)
 
 
@@ -135,5 +159,7 @@ def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool,
     if not kinds:
         return tuple(slides(number) for number in range(layers))
     if len(kinds) != layers or not set(kinds) <= {_FULL, _SLIDING}:
-        raise config.unsupported("layer_types", f"{_FULL} or {_SLIDING} is needed for each of the {layers} layers")
+        raise config.unsupported(
+            "layer_types", f"{_FULL} or {_SLIDING} is needed for each of the {layers} layers"
+        )
     return tuple(kind == _SLIDING for kind in kinds)

@@ -1,13 +1,21 @@
-"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama with fused projections, and LongRoPE where the context was extended.
+"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama with fused projections, and LongRoPE where the context
+was extended.
 
-LongRoPE (arXiv 2402.13753) has two sets of frequencies: one for sequences that fit the original context, one for longer ones.
+LongRoPE (arXiv 2402.13753) has two sets of frequencies: one for sequences that fit the original
+context, one for longer ones.
 """
 
 from __future__ import annotations
 
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
-from libs.models.text.families.decoders.llama import BLOCKS, HEADS, decoder_spec, token_embedding, window_of
+from libs.models.text.families.decoders.llama import (
+    BLOCKS,
+    HEADS,
+    decoder_spec,
+    token_embedding,
+    window_of,
+)
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("phi3",)
@@ -28,4 +36,6 @@ def build(config: Config) -> PackedEncoder:
     config = Config({"rms_norm_eps": _NORM_EPS, **config.values})
     window = window_of(config, causal=True) if config.has("sliding_window") else None
     windows = (window,) * config.layers("num_hidden_layers")
-    return PackedEncoder(decoder_spec(config, causal=True, windows=windows, partial=True), token_embedding(config))
+    return PackedEncoder(
+        decoder_spec(config, causal=True, windows=windows, partial=True), token_embedding(config)
+    )

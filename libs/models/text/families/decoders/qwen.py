@@ -1,7 +1,8 @@
-"""Qwen2 and Qwen3: Llama with QKV biases (2) or QK norm (3). jina-embeddings-v5-text-small is a Qwen3 (eurobert.py: -nano).
+"""Qwen2 and Qwen3: Llama with QKV biases (2) or QK norm (3). jina-embeddings-v5-text-small is a
+Qwen3 (eurobert.py: -nano).
 
-Causal, unless the config says otherwise (gte-Qwen2) or names Voyage's architecture. With `use_sliding_window`, layers from
-`max_window_layers` on have a window.
+Causal, unless the config says otherwise (gte-Qwen2) or names Voyage's architecture. With
+`use_sliding_window`, layers from `max_window_layers` on have a window.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from libs.catalog.kinds.embedding.voyage import is_voyage
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.families.decoders import llama
-from libs.models.text.families.decoders.llama import decoder_spec, sliding_layers, token_embedding, window_of
+from libs.models.text.families.decoders.llama import (
+    decoder_spec,
+    sliding_layers,
+    token_embedding,
+    window_of,
+)
 from libs.models.weights import Rule
 
 MODEL_TYPES = ("qwen2", "qwen3", "jina_embeddings_v5")
@@ -32,9 +38,20 @@ def build(config: Config) -> PackedEncoder:
     causal = config.flag("is_causal", not is_voyage(config.values))
     windows = _windows(config, causal)
     if config.text("model_type") == "qwen2":
-        return PackedEncoder(decoder_spec(config, causal=causal, windows=windows, qkv_bias=True), token_embedding(config))
+        return PackedEncoder(
+            decoder_spec(config, causal=causal, windows=windows, qkv_bias=True),
+            token_embedding(config),
+        )
     bias, size = config.flag("attention_bias", False), config.size("head_dim", _HEAD_SIZE)
-    spec = decoder_spec(config, causal=causal, windows=windows, head_size=size, qk_norm=True, qkv_bias=bias, out_bias=bias)
+    spec = decoder_spec(
+        config,
+        causal=causal,
+        windows=windows,
+        head_size=size,
+        qk_norm=True,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
     return PackedEncoder(spec, token_embedding(config))
 
 
@@ -43,6 +60,8 @@ def _windows(config: Config, causal: bool) -> tuple[int | None, ...]:
     first = config.integer("max_window_layers", _FIRST_SLIDING_LAYER)
     sliding = sliding_layers(config, lambda number: used and number >= first)
     if any(sliding) and not used:
-        raise config.unsupported("layer_types", "some layers slide, but use_sliding_window is false")
+        raise config.unsupported(
+            "layer_types", "some layers slide, but use_sliding_window is false"
+        )
     window = window_of(config, causal, _WINDOW) if used else None
     return tuple(window if slides else None for slides in sliding)

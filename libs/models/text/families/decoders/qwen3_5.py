@@ -1,7 +1,8 @@
-"""Qwen3.5's text model: gated delta nets (`layers/delta.py`), and in every fourth layer attention with a gate on its output.
+"""Qwen3.5's text model: gated delta nets (`layers/delta.py`), and in every fourth layer attention
+with a gate on its output.
 
-RMSNorm adds 1 to its weights, and a quarter of each head is rotated. Causal; with `is_causal` false the attention is not, whereas
-delta nets always are.
+RMSNorm adds 1 to its weights, and a quarter of each head is rotated. Causal; with `is_causal` false
+the attention is not, whereas delta nets always are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ _BLOCKS: dict[str, Rule] = llama.WEIGHTS | {
     "layers.{}.self_attn.k_norm": "layers.{}.attn.k_norm",
 }
 # The layer that predicts a second token is of no use to an encoder; transformers leaves it out too.
-_PREDICTION = ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden", *(name for name in _BLOCKS if "layers" in name))
+_PREDICTION = (
+    "fc",
+    "norm",
+    "pre_fc_norm_embedding",
+    "pre_fc_norm_hidden",
+    *(name for name in _BLOCKS if "layers" in name),
+)
 
 WEIGHTS: dict[str, Rule] = (
     _BLOCKS
@@ -45,7 +52,8 @@ _FULL, _LINEAR = "full_attention", "linear_attention"
 _HEAD_SIZE = 256
 _INTERVAL = 4  # one layer in so many has attention
 _ROTATED = 0.25
-# Of topk-embed, whose code does more with them than is known: what scores, how pictures are read, how frequencies are rounded.
+# Of topk-embed, whose code does more with them than is known: what scores, how pictures are read,
+# how frequencies are rounded.
 _UNKNOWN = ("scoring_skip_ids", "image_token_budget")
 
 
@@ -53,12 +61,25 @@ def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     for key in _UNKNOWN:
         if config.has(key):
-            raise config.unsupported(key, "topk-embed's head and rules for documents are not served")
+            raise config.unsupported(
+                key, "topk-embed's head and rules for documents are not served"
+            )
     config.require("attn_output_gate", True)
     config = Config({"partial_rotary_factor": _ROTATED, **config.values})
-    causal, bias, size = config.flag("is_causal", True), config.flag("attention_bias", False), config.size("head_dim", _HEAD_SIZE)
+    causal, bias, size = (
+        config.flag("is_causal", True),
+        config.flag("attention_bias", False),
+        config.size("head_dim", _HEAD_SIZE),
+    )
     spec = decoder_spec(
-        config, causal=causal, windows=(None,), head_size=size, qk_norm=True, qkv_bias=bias, out_bias=bias, partial=True
+        config,
+        causal=causal,
+        windows=(None,),
+        head_size=size,
+        qk_norm=True,
+        qkv_bias=bias,
+        out_bias=bias,
+        partial=True,
     )
     spec = replace(spec, norm_shift=1.0, layers=_layers(config, spec))
     return PackedEncoder(spec, token_embedding(config), attention=mixer)
@@ -71,14 +92,21 @@ def _layers(config: Config, spec: EncoderSpec) -> tuple[LayerSpec, ...]:
         interval = config.size("full_attention_interval", _INTERVAL)
         kinds = tuple(_LINEAR if (number + 1) % interval else _FULL for number in range(count))
     if len(kinds) != count or not set(kinds) <= {_FULL, _LINEAR}:
-        raise config.unsupported("layer_types", f"{_FULL} or {_LINEAR} is needed for each of the {count} layers")
+        raise config.unsupported(
+            "layer_types", f"{_FULL} or {_LINEAR} is needed for each of the {count} layers"
+        )
     full, linear = spec.layers[0], LayerSpec(delta=_delta(config))
     return tuple(full if kind == _FULL else linear for kind in kinds)
 
 
 def _delta(config: Config) -> DeltaSpec:
-    keys, values = config.heads("linear_num_key_heads", 16), config.heads("linear_num_value_heads", 32)
+    keys, values = (
+        config.heads("linear_num_key_heads", 16),
+        config.heads("linear_num_value_heads", 32),
+    )
     if values % keys:
-        raise config.unsupported("linear_num_value_heads", f"it is no multiple of the {keys} key heads")
+        raise config.unsupported(
+            "linear_num_value_heads", f"it is no multiple of the {keys} key heads"
+        )
     sizes = config.size("linear_key_head_dim", 128), config.size("linear_value_head_dim", 128)
     return DeltaSpec(keys, values, *sizes, config.size("linear_conv_kernel_dim", 4))

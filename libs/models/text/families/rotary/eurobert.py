@@ -1,4 +1,6 @@
-"""EuroBERT (arXiv 2503.05500): Llama's layers with bidirectional attention. jina-embeddings-v5-text-nano is one."""
+"""EuroBERT (arXiv 2503.05500): Llama's layers with bidirectional attention.
+jina-embeddings-v5-text-nano is one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ WEIGHTS: dict[str, Rule] = {
 
 
 def claims(config: Config) -> bool:
-    """Whether it is no Qwen3: jina-embeddings-v5-text-nano says that it is no decoder, which -small does not."""
+    """Whether it is no Qwen3: jina-embeddings-v5-text-nano says that it is no decoder, which -small
+    does not.
+    """
     return config.text("model_type") == "eurobert" or not config.flag("is_decoder", True)
 
 
@@ -57,7 +61,11 @@ def build(config: Config) -> PackedEncoder:
     )
     embed = TokenEmbedding(
         EmbeddingSpec(
-            config.size("vocab_size"), hidden, positions=config.size("max_position_embeddings"), norm_eps=None, table=False
+            config.size("vocab_size"),
+            hidden,
+            positions=config.size("max_position_embeddings"),
+            norm_eps=None,
+            table=False,
         )
     )
     return PackedEncoder(spec, embed)

@@ -1,4 +1,5 @@
-"""Alibaba's "new" (arXiv 2407.19669): BERT with rotary positions and GeGLU. gte-*-v1.5, gte-multilingual-*, stella_en_400M.
+"""Alibaba's "new" (arXiv 2407.19669): BERT with rotary positions and GeGLU. gte-*-v1.5,
+gte-multilingual-*, stella_en_400M.
 
 transformers and snowflake-arctic-embed-m-v2.0 call it "gte".
 """
@@ -53,7 +54,11 @@ def build(config: Config) -> PackedEncoder:
     config.require("logn_attention_scale", False)
     hidden = config.size("hidden_size")
     heads = config.head_count("num_attention_heads", hidden)
-    rope = rope_of(config, hidden // heads, theta=config.number("rope_theta", _THETA[config.text("model_type")]))
+    rope = rope_of(
+        config,
+        hidden // heads,
+        theta=config.number("rope_theta", _THETA[config.text("model_type")]),
+    )
     spec = EncoderSpec(
         hidden=hidden,
         heads=heads,

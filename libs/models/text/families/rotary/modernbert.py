@@ -1,4 +1,6 @@
-"""ModernBERT (arXiv 2412.13663): pre-norm without biases, rotary positions, and sliding-window attention in most layers."""
+"""ModernBERT (arXiv 2412.13663): pre-norm without biases, rotary positions, and sliding-window
+attention in most layers.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,15 @@ def build(config: Config) -> PackedEncoder:
     heads = config.head_count("num_attention_heads", hidden)
     head_size = hidden // heads
     kinds = {
-        _GLOBAL: LayerSpec(rope_of(config, head_size, theta=config.number("global_rope_theta", 160_000.0), kind=_GLOBAL)),
+        _GLOBAL: LayerSpec(
+            rope_of(
+                config, head_size, theta=config.number("global_rope_theta", 160_000.0), kind=_GLOBAL
+            )
+        ),
         _LOCAL: LayerSpec(
-            rope_of(config, head_size, theta=config.number("local_rope_theta", 10_000.0), kind=_LOCAL),
+            rope_of(
+                config, head_size, theta=config.number("local_rope_theta", 10_000.0), kind=_LOCAL
+            ),
             window=config.size("local_attention", 128) // 2,
         ),
     }
@@ -77,7 +85,9 @@ def build(config: Config) -> PackedEncoder:
 def _layer_types(config: Config) -> tuple[str, ...]:
     """The kind of each layer: `layer_types` or, before transformers 5, every n-th is global."""
     count, every = config.layers("num_hidden_layers"), config.size("global_attn_every_n_layers", 3)
-    names = config.texts("layer_types") or tuple(_LOCAL if number % every else _GLOBAL for number in range(count))
+    names = config.texts("layer_types") or tuple(
+        _LOCAL if number % every else _GLOBAL for number in range(count)
+    )
     if len(names) != count or not {_GLOBAL, _LOCAL}.issuperset(names):
         raise config.unsupported("layer_types", f"{count} times {_GLOBAL} or {_LOCAL} is needed")
     return names

@@ -1,6 +1,8 @@
-"""Nomic BERT (arXiv 2402.01613): BERT with rotary positions, SwiGLU and no biases. nomic-embed-text-v1 and v1.5.
+"""Nomic BERT (arXiv 2402.01613): BERT with rotary positions, SwiGLU and no biases.
+nomic-embed-text-v1 and v1.5.
 
-Its config.json has GPT-2's keys where Nomic wrote it, and BERT's where transformers did; tensors have the same names.
+Its config.json has GPT-2's keys where Nomic wrote it, and BERT's where transformers did; tensors
+have the same names.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def build(config: Config) -> PackedEncoder:
 
 
 def nomic_spec(config: Config, activation: Activation, *, gated: bool) -> EncoderSpec:
-    """The layers, from Nomic's keys. Raises ModelBroken for settings that Nomic's code supports and no checkpoint uses."""
+    """The layers, from Nomic's keys. Raises ModelBroken for settings that Nomic's code supports and
+    no checkpoint uses.
+    """
     for key in ("prenorm", "parallel_block", "causal", "use_rms_norm", "rotary_emb_interleaved"):
         config.require(key, False)
     config.require("rotary_emb_scale_base", None)
@@ -91,9 +95,15 @@ def nomic_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
 
 
 def _positions(config: Config) -> int:
-    """The longest sequence: with `rotary_scaling_factor` the trained length, beyond which frequencies would depend on length."""
+    """The longest sequence: with `rotary_scaling_factor` the trained length, beyond which
+    frequencies would depend on length.
+    """
     positions = config.size("n_positions")
-    return min(positions, config.size("max_trained_positions", 2048)) if config.has("rotary_scaling_factor") else positions
+    return (
+        min(positions, config.size("max_trained_positions", 2048))
+        if config.has("rotary_scaling_factor")
+        else positions
+    )
 
 
 def _transformers(config: Config) -> PackedEncoder:
@@ -105,7 +115,8 @@ def _transformers(config: Config) -> PackedEncoder:
         heads=heads,
         head_size=head_size,
         ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(rope_of(config, head_size, theta=1000.0)),) * config.layers("num_hidden_layers"),
+        layers=(LayerSpec(rope_of(config, head_size, theta=1000.0)),)
+        * config.layers("num_hidden_layers"),
         norm="post",
         norm_eps=config.number("layer_norm_eps", 1e-12),
         activation=config.activation("hidden_act"),

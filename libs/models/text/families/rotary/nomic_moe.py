@@ -1,4 +1,6 @@
-"""Nomic BERT with a mixture of experts in every other layer (arXiv 2502.07972): nomic-embed-text-v2-moe. Biases, ungated GELU."""
+"""Nomic BERT with a mixture of experts in every other layer (arXiv 2502.07972):
+nomic-embed-text-v2-moe. Biases, ungated GELU.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,9 @@ def build(config: Config) -> PackedEncoder:
     config.require("moe_normalize_expert_weights", False)
     spec = nomic_spec(config, config.activation("activation_function"), gated=False)
     experts, every = config.size("num_experts"), config.size("moe_every_n_layers")
-    layers = tuple(replace(layer, experts=experts) if i % every == 1 else layer for i, layer in enumerate(spec.layers))
+    layers = tuple(
+        replace(layer, experts=experts) if i % every == 1 else layer
+        for i, layer in enumerate(spec.layers)
+    )
     spec = replace(spec, layers=layers, experts_used=config.size("moe_top_k"))
     return PackedEncoder(spec, nomic_embedding(config, spec))

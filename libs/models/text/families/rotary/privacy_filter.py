@@ -1,6 +1,7 @@
 """openai/privacy-filter: gpt-oss' layers made bidirectional, for token classification.
 
-Pre-RMSNorm, rotary positions with YaRN, attention sinks in a window, and a mixture of gated experts in every layer.
+Pre-RMSNorm, rotary positions with YaRN, attention sinks in a window, and a mixture of gated experts
+in every layer.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def build(config: Config) -> PackedEncoder:
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     shared, size = config.size("num_key_value_heads", heads), config.size("head_dim", 64)
     if heads % shared:
-        raise config.unsupported("num_key_value_heads", f"it does not divide the {heads} attention heads")
+        raise config.unsupported(
+            "num_key_value_heads", f"it does not divide the {heads} attention heads"
+        )
     rope = rope_of(config, size, theta=config.number("rope_theta", _THETA))
     experts, used = config.size("num_local_experts"), config.size("num_experts_per_tok", 4)
     if used > experts:
@@ -67,5 +70,7 @@ def build(config: Config) -> PackedEncoder:
         out_bias=bias,
     )
     positions = config.size("max_position_embeddings", 131_072)
-    embed = EmbeddingSpec(config.size("vocab_size"), hidden, positions=positions, norm_eps=None, table=False)
+    embed = EmbeddingSpec(
+        config.size("vocab_size"), hidden, positions=positions, norm_eps=None, table=False
+    )
     return PackedEncoder(spec, TokenEmbedding(embed), attention=SinkAttention)

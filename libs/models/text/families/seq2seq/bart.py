@@ -1,6 +1,8 @@
-"""BART (arXiv 1910.13461): post-LayerNorm, learned positions, and a decoder over the text's own tokens shifted right.
+"""BART (arXiv 1910.13461): post-LayerNorm, learned positions, and a decoder over the text's own
+tokens shifted right.
 
-A classifier (bart-large-mnli) reads the decoder's state at the text's end, so that nothing is generated.
+A classifier (bart-large-mnli) reads the decoder's state at the text's end, so that nothing is
+generated.
 """
 
 from __future__ import annotations
@@ -59,7 +61,12 @@ _START = 2  # the end of a sentence, where config.json does not say
 
 def build(config: Config) -> PackedEncoder:
     """The encoder and decoder that config.json describes, without weights."""
-    for key in ("scale_embedding", "normalize_before", "add_final_layer_norm", "normalize_embedding"):
+    for key in (
+        "scale_embedding",
+        "normalize_before",
+        "add_final_layer_norm",
+        "normalize_embedding",
+    ):
         config.require(key, key == "normalize_embedding")
     vocabulary = config.size("vocab_size")
     start = config.integer("decoder_start_token_id", config.integer("eos_token_id", _START))
@@ -67,9 +74,13 @@ def build(config: Config) -> PackedEncoder:
         raise config.unsupported("decoder_start_token_id", f"an id below {vocabulary} is needed")
     spec = _spec(config, "encoder")
     rows = config.size("max_position_embeddings", 1024) + _OFFSET
-    embed = TokenEmbedding(EmbeddingSpec(vocabulary, spec.hidden, positions=rows, norm_eps=_NORM_EPS, offset=_OFFSET))
+    embed = TokenEmbedding(
+        EmbeddingSpec(vocabulary, spec.hidden, positions=rows, norm_eps=_NORM_EPS, offset=_OFFSET)
+    )
     own = replace(_spec(config, "decoder"), causal=True)
-    return EncoderDecoder(spec, embed, Decoder(own, start, embed=DecoderEmbedding(own, rows, _OFFSET)))
+    return EncoderDecoder(
+        spec, embed, Decoder(own, start, embed=DecoderEmbedding(own, rows, _OFFSET))
+    )
 
 
 def _spec(config: Config, side: str) -> EncoderSpec:

@@ -1,7 +1,8 @@
-"""T5's and mT5's encoder: pre-RMSNorm, relative position bias, unscaled attention scores, feed-forward plain or gated.
+"""T5's and mT5's encoder: pre-RMSNorm, relative position bias, unscaled attention scores,
+feed-forward plain or gated.
 
-Embedders are the encoder alone, whose checkpoints may hold the decoder too. Writers and classifiers compute both
-(`libs/models/generation/families/t5.py`, `t5_classifier.py`).
+Embedders are the encoder alone, whose checkpoints may hold the decoder too. Writers and classifiers
+compute both (`libs/models/generation/families/t5.py`, `t5_classifier.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ DECODER: dict[str, Rule] = {
 _COPIES: dict[str, Rule] = {
     "encoder.embed_tokens": None,
     "decoder.embed_tokens": None,
-    "decoder.block.{}.layer.1.EncDecAttention.relative_attention_bias": None,  # of old checkpoints; the reference ignores it
+    # of old checkpoints; the reference ignores it
+    "decoder.block.{}.layer.1.EncDecAttention.relative_attention_bias": None,
     "lm_head": None,
 }
 
@@ -79,15 +81,19 @@ _FEED_FORWARDS: dict[str, tuple[bool, Activation]] = {
     "gated-silu": (True, "silu"),
 }
 
-# Relative positions have no limit, so this bounds only the table of distances; the tokenizer or sentence_bert_config.json limits
-# a sequence.
+# Relative positions have no limit, so this bounds only the table of distances; the tokenizer or
+# sentence_bert_config.json limits a sequence.
 LONGEST = 1 << 15
 
 
 def build(config: Config) -> PackedEncoder:
     """The encoder that config.json describes, without weights."""
     spec = spec_of(config)
-    embed = TokenEmbedding(EmbeddingSpec(config.size("vocab_size"), spec.hidden, positions=LONGEST, norm_eps=None, table=False))
+    embed = TokenEmbedding(
+        EmbeddingSpec(
+            config.size("vocab_size"), spec.hidden, positions=LONGEST, norm_eps=None, table=False
+        )
+    )
     return PackedEncoder(spec, embed, relative=bias(config, spec))
 
 
@@ -119,8 +125,12 @@ def spec_of(config: Config) -> EncoderSpec:
 
 
 def _feed_forward(config: Config) -> tuple[bool, Activation]:
-    """Whether it is gated, and its activation, from `feed_forward_proj`, whose default differs between T5 and mT5."""
-    name = config.text("feed_forward_proj", "gated-gelu" if config.text("model_type") == "mt5" else "relu")
+    """Whether it is gated, and its activation, from `feed_forward_proj`, whose default differs
+    between T5 and mT5.
+    """
+    name = config.text(
+        "feed_forward_proj", "gated-gelu" if config.text("model_type") == "mt5" else "relu"
+    )
     if name not in _FEED_FORWARDS:
         raise config.unsupported("feed_forward_proj", f"supported are {', '.join(_FEED_FORWARDS)}")
     return _FEED_FORWARDS[name]
@@ -133,7 +143,9 @@ def decoder_spec_of(config: Config) -> EncoderSpec:
 
 
 class CausalBias(BucketBias):
-    """T5's bias in a decoder: one half of the buckets for exact distances to earlier tokens, the other for farther ones."""
+    """T5's bias in a decoder: one half of the buckets for exact distances to earlier tokens, the
+    other for farther ones.
+    """
 
     def prepare(self) -> None:
         weight = self.buckets.weight

@@ -1,4 +1,6 @@
-"""T5 and mT5 as classifiers: encoder and decoder over the text's own tokens shifted right, whose last state is classified."""
+"""T5 and mT5 as classifiers: encoder and decoder over the text's own tokens shifted right, whose
+last state is classified.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def _of_decoder(rule: Rule) -> Rule:
     return f"decoder.{rule}" if isinstance(rule, str) else rule
 
 
-WEIGHTS: dict[str, Rule] = t5.WEIGHTS | {stem: _of_decoder(rule) for stem, rule in t5.DECODER.items()}
+WEIGHTS: dict[str, Rule] = t5.WEIGHTS | {
+    stem: _of_decoder(rule) for stem, rule in t5.DECODER.items()
+}
 
 
 def claims(config: Config) -> bool:
@@ -35,6 +39,8 @@ def build(config: Config) -> PackedEncoder:
     if not 0 <= start < vocabulary:
         raise config.unsupported("decoder_start_token_id", f"an id below {vocabulary} is needed")
     spec, own = t5.spec_of(config), t5.decoder_spec_of(config)
-    embed = TokenEmbedding(EmbeddingSpec(vocabulary, spec.hidden, positions=t5.LONGEST, norm_eps=None, table=False))
+    embed = TokenEmbedding(
+        EmbeddingSpec(vocabulary, spec.hidden, positions=t5.LONGEST, norm_eps=None, table=False)
+    )
     decoder = Decoder(own, start, relative=t5.causal_bias(config, own, reach=t5.LONGEST - 1))
     return EncoderDecoder(spec, embed, decoder, relative=t5.bias(config, spec))

@@ -1,1 +1,3 @@
-"""GLiNER2.5: spans by where they start and end. The processor that reads the head's output: `processing/boundary/`."""
+"""GLiNER2.5: spans by where they start and end. The processor that reads the head's output:
+`processing/boundary/`.
+"""

@@ -1,4 +1,6 @@
-"""Boundaries: the places between two words, before the first one and after the last, of which a text has one more than words."""
+"""Boundaries: the places between two words, before the first one and after the last, of which a
+text has one more than words.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ State = Mapping[str, Tensor]
 
 
 class BoundaryEncoder(nn.Module):
-    """States of words -> states of boundaries, from the words on both sides, then by layers of its own."""
+    """States of words -> states of boundaries, from the words on both sides, then by layers of its
+    own.
+    """
 
-    def __init__(self, state: State, stem: str, settings: Boundary, *, size: int, file: str) -> None:
+    def __init__(
+        self, state: State, stem: str, settings: Boundary, *, size: int, file: str
+    ) -> None:
         """`size`: of words' states. Raises ModelBroken."""
         super().__init__()
         own = settings.size
@@ -34,19 +40,28 @@ class BoundaryEncoder(nn.Module):
         self.both = linear_layer(state, f"{stem}.output_projection", (own, own * 2), file)
         self.norm = HeadNorm(state, f"{stem}.layer_norm", own, file)
         self.attention = nn.ModuleList(
-            _Attention(state, f"{stem}.attention_blocks.{number}", settings, file) for number in range(settings.attention_layers)
+            _Attention(state, f"{stem}.attention_blocks.{number}", settings, file)
+            for number in range(settings.attention_layers)
         )
         self.refinement = nn.ModuleList(
-            _Gated(state, f"{stem}.refinement_blocks.{number}", own, file) for number in range(settings.layers)
+            _Gated(state, f"{stem}.refinement_blocks.{number}", own, file)
+            for number in range(settings.layers)
         )
 
     def forward(self, words: Tensor, counts: Sequence[int]) -> Tensor:
-        """words [words, size], `counts` in each text -> [boundaries, own size], those of each text end to end"""
+        """words [words, size], `counts` in each text -> [boundaries, own size], those of each text
+        end to end
+        """
         left, right = _neighbours(counts, words.device)
         sides = torch.cat([words, self.edges])
-        pairs = [self.left.forward(sides).index_select(0, left), self.right.forward(sides).index_select(0, right)]
+        pairs = [
+            self.left.forward(sides).index_select(0, left),
+            self.right.forward(sides).index_select(0, right),
+        ]
         x = self.norm.forward(self.both.forward(torch.cat(pairs, dim=-1)))
-        layout = Layout.of([count + 1 for count in counts], [count + 1 for count in counts], words.device)
+        layout = Layout.of(
+            [count + 1 for count in counts], [count + 1 for count in counts], words.device
+        )
         for block in self.attention:
             x = block(x, layout)
         for block in self.refinement:
@@ -67,7 +82,11 @@ class _Attention(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         q, k, v = self.qkv.forward(self.norm.forward(x)).view(len(x), 3, self._heads, -1).unbind(1)
-        return x + self.out.forward(varlen_attention(q, k, v, layout, scale=q.shape[2] ** -0.5, window=self._window).flatten(1))
+        return x + self.out.forward(
+            varlen_attention(
+                q, k, v, layout, scale=q.shape[2] ** -0.5, window=self._window
+            ).flatten(1)
+        )
 
 
 class _Gated(nn.Module):
@@ -87,10 +106,15 @@ class _Gated(nn.Module):
 
 
 def _neighbours(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rows of the words left and right of each boundary, among all words and then the two edges."""
+    """The rows of the words left and right of each boundary, among all words and then the two
+    edges.
+    """
     words = sum(counts)
     starts = prefix_sums(counts)
-    own = [np.arange(start, start + count, dtype=np.int32) for start, count in zip(starts, counts, strict=False)]
+    own = [
+        np.arange(start, start + count, dtype=np.int32)
+        for start, count in zip(starts, counts, strict=False)
+    ]
     left = np.concatenate([np.concatenate([[words], rows]) for rows in own]).astype(np.int32)
     right = np.concatenate([np.concatenate([rows, [words + 1]]) for rows in own]).astype(np.int32)
     return to_device(left, device), to_device(right, device)

@@ -1,4 +1,6 @@
-"""Answers to schemas (GLiNER2.5): the scores of a text's spans for every query, of classes, of relations and of records."""
+"""Answers to schemas (GLiNER2.5): the scores of a text's spans for every query, of classes, of
+relations and of records.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from libs.models.packed import Packed, Rows
 from libs.models.text.heads.boundary.encoder import BoundaryEncoder
 from libs.models.text.heads.boundary.pairs import Marginals, Pairs, PairScorer, Queries, Text
 from libs.models.text.heads.boundary.places import Places
-from libs.models.text.heads.boundary.records import MOST_STEPS, RecordScorer, likely_shares, steps
+from libs.models.text.heads.boundary.records import MAX_STEPS, RecordScorer, likely_shares, steps
 from libs.models.text.heads.boundary.relations import RelationScorer
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadDot, linear_layer
@@ -33,19 +35,31 @@ UNUSED: Final = (
     f"{_STEM}.boundary_proposer.",
     f"{_STEM}.pair_scorer.",
     f"{_STEM}.count_head.",
-    *(f"{_RECORDS}.{name}" for name in ("object_head.", "latent_seed_head.", "instance_embed", "q_proj.", "k_proj.", "v_proj.")),
+    *(
+        f"{_RECORDS}.{name}"
+        for name in (
+            "object_head.",
+            "latent_seed_head.",
+            "instance_embed",
+            "q_proj.",
+            "k_proj.",
+            "v_proj.",
+        )
+    ),
 )
-"""Tensors of parts that checkpoints have and that the settings that are served do not use: pairs chosen for each query apart,
-counts, and records without a field that stands for them."""
+"""Tensors of parts that checkpoints have and that the settings that are served do not use: pairs
+chosen for each query apart, counts, and records without a field that stands for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryPlaces:
-    """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first token.
+    """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first
+    token.
 
-    `words`: the tokens of all words, those of choices before the text's. `queries`: those of the fields of structures, then of
-    entities, then of heads and tails of `relations` relations in turn. `records`: for each structure and field whether it has one
-    value alone. `threshold`: from which probability a span makes a record. `classes`: the tokens of the labels of classifications.
+    `words`: the tokens of all words, those of choices before the text's. `queries`: those of the
+    fields of structures, then of entities, then of heads and tails of `relations` relations in
+    turn. `records`: for each structure and field whether it has one value alone. `threshold`: from
+    which probability a span makes a record. `classes`: the tokens of the labels of classifications.
     `choices`: numbers of words that are choices.
     """
 
@@ -63,35 +77,53 @@ class BoundaryPlaces:
 
 
 class BoundaryHead(nn.Module):
-    """Hidden states -> for each sequence logits of classes [classes] and, if it has queries, after them:
+    """Hidden states -> for each sequence logits of classes [classes] and, if it has queries, after
+    them:
 
-    the logit that a query has no span [queries], and sparse rows of probabilities: the spans and choices of each query, the pairs
-    of spans of each relation, and for each field of structures the spans that fill it, paired with those that stand for records.
-    `Places` says what their columns are.
+    the logit that a query has no span [queries], and sparse rows of probabilities: the spans and
+    choices of each query, the pairs of spans of each relation, and for each field of structures the
+    spans that fill it, paired with those that stand for records. `Places` says what their columns
+    are.
     """
 
-    def __init__(self, state: Mapping[str, Tensor], settings: Boundary, *, size: int, file: str) -> None:
-        """`size`: of hidden states. Raises ModelBroken for a tensor that is missing or has another shape."""
+    def __init__(
+        self, state: Mapping[str, Tensor], settings: Boundary, *, size: int, file: str
+    ) -> None:
+        """`size`: of hidden states. Raises ModelBroken for a tensor that is missing or has another
+        shape.
+        """
         super().__init__()
         stem = _STEM
-        last = 2 if "classifier.2.weight" in state else 3  # a model that was trained without dropout has no module for it
+        last = (
+            2 if "classifier.2.weight" in state else 3
+        )  # a model that was trained without dropout has no module for it
         self.classify = nn.Sequential(
             linear_layer(state, "classifier.0", (size * 2, size), file, "relu"),
             HeadDot(state, f"classifier.{last}", size * 2, file),
         )
-        self.encoder = BoundaryEncoder(state, f"{stem}.boundary_encoder", settings, size=size, file=file)
-        self.marginals = Marginals(state, f"{stem}.boundary_query_head", settings, size=size, file=file)
+        self.encoder = BoundaryEncoder(
+            state, f"{stem}.boundary_encoder", settings, size=size, file=file
+        )
+        self.marginals = Marginals(
+            state, f"{stem}.boundary_query_head", settings, size=size, file=file
+        )
         self.pairs = PairScorer(state, stem, settings, size=size, file=file)
         self.nothing = HeadDot(state, f"{stem}.null_projection", size, file)
-        self.relations = RelationScorer(state, "relation_scorer", settings.relations, size=size, file=file)
+        self.relations = RelationScorer(
+            state, "relation_scorer", settings.relations, size=size, file=file
+        )
         sizes = {"boundary": settings.size, "size": size, "inner": settings.record_size}
-        self.records = RecordScorer(state, _RECORDS, f"{stem}.candidate_encoder", **sizes, file=file)
+        self.records = RecordScorer(
+            state, _RECORDS, f"{stem}.candidate_encoder", **sizes, file=file
+        )
 
     @property
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         places = _places(sequences)
         words, queries, classes = self._states(hidden, batch, places)
         kinds = torch.split(self.classify(classes), [len(place.classes) for place in places])
@@ -110,7 +142,9 @@ class BoundaryHead(nn.Module):
         found = [[next(parts).reshape(shape) for shape in own] for own in shapes]
         return [_output(place, *own) for place, own in zip(places, found, strict=True)]
 
-    def _states(self, hidden: Tensor, batch: Packed, places: Sequence[BoundaryPlaces]) -> tuple[Tensor, Tensor, Tensor]:
+    def _states(
+        self, hidden: Tensor, batch: Packed, places: Sequence[BoundaryPlaces]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Of the words of sequences that have queries, of queries, and of classes."""
         placed = list(zip(prefix_sums(batch.lengths[:-1]), places, strict=True))
         kinds = [
@@ -123,24 +157,52 @@ class BoundaryHead(nn.Module):
         words, queries, classes = torch.split(states, [sum(map(len, kind)) for kind in kinds])
         return words, queries, classes
 
-    def _found(self, words: Tensor, queries: Tensor, places: Sequence[BoundaryPlaces]) -> Iterator[tuple[Tensor, ...]]:
+    def _found(
+        self, words: Tensor, queries: Tensor, places: Sequence[BoundaryPlaces]
+    ) -> Iterator[tuple[Tensor, ...]]:
         """The output of each sequence with queries, after its classes."""
-        counts, asked = [len(place.words) for place in places], [len(place.queries) for place in places]
+        counts, asked = (
+            [len(place.words) for place in places],
+            [len(place.queries) for place in places],
+        )
         boundaries = self.encoder.forward(words, counts)
         marginals, pairs = self.marginals, self.pairs
         of_words = (words, pairs.values.forward(words), marginals.inside.forward(words))
-        layers = (marginals.starts, marginals.ends, pairs.first, pairs.last, pairs.left, pairs.right)
+        layers = (
+            marginals.starts,
+            marginals.ends,
+            pairs.first,
+            pairs.last,
+            pairs.left,
+            pairs.right,
+        )
         of_boundaries = (*(layer.forward(boundaries) for layer in layers), boundaries)
         named = marginals.queries(queries)
-        of_queries = (named.states, named.starts, named.ends, named.inside, self.nothing.forward(queries))
+        of_queries = (
+            named.states,
+            named.starts,
+            named.ends,
+            named.inside,
+            self.nothing.forward(queries),
+        )
         texts = zip(*(torch.split(part, counts) for part in of_words), strict=True)
-        edges = zip(*(torch.split(part, [count + 1 for count in counts]) for part in of_boundaries), strict=True)
+        edges = zip(
+            *(torch.split(part, [count + 1 for count in counts]) for part in of_boundaries),
+            strict=True,
+        )
         wanted = zip(*(torch.split(part, asked) for part in of_queries), strict=True)
-        for place, text, (*ends, own), (*query, nothing) in zip(places, texts, edges, wanted, strict=True):
+        for place, text, (*ends, own), (*query, nothing) in zip(
+            places, texts, edges, wanted, strict=True
+        ):
             yield self._of_text(place, Text(*text, *ends), own, Queries(*query), nothing)
 
     def _of_text(
-        self, place: BoundaryPlaces, text: Text, boundaries: Tensor, queries: Queries, nothing: Tensor
+        self,
+        place: BoundaryPlaces,
+        text: Text,
+        boundaries: Tensor,
+        queries: Queries,
+        nothing: Tensor,
     ) -> tuple[Tensor, ...]:
         scale = boundaries.shape[1] ** -0.5
         starts, ends = queries.starts @ text.starts.T * scale, queries.ends @ text.ends.T * scale
@@ -151,14 +213,20 @@ class BoundaryHead(nn.Module):
             torch.cat([spans.valid, torch.ones_like(choices, dtype=torch.bool)]),
         )  # fmt: skip
         logits = self.pairs.forward(text, scored, queries, starts, ends)
-        places = torch.stack([spans.starts, spans.ends], dim=-1).masked_fill(~spans.valid[:, None], -1)
+        places = torch.stack([spans.starts, spans.ends], dim=-1).masked_fill(
+            ~spans.valid[:, None], -1
+        )
         found = [places, logits.sigmoid(), nothing]
         if place.relations:
             roles = queries.states[-2 * place.relations :].view(place.relations, 2, -1)
-            scores = found[1][-2 * place.relations :, : len(spans.starts)].reshape(place.relations, 2, -1)
+            scores = found[1][-2 * place.relations :, : len(spans.starts)].reshape(
+                place.relations, 2, -1
+            )
             at_once = self.relations.at_once(len(spans.starts))
             few = zip(torch.split(roles, at_once), torch.split(scores, at_once), strict=True)
-            found += [self.relations.forward(text.words, states, spans, some) for states, some in few]
+            found += [
+                self.relations.forward(text.words, states, spans, some) for states, some in few
+            ]
         if place.fields:
             found.append(self.records.forward(boundaries, spans, queries.states[: place.fields]))
         return tuple(found)
@@ -195,11 +263,15 @@ def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
         first += len(fields)
         anchors = np.flatnonzero(scores[rows.start, : len(own)] >= np.float32(place.threshold))
         work += steps(len(anchors), len(fields))
-        if work > MOST_STEPS:  # refused by the processor, which cannot be done here
+        if work > MAX_STEPS:  # refused by the processor, which cannot be done here
             anchors = anchors[:0]
-        for found in likely_shares(shares[order[anchors]], shares[len(keys) :][rows], order, fields):
+        for found in likely_shares(
+            shares[order[anchors]], shares[len(keys) :][rows], order, fields
+        ):
             anchor, span = np.nonzero(found)
-            records.append(SparseRow(places.of_pairs(own[anchors[anchor]], own[span]), found[anchor, span]))
+            records.append(
+                SparseRow(places.of_pairs(own[anchors[anchor]], own[span]), found[anchor, span])
+            )
     return classes, nothing, (*queries, *relations, *records)
 
 

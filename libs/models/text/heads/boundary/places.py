@@ -1,4 +1,6 @@
-"""The columns of the head's sparse rows: a span, or a pair of spans, is the same number however many are scored."""
+"""The columns of the head's sparse rows: a span, or a pair of spans, is the same number however
+many are scored.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
-MOST_WORDS: Final = 1 << 15
+MAX_WORDS: Final = 1 << 15
 """Pairs of spans among more would not fit 64 bits."""
 
 
@@ -32,7 +34,9 @@ class Places:
         return self.spans + np.arange(count, dtype=np.int64)
 
     def of_pairs(self, heads: Numbers, tails: Numbers) -> Numbers:
-        """Of spans' columns: head and tail, or the span that stands for a record and one that fills its field."""
+        """Of spans' columns: head and tail, or the span that stands for a record and one that fills
+        its field.
+        """
         return heads * self.spans + tails
 
     def span(self, columns: Numbers) -> Numbers:

@@ -17,23 +17,37 @@ State = Mapping[str, Tensor]
 Floats = NDArray[np.float32]
 UNLIKELY: Final = np.finfo(np.float32).eps
 """A probability below this counts as this: the gliner2 package's floor."""
-MOST_STEPS: Final = 1 << 17
+MAX_STEPS: Final = 1 << 17
 """The work of giving spans to the records of one text, in passes over all spans: see `steps`."""
 
 
 def steps(records: int, fields: int) -> int:
-    """The most passes over all spans that it takes to give spans to so many records of a structure with so many fields."""
+    """The most passes over all spans that it takes to give spans to so many records of a structure
+    with so many fields.
+    """
     return records**2 * (fields - 1)
 
 
 class RecordScorer(nn.Module):
     """How well spans belong to the record that another span stands for, field by field .
 
-    A record's and a field's vector are added before a span's is multiplied with the sum, so that the two products are enough.
+    A record's and a field's vector are added before a span's is multiplied with the sum, so that
+    the two products are enough.
     """
 
-    def __init__(self, state: State, stem: str, encoder: str, *, boundary: int, size: int, inner: int, file: str) -> None:
-        """`encoder`: the stem of the layer from a span's boundaries, two of the size `boundary`, to its state.
+    def __init__(
+        self,
+        state: State,
+        stem: str,
+        encoder: str,
+        *,
+        boundary: int,
+        size: int,
+        inner: int,
+        file: str,
+    ) -> None:
+        """`encoder`: the stem of the layer from a span's boundaries, two of the size `boundary`, to
+        its state.
 
         Raises ModelBroken."""
         super().__init__()
@@ -45,24 +59,35 @@ class RecordScorer(nn.Module):
         self.nothing = nn.Parameter(state[f"{stem}.null_embed"], requires_grad=False)
 
     def forward(self, boundaries: Tensor, spans: Pairs, fields: Tensor) -> Tensor:
-        """boundaries [boundaries, own size], fields [fields, size] -> [spans + fields, 1 + spans]: what the record of each span,
-        and what each field, adds to the logit of nothing and of every span."""
-        states = self.encoder.forward(torch.cat([boundaries[spans.starts], boundaries[spans.ends]], dim=-1))
+        """boundaries [boundaries, own size], fields [fields, size] -> [spans + fields, 1 + spans]:
+        what the record of each span, and what each field, adds to the logit of nothing and of every
+        span."""
+        states = self.encoder.forward(
+            torch.cat([boundaries[spans.starts], boundaries[spans.ends]], dim=-1)
+        )
         values = torch.cat([self.nothing[None], self.span.forward(states)])
         return torch.cat([self.record.forward(states), self.field.forward(fields)]) @ values.T
 
 
-def likely_shares(records: Floats, fields: Floats, spans: NDArray[np.int64], single: Sequence[bool]) -> Floats:
-    """How likely `spans` (rows among all) fill the fields of records: [fields, records, spans], 0 for unlikely ones.
+def likely_shares(
+    records: Floats, fields: Floats, spans: NDArray[np.int64], single: Sequence[bool]
+) -> Floats:
+    """How likely `spans` (rows among all) fill the fields of records: [fields, records, spans], 0
+    for unlikely ones.
 
-    `records` [records, 1 + all spans], `fields` [fields, 1 + all spans]: see `RecordScorer`. A field with one value alone chooses
-    among nothing and all spans. Nothing fills the first field, which stands for the record.
+    `records` [records, 1 + all spans], `fields` [fields, 1 + all spans]: see `RecordScorer`. A
+    field with one value alone chooses among nothing and all spans. Nothing fills the first field,
+    which stands for the record.
     """
     columns = np.concatenate([[0], 1 + spans])
     found = np.zeros((len(fields), len(records), len(spans)), dtype=np.float32)
     for number, is_single in enumerate(single[1:], start=1) if len(records) else ():
         logits = (records + fields[number])[:, columns]
-        powers = np.exp(logits - logits.max(axis=1, keepdims=True)) if is_single else np.exp(-np.abs(logits[:, 1:]))
+        powers = (
+            np.exp(logits - logits.max(axis=1, keepdims=True))
+            if is_single
+            else np.exp(-np.abs(logits[:, 1:]))
+        )
         if is_single:
             found[number] = (powers / powers.sum(axis=1, keepdims=True))[:, 1:]
         else:

@@ -1,7 +1,8 @@
-"""Scores of pairs of two spans for a relation (GLiNER2.5): the best heads and tails make pairs, the best of which are read.
+"""Scores of pairs of two spans for a relation (GLiNER2.5): the best heads and tails make pairs, the
+best of which are read.
 
-The first layer takes both spans' first and last words and the relation's roles concatenated, so its products are computed once per
-span and once per relation, and added up for each pair.
+The first layer takes both spans' first and last words and the relation's roles concatenated, so its
+products are computed once per span and once per relation, and added up for each pair.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _AT_ONCE: Final = 1 << 24  # elements of the hidden layer held at a time: 64 MiB
 class RelationScorer(nn.Module):
     """Of each relation the pairs of two spans that are scored, and their logits."""
 
-    def __init__(self, state: State, stem: str, settings: RelationSettings, *, size: int, file: str) -> None:
+    def __init__(
+        self, state: State, stem: str, settings: RelationSettings, *, size: int, file: str
+    ) -> None:
         """`size`: of hidden states. Raises ModelBroken."""
         super().__init__()
         roles = size * (2 if settings.directional else 1)
@@ -39,14 +42,18 @@ class RelationScorer(nn.Module):
         return min(settings.pairs, min(settings.heads, spans) * min(settings.tails, spans))
 
     def forward(self, words: Tensor, queries: Tensor, spans: Pairs, likely: Tensor) -> Tensor:
-        """words [words, size], queries [relations, 2, size] of heads and tails, probabilities [relations, 2, spans] ->
-        [relations, count, 3]: rows of the head and of the tail among the spans, -1 for a pair that is none, and a probability."""
+        """words [words, size], queries [relations, 2, size] of heads and tails, probabilities
+        [relations, 2, spans] -> [relations, count, 3]: rows of the head and of the tail among the
+        spans, -1 for a pair that is none, and a probability."""
         heads, tails, valid = self._pairs(spans, likely)
         roles = queries.flatten(1) if self._settings.directional else queries.mean(1)
         first, last, of_tail_first, of_tail_last, of_roles, of_order, of_distance = torch.split(
             self.inner.weight, self._parts, dim=1
         )
-        begins, ends = words[spans.starts.clamp_max(len(words) - 1)], words[(spans.ends - 1).clamp_min(0)]
+        begins, ends = (
+            words[spans.starts.clamp_max(len(words) - 1)],
+            words[(spans.ends - 1).clamp_min(0)],
+        )
         as_head = F.linear(begins, first) + F.linear(ends, last)
         as_tail = F.linear(begins, of_tail_first) + F.linear(ends, of_tail_last)
         named = F.linear(roles, of_roles, self.inner.bias)
@@ -64,18 +71,34 @@ class RelationScorer(nn.Module):
         return max(1, _AT_ONCE // (self.count(spans) * self._parts[0]))
 
     def _pairs(self, spans: Pairs, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """scores [relations, 2, spans] -> spans of heads and of tails, and whether they are a pair: [relations, count] each"""
+        """scores [relations, 2, spans] -> spans of heads and of tails, and whether they are a pair:
+        [relations, count] each
+        """
         settings = self._settings
         by_start = (spans.starts * (spans.ends.max() + 1) + spans.ends).argsort(stable=True)
-        ranked = scores.masked_fill(~spans.valid, -1)[..., by_start].sort(dim=-1, descending=True, stable=True)
+        ranked = scores.masked_fill(~spans.valid, -1)[..., by_start].sort(
+            dim=-1, descending=True, stable=True
+        )
         order = by_start[ranked.indices]
         heads, head_scores = order[:, 0, : settings.heads], ranked.values[:, 0, : settings.heads]
         tails, tail_scores = order[:, 1, : settings.tails], ranked.values[:, 1, : settings.tails]
-        is_pair = (head_scores >= 0)[:, :, None] & (tail_scores >= 0)[:, None] & (heads[:, :, None] != tails[:, None])
-        together = (head_scores[:, :, None] * tail_scores[:, None]).masked_fill_(~is_pair, -1).flatten(1)
-        best = together.sort(dim=-1, descending=True, stable=True).indices[:, : self.count(scores.shape[-1])]
+        is_pair = (
+            (head_scores >= 0)[:, :, None]
+            & (tail_scores >= 0)[:, None]
+            & (heads[:, :, None] != tails[:, None])
+        )
+        together = (
+            (head_scores[:, :, None] * tail_scores[:, None]).masked_fill_(~is_pair, -1).flatten(1)
+        )
+        best = together.sort(dim=-1, descending=True, stable=True).indices[
+            :, : self.count(scores.shape[-1])
+        ]
         width = tails.shape[1]
-        return heads.gather(1, best // width), tails.gather(1, best % width), is_pair.flatten(1).gather(1, best)
+        return (
+            heads.gather(1, best // width),
+            tails.gather(1, best % width),
+            is_pair.flatten(1).gather(1, best),
+        )
 
 
 class _Content(nn.Module):
@@ -85,16 +108,28 @@ class _Content(nn.Module):
         super().__init__()
         self.head = linear_layer(state, f"{stem}.head_content_projection", (size, size), file)
         self.tail = linear_layer(state, f"{stem}.tail_content_projection", (size, size), file)
-        self.gate = linear_layer(state, f"{stem}.relation_content_gate", (size, roles), file, "sigmoid")
+        self.gate = linear_layer(
+            state, f"{stem}.relation_content_gate", (size, roles), file, "sigmoid"
+        )
         self.linear = linear_layer(state, f"{stem}.content_linear", (1, size * 2 + roles), file)
 
-    def forward(self, words: Tensor, spans: Pairs, roles: Tensor, heads: Tensor, tails: Tensor) -> Tensor:
+    def forward(
+        self, words: Tensor, spans: Pairs, roles: Tensor, heads: Tensor, tails: Tensor
+    ) -> Tensor:
         """As for the scorer; heads and tails [relations, pairs]. Returns [relations, pairs]."""
         sums = F.pad(words.cumsum(0), (0, 0, 1, 0))
-        means = (sums[spans.ends] - sums[spans.starts]) / (spans.ends - spans.starts).clamp_min(1)[:, None]
-        head, tail, gate = self.head.forward(means), self.tail.forward(means), self.gate.forward(roles)
+        means = (sums[spans.ends] - sums[spans.starts]) / (spans.ends - spans.starts).clamp_min(1)[
+            :, None
+        ]
+        head, tail, gate = (
+            self.head.forward(means),
+            self.tail.forward(means),
+            self.gate.forward(roles),
+        )
         size = head.shape[1]
-        of_head, of_tail, of_roles = torch.split(self.linear.weight[0], [size, size, roles.shape[1]])
+        of_head, of_tail, of_roles = torch.split(
+            self.linear.weight[0], [size, size, roles.shape[1]]
+        )
         named = F.linear(roles, of_roles[None], self.linear.bias)
         together: Tensor = ((head * size**-0.5)[heads] * gate[:, None] * tail[tails]).sum(-1)
         return together + (head @ of_head)[heads] + (tail @ of_tail)[tails] + named

@@ -1,6 +1,8 @@
-"""Queries for several instances of a label (GLiNER2's counting layers): one for each instance and field of a task.
+"""Queries for several instances of a label (GLiNER2's counting layers): one for each instance and
+field of a task.
 
-A recurrent network starts from a field's state and reads a learnt vector for each instance; what follows it differs by model.
+A recurrent network starts from a field's state and reads a learnt vector for each instance; what
+follows it differs by model.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from libs.kernels.layout import to_device
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
 
-MOST_INSTANCES: Final = 20
-"""The package's `max_count`, which no config.json can change. The count head never says more than 19."""
+MAX_INSTANCES: Final = 20
+"""The package's `max_count`, which no config.json can change. The count head never says more than
+19.
+"""
 _STEM: Final = "count_embed"
 _WIDTH: Final = 128  # of the transformer in count_lstm_v2
 _EXPERTS: Final = 4
@@ -39,7 +43,8 @@ class InstanceQueries(nn.Module):
         self.after = _AFTER[kind](state, size, file)
 
     def forward(self, fields: Tensor, counts: Sequence[int], steps: Sequence[int]) -> Tensor:
-        """fields [all fields, size], `counts` of them for each task, each with `steps` instances -> [queries, size].
+        """fields [all fields, size], `counts` of them for each task, each with `steps` instances ->
+        [queries, size].
 
         Queries are ordered by task, then instance, then field.
         """
@@ -55,8 +60,16 @@ class InstanceQueries(nn.Module):
         rank = np.zeros(len(of_field), dtype=np.int64)
         rank[order] = np.arange(len(order))
         begins, firsts = prefix_sums(active), prefix_sums(counts)
-        rows = [begins[step] + rank[firsts[task] : firsts[task + 1]] for task, most in enumerate(steps) for step in range(most)]
-        owners = [np.arange(firsts[task], firsts[task + 1]) for task, most in enumerate(steps) for _ in range(most)]
+        rows = [
+            begins[step] + rank[firsts[task] : firsts[task + 1]]
+            for task, most in enumerate(steps)
+            for step in range(most)
+        ]
+        owners = [
+            np.arange(firsts[task], firsts[task + 1])
+            for task, most in enumerate(steps)
+            for _ in range(most)
+        ]
         states = states.index_select(0, _index(np.concatenate(rows), fields.device))
         labels = fields.index_select(0, _index(np.concatenate(owners), fields.device))
         return self.after.forward(states, labels, [len(group) for group in rows])
@@ -68,7 +81,7 @@ class _Recurrent(nn.Module):
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__()
         shapes = {
-            "pos_embedding.weight": (MOST_INSTANCES, size),
+            "pos_embedding.weight": (MAX_INSTANCES, size),
             "gru.weight_ih_l0": (size * 3, size),
             "gru.weight_hh_l0": (size * 3, size),
             "gru.bias_ih_l0": (size * 3,),
@@ -81,13 +94,17 @@ class _Recurrent(nn.Module):
         )
 
     def forward(self, fields: Tensor, active: Sequence[int]) -> Tensor:
-        """`active[step]`: how many of the fields, the first ones, have this step -> [sum(active), size]"""
+        """`active[step]`: how many of the fields, the first ones, have this step -> [sum(active),
+        size]
+        """
         read = F.linear(self.places[: len(active)], self.inputs, self.input_bias)
         outputs, last = [], fields
         for step, rows in enumerate(active):
             last = last[:rows]
             reset, update, new = read[step].chunk(3, dim=-1)
-            own_reset, own_update, own_new = F.linear(last, self.hidden, self.hidden_bias).chunk(3, dim=-1)
+            own_reset, own_update, own_new = F.linear(last, self.hidden, self.hidden_bias).chunk(
+                3, dim=-1
+            )
             update = torch.sigmoid(update + own_update)
             new = torch.tanh(new + torch.sigmoid(reset + own_reset) * own_new)
             last = (1 - update) * new + update * last
@@ -102,7 +119,9 @@ class _After(nn.Module):
         super().__init__()
 
     def forward(self, states: Tensor, fields: Tensor, groups: Sequence[int]) -> Tensor:
-        """states [queries, size], the states of their fields [queries, size]; `groups`: how many fields each instance has."""
+        """states [queries, size], the states of their fields [queries, size]; `groups`: how many
+        fields each instance has.
+        """
         raise NotImplementedError
 
 
@@ -125,7 +144,10 @@ class _Transformer(_After):
         super().__init__(state, size, file)
         stem = f"{_STEM}.transformer"
         self.narrow = layer(state, f"{stem}.in_projector", (_WIDTH, size), file)
-        self.layers = nn.ModuleList(_transformer_layer(state, f"{stem}.transformer.layers.{number}", file) for number in (0, 1))
+        self.layers = nn.ModuleList(
+            _transformer_layer(state, f"{stem}.transformer.layers.{number}", file)
+            for number in (0, 1)
+        )
         self.out = nn.Sequential(
             layer(state, f"{stem}.out_projector.0", (size, _WIDTH + size), file, relu=True),
             layer(state, f"{stem}.out_projector.2", (size, size), file, relu=True),
@@ -137,11 +159,16 @@ class _Transformer(_After):
         narrow = self.narrow.forward(whole)
         mixed = torch.empty_like(narrow)
         begins = np.array(prefix_sums(groups)[:-1], dtype=np.int64)
-        for size in sorted(set(groups)):  # instances with equally many fields are one batch, so none is padded
+        for size in sorted(
+            set(groups)
+        ):  # instances with equally many fields are one batch, so none is padded
             of_size = begins[np.array(groups) == size]
             at_once = max(1, _AT_ONCE // (size * size))
             for first in range(0, len(of_size), at_once):
-                rows = _index((of_size[first : first + at_once, None] + np.arange(size)).ravel(), narrow.device)
+                rows = _index(
+                    (of_size[first : first + at_once, None] + np.arange(size)).ravel(),
+                    narrow.device,
+                )
                 some = narrow.index_select(0, rows).view(-1, size, _WIDTH)
                 for each in self.layers:
                     some = each(some)
@@ -156,10 +183,17 @@ class _Experts(_After):
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
         inner = size * 2
-        shapes = {"w1": (_EXPERTS, size, inner), "b1": (_EXPERTS, inner), "w2": (_EXPERTS, inner, size), "b2": (_EXPERTS, size)}
+        shapes = {
+            "w1": (_EXPERTS, size, inner),
+            "b1": (_EXPERTS, inner),
+            "w2": (_EXPERTS, inner, size),
+            "b2": (_EXPERTS, size),
+        }
         for name, shape in shapes.items():
             check_shape(state, f"{_STEM}.{name}", shape, file)
-        self.w1, self.b1, self.w2, self.b2 = (nn.Parameter(state[f"{_STEM}.{name}"], requires_grad=False) for name in shapes)
+        self.w1, self.b1, self.w2, self.b2 = (
+            nn.Parameter(state[f"{_STEM}.{name}"], requires_grad=False) for name in shapes
+        )
         self.first = layer(state, f"{_STEM}.router.0", (size, size), file)
         self.second = layer(state, f"{_STEM}.router.2", (_EXPERTS, size), file)
 
@@ -179,7 +213,9 @@ _AFTER: Final[Mapping[Counting, type[_After]]] = {
 }
 
 
-def layer(state: State, stem: str, shape: tuple[int, int], file: str, *, relu: bool = False) -> HeadLinear:
+def layer(
+    state: State, stem: str, shape: tuple[int, int], file: str, *, relu: bool = False
+) -> HeadLinear:
     """A linear layer with a bias. Raises ModelBroken."""
     check_shape(state, f"{stem}.weight", shape, file)
     check_shape(state, f"{stem}.bias", shape[:1], file)
@@ -188,12 +224,19 @@ def layer(state: State, stem: str, shape: tuple[int, int], file: str, *, relu: b
 
 def _transformer_layer(state: State, stem: str, file: str) -> nn.TransformerEncoderLayer:
     made = nn.TransformerEncoderLayer(
-        _WIDTH, nhead=4, dim_feedforward=_WIDTH * 2, dropout=0.0, batch_first=True, device=state[f"{_STEM}.gru.bias_ih_l0"].device
+        _WIDTH,
+        nhead=4,
+        dim_feedforward=_WIDTH * 2,
+        dropout=0.0,
+        batch_first=True,
+        device=state[f"{_STEM}.gru.bias_ih_l0"].device,
     )
     for name, parameter in made.named_parameters():
         found = state.get(f"{stem}.{name}")
         if found is None or found.shape != parameter.shape:
-            raise ModelBroken(f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}")
+            raise ModelBroken(
+                f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}"
+            )
         parameter.data = found
     made.requires_grad_(False).eval()
     return made

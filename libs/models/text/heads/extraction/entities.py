@@ -1,4 +1,6 @@
-"""Logits of entities, and the states that the host needs to find relations between them (GLiNER)."""
+"""Logits of entities, and the states that the host needs to find relations between them
+(GLiNER).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ from libs.models.work import InputSequence, Output
 class EntityHead(nn.Module):
     """Hidden states -> logits of the scorer's shape for each sequence.
 
-    `prompt`: the two layers for labels. `vectors`: a bi-encoder's encoder for labels. `relations`: whether to return the states of
-    words and relations too, since which words are entities is known only after the forward.
+    `prompt`: the two layers for labels. `vectors`: a bi-encoder's encoder for labels. `relations`:
+    whether to return the states of words and relations too, since which words are entities is known
+    only after the forward.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class EntityHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         places = _places(sequences)
         states = self.reader.forward(hidden, batch, places)
         labels = states.labels
@@ -59,7 +64,10 @@ class EntityHead(nn.Module):
         places = _places(sequences)
         shapes = [self.scorer.shape(place) for place in places]
         logits = [
-            part.reshape(shape) for part, shape in zip(_parts(arrays[0], [prod(shape) for shape in shapes]), shapes, strict=True)
+            part.reshape(shape)
+            for part, shape in zip(
+                _parts(arrays[0], [prod(shape) for shape in shapes]), shapes, strict=True
+            )
         ]
         if not self._relations:
             return list(logits)
@@ -72,5 +80,10 @@ def _places(sequences: Sequence[InputSequence]) -> list[WordPlaces]:
     return [cast("WordPlaces", sequence.input) for sequence in sequences]
 
 
-def _parts(array: Array, counts: Sequence[int]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-    return [array[start:end].astype(np.float32, copy=False) for start, end in pairwise(prefix_sums(counts))]
+def _parts(
+    array: Array, counts: Sequence[int]
+) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    return [
+        array[start:end].astype(np.float32, copy=False)
+        for start, end in pairwise(prefix_sums(counts))
+    ]

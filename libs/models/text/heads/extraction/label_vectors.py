@@ -20,7 +20,9 @@ _TOKENS: Final = 8192  # of one batch of the encoder for labels
 
 
 class LabelVectors(nn.Module):
-    """The mean state of a label's tokens, projected to the head's size. Used by the device thread alone."""
+    """The mean state of a label's tokens, projected to the head's size. Used by the device thread
+    alone.
+    """
 
     def __init__(self, encoder: PackedEncoder, project: HeadLinear | None) -> None:
         super().__init__()
@@ -32,10 +34,15 @@ class LabelVectors(nn.Module):
         return torch.stack(self.each(labels))
 
     def each(self, labels: Sequence[Label]) -> list[Tensor]:
-        """What is known of each label: its vector [hidden] or, in a subclass, what its `_encode` gives."""
+        """What is known of each label: its vector [hidden] or, in a subclass, what its `_encode`
+        gives.
+        """
         wanted = {label.name: label for label in labels}
         found = {name: self._known[name] for name in wanted if name in self._known}
-        missing = sorted((label for name, label in wanted.items() if name not in found), key=lambda label: len(label.ids))
+        missing = sorted(
+            (label for name, label in wanted.items() if name not in found),
+            key=lambda label: len(label.ids),
+        )
         for some in _chunks(missing):
             encoded = self._encode([label.ids for label in some])
             found |= {label.name: one for label, one in zip(some, encoded, strict=True)}

@@ -24,16 +24,21 @@ from libs.models.work import Between, InputSequence, Output, SparseRow, nothing_
 
 Ids = NDArray[np.int32]
 Places = NDArray[np.int16]
-"""Of entities in a text: 120 of them are 14,280 pairs, held for each text from its preparation to its answer."""
-_AT_ONCE: Final = 1 << 20  # elements of the pairs' hidden layer held at a time, twice while they are added: 8 MiB
+"""Of entities in a text: 120 of them are 14,280 pairs, held for each text from its preparation to
+its answer.
+"""
+_AT_ONCE: Final = (
+    1 << 20
+)  # elements of the pairs' hidden layer held at a time, twice while they are added: 8 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class PairPlaces:
     """The head's input for a sequence (`Sequence.input`).
 
-    `words.labels`: the tokens whose states represent labels; where each label has a second one, it is in `words.relations`.
-    `firsts` and `lasts`: the first and last words of the entities. `heads` and `tails`: the entities of the pairs.
+    `words.labels`: the tokens whose states represent labels; where each label has a second one, it
+    is in `words.relations`. `firsts` and `lasts`: the first and last words of the entities. `heads`
+    and `tails`: the entities of the pairs.
     """
 
     words: WordPlaces
@@ -59,28 +64,39 @@ class EntityMarker(nn.Module):
 
 
 class DotScorer(nn.Module):
-    """The dot product of a pair's and a label's representation. The pairs' last layer is linear, and folded into the labels."""
+    """The dot product of a pair's and a label's representation. The pairs' last layer is linear,
+    and folded into the labels.
+    """
 
     def __init__(self, last: HeadLinear) -> None:
         super().__init__()
         self.last = last
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """hidden [pairs, 4 size], what the pairs' last layer takes, and labels [labels, size] of one text -> [pairs, labels]"""
+        """hidden [pairs, 4 size], what the pairs' last layer takes, and labels [labels, size] of
+        one text -> [pairs, labels]
+        """
         keys, base = folded(self.last, labels)
         return torch.addmm(base, hidden, keys.T)
 
 
 class ConcatScorer(nn.Module):
-    """Two layers over product, difference, pair and label, concatenated; one label at a time, which bounds memory."""
+    """Two layers over product, difference, pair and label, concatenated; one label at a time, which
+    bounds memory.
+    """
 
-    def __init__(self, last: HeadLinear, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
+    def __init__(
+        self, last: HeadLinear, state: Mapping[str, Tensor], stem: str, *, size: int, file: str
+    ) -> None:
         super().__init__()
         for name, shape in (("0", (size * 4, size * 4)), ("3", (1, size * 4))):
             check_shape(state, f"{stem}.{name}.weight", shape, file)
             check_shape(state, f"{stem}.{name}.bias", shape[:1], file)
         self.last = last
-        self.inner, self.outer = HeadLinear(state, f"{stem}.0", "relu"), HeadLinear(state, f"{stem}.3", "identity")
+        self.inner, self.outer = (
+            HeadLinear(state, f"{stem}.0", "relu"),
+            HeadLinear(state, f"{stem}.3", "identity"),
+        )
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """As DotScorer's."""
@@ -99,16 +115,29 @@ class PairHead(nn.Module):
     """
 
     def __init__(
-        self, reader: WordReader, marker: EntityMarker, prompt: TwoLayers, inner: HeadLinear, scorer: DotScorer | ConcatScorer
+        self,
+        reader: WordReader,
+        marker: EntityMarker,
+        prompt: TwoLayers,
+        inner: HeadLinear,
+        scorer: DotScorer | ConcatScorer,
     ) -> None:
         super().__init__()
-        self.reader, self.marker, self.prompt, self.inner, self.scorer = reader, marker, prompt, inner, scorer
+        self.reader, self.marker, self.prompt, self.inner, self.scorer = (
+            reader,
+            marker,
+            prompt,
+            inner,
+            scorer,
+        )
 
     @property
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         return self.forward_between(hidden, batch, sequences, nothing_between)
 
     def forward_between(
@@ -122,19 +151,28 @@ class PairHead(nn.Module):
         starts = prefix_sums([place.words for place in words])
         firsts = _moved([place.firsts for place in places], starts, hidden.device)
         lasts = _moved([place.lasts for place in places], starts, hidden.device)
-        entities = self.marker.forward(states.words.index_select(0, firsts), states.words.index_select(0, lasts))
+        entities = self.marker.forward(
+            states.words.index_select(0, firsts), states.words.index_select(0, lasts)
+        )
         return (self._logits(entities, labels, places, between),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         shapes = [(len(place.heads), len(place.words.labels)) for place in _places(sequences)]
         ends = prefix_sums([pairs * labels for pairs, labels in shapes])
         flat = arrays[0].astype(np.float32, copy=False)
-        return [_largest(flat[start:end].reshape(shape)) for (start, end), shape in zip(pairwise(ends), shapes, strict=True)]
+        return [
+            _largest(flat[start:end].reshape(shape))
+            for (start, end), shape in zip(pairwise(ends), shapes, strict=True)
+        ]
 
-    def _logits(self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces], between: Between) -> Tensor:
-        """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer is computed once per entity.
+    def _logits(
+        self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces], between: Between
+    ) -> Tensor:
+        """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer
+        is computed once per entity.
 
-        A batch of pairs can take as long as many layers of the encoder, so it may be preempted between two pieces.
+        A batch of pairs can take as long as many layers of the encoder, so it may be preempted
+        between two pieces.
         """
         as_head, as_tail = torch.split(self.inner.weight, entities.shape[1], dim=1)
         heads, tails = F.linear(entities, as_head), F.linear(entities, as_tail, self.inner.bias)
@@ -144,17 +182,26 @@ class PairHead(nn.Module):
         rows = _moved([place.heads for place in places], entity_starts, entities.device)
         columns = _moved([place.tails for place in places], entity_starts, entities.device)
         ends = prefix_sums([len(place.heads) * len(place.words.labels) for place in places])
-        logits = entities.new_empty(ends[-1])  # concatenating the sequences' would hold all of them twice
+        logits = entities.new_empty(
+            ends[-1]
+        )  # concatenating the sequences' would hold all of them twice
         step = max(1, _AT_ONCE // heads.shape[1])
         for some in chunks(pair_starts, step):
             end = pair_starts[some.stop]
-            for first in range(pair_starts[some.start], end, step):  # more than once where one sequence alone has more pairs
+            for first in range(
+                pair_starts[some.start], end, step
+            ):  # more than once where one sequence alone has more pairs
                 last = min(first + step, end)
-                hidden = heads.index_select(0, rows[first:last]).add_(tails.index_select(0, columns[first:last])).relu_()
+                hidden = (
+                    heads.index_select(0, rows[first:last])
+                    .add_(tails.index_select(0, columns[first:last]))
+                    .relu_()
+                )
                 for i in some:
                     lowest, highest = max(pair_starts[i], first), min(pair_starts[i + 1], last)
                     scores = self.scorer.forward(
-                        hidden[lowest - first : highest - first], labels[label_starts[i] : label_starts[i + 1]]
+                        hidden[lowest - first : highest - first],
+                        labels[label_starts[i] : label_starts[i + 1]],
                     )
                     place = ends[i] + (lowest - pair_starts[i]) * scores.shape[1]
                     logits[place : place + scores.numel()] = scores.flatten()
@@ -163,7 +210,8 @@ class PairHead(nn.Module):
 
 
 def _largest(logits: NDArray[np.float32]) -> Output:
-    """The logits as they are, or of very many only those that an answer may have, and one more, which says that there are more.
+    """The logits as they are, or of very many only those that an answer may have, and one more,
+    which says that there are more.
 
     128 entities and 256 labels have 4 million, which would be held until the answer is made.
     """

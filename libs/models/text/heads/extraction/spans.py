@@ -20,16 +20,22 @@ _AT_ONCE: Final = 1 << 25  # elements of the spans' hidden layer held at a time:
 
 
 def spans_of(words: int, width: int) -> tuple[Ids, Ids]:
-    """First and last words of all spans of at most `width` words, ordered by start and then end: [spans] each."""
+    """First and last words of all spans of at most `width` words, ordered by start and then end:
+    [spans] each.
+    """
     starts, widths = np.mgrid[:words, : min(width, words)].astype(np.int32)
     inside = starts + widths < words
     return starts[inside], (starts + widths)[inside]
 
 
 class TwoLayers(nn.Module):
-    """Linear, ReLU, linear: the gliner package's projection layer (its tensors end in `.0` and `.3`)."""
+    """Linear, ReLU, linear: the gliner package's projection layer (its tensors end in `.0` and
+    `.3`).
+    """
 
-    def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, inputs: int, file: str) -> None:
+    def __init__(
+        self, state: Mapping[str, Tensor], stem: str, *, size: int, inputs: int, file: str
+    ) -> None:
         super().__init__()
         check_shape(state, f"{stem}.0.weight", (size * 4, inputs), file)
         check_shape(state, f"{stem}.0.bias", (size * 4,), file)
@@ -44,46 +50,62 @@ class TwoLayers(nn.Module):
 
 
 def folded(last: HeadLinear, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Folds labels [labels, size] into a linear layer: the layer of their product, weight [labels, inputs] and bias [labels]."""
+    """Folds labels [labels, size] into a linear layer: the layer of their product, weight [labels,
+    inputs] and bias [labels].
+    """
     base = labels.new_zeros(len(labels)) if last.bias is None else labels @ last.bias
     return labels @ last.weight, base
 
 
 class SpanMarker(nn.Module):
-    """The representation of a span, from its first and last word; markerV1 adds the mean of all words of the text.
+    """The representation of a span, from its first and last word; markerV1 adds the mean of all
+    words of the text.
 
-    The first layer takes them concatenated, so its products with first and with last words are computed once per word, not once
-    per span, and added up for each span.
+    The first layer takes them concatenated, so its products with first and with last words are
+    computed once per word, not once per span, and added up for each span.
     """
 
-    def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, mean: bool, file: str) -> None:
+    def __init__(
+        self, state: Mapping[str, Tensor], stem: str, *, size: int, mean: bool, file: str
+    ) -> None:
         super().__init__()
         self.start = TwoLayers(state, f"{stem}.project_start", size=size, inputs=size, file=file)
         self.end = TwoLayers(state, f"{stem}.project_end", size=size, inputs=size, file=file)
-        self.out = TwoLayers(state, f"{stem}.out_project", size=size, inputs=size * (3 if mean else 2), file=file)
+        self.out = TwoLayers(
+            state, f"{stem}.out_project", size=size, inputs=size * (3 if mean else 2), file=file
+        )
         self._size, self._mean = size, mean
 
     def halves(self, words: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """words [words, size], `counts` in each text -> a first and a last word's part of a span's hidden layer: [words, 4 size]"""
+        """words [words, size], `counts` in each text -> a first and a last word's part of a span's
+        hidden layer: [words, 4 size]
+        """
         parts = torch.split(self.out.inner.weight, self._size, dim=1)
         first = F.linear(self.start.forward(words).relu(), parts[0])
         last = F.linear(self.end.forward(words).relu(), parts[1], self.out.inner.bias)
         if self._mean and len(words):
             sizes = to_device(np.array(counts, dtype=np.int32), words.device).long()
             means = torch.segment_reduce(words, "mean", lengths=sizes, axis=0, unsafe=True)
-            first = first + F.linear(means.relu(), parts[2]).repeat_interleave(sizes, dim=0, output_size=len(words))
+            first = first + F.linear(means.relu(), parts[2]).repeat_interleave(
+                sizes, dim=0, output_size=len(words)
+            )
         return first, last
 
     def forward(self, words: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-        """words [words, size] of one text; rows of the spans' first and last words [spans] -> [spans, size]"""
+        """words [words, size] of one text; rows of the spans' first and last words [spans] ->
+        [spans, size]
+        """
         first, last = self.halves(words, [len(words)])
-        return self.out.outer.forward((first.index_select(0, starts) + last.index_select(0, ends)).relu())
+        return self.out.outer.forward(
+            (first.index_select(0, starts) + last.index_select(0, ends)).relu()
+        )
 
 
 class SpanScorer(nn.Module):
     """Logits of spans: the dot product of a span's and a label's representation.
 
-    The last layer of spans is linear, so it is folded into each label once: a span costs one row of a small product.
+    The last layer of spans is linear, so it is folded into each label once: a span costs one row of
+    a small product.
     """
 
     def __init__(self, marker: SpanMarker, width: int) -> None:
@@ -101,7 +123,12 @@ class SpanScorer(nn.Module):
         word_starts = prefix_sums([place.words for place in places])
         spans = [spans_of(place.words, self.width) for place in places]
         starts, ends = (
-            to_device(np.concatenate([start + item[side] for start, item in zip(word_starts, spans, strict=False)]), first.device)
+            to_device(
+                np.concatenate(
+                    [start + item[side] for start, item in zip(word_starts, spans, strict=False)]
+                ),
+                first.device,
+            )
             for side in (0, 1)
         )
         span_starts = prefix_sums([len(item[0]) for item in spans])
@@ -109,7 +136,9 @@ class SpanScorer(nn.Module):
         logits = [first.new_empty(0)]
         for some in chunks(span_starts, max(1, _AT_ONCE // first.shape[1])):
             begin, end = span_starts[some.start], span_starts[some.stop]
-            hidden = (first.index_select(0, starts[begin:end]) + last.index_select(0, ends[begin:end])).relu_()
+            hidden = (
+                first.index_select(0, starts[begin:end]) + last.index_select(0, ends[begin:end])
+            ).relu_()
             for i in some:
                 rows = hidden[span_starts[i] - begin : span_starts[i + 1] - begin]
                 own = slice(label_starts[i], label_starts[i + 1])
@@ -118,7 +147,9 @@ class SpanScorer(nn.Module):
 
 
 def chunks(starts: Sequence[int], budget: int) -> Iterator[range]:
-    """Groups of adjacent sequences with at most `budget` spans together; a sequence with more is a group of its own."""
+    """Groups of adjacent sequences with at most `budget` spans together; a sequence with more is a
+    group of its own.
+    """
     first = 0
     for i in range(1, len(starts)):
         if i - first > 1 and starts[i] - starts[first] > budget:

@@ -1,8 +1,10 @@
-"""Answers to schemas (GLiNER2): how many instances each task has, the spans that fill their fields, and the scores of classes.
+"""Answers to schemas (GLiNER2): how many instances each task has, the spans that fill their fields,
+and the scores of classes.
 
-How many instances there are decides how many queries are compared with all spans, and only spans that reach their field's threshold
-leave the device. The head waits for the device twice for a batch, whatever its sequences are: for all numbers of instances, and for
-all spans that are kept (once more for each `_SCORES_AT_ONCE`).
+How many instances there are decides how many queries are compared with all spans, and only spans
+that reach their field's threshold leave the device. The head waits for the device twice for a
+batch, whatever its sequences are: for all numbers of instances, and for all spans that are kept
+(once more for each `_SCORES_AT_ONCE`).
 """
 
 from __future__ import annotations
@@ -21,22 +23,26 @@ from libs.catalog.kinds.extraction.gliner2 import Counting
 from libs.kernels.layout import to_device
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows
-from libs.models.text.heads.extraction.counting import MOST_INSTANCES, InstanceQueries, layer
+from libs.models.text.heads.extraction.counting import MAX_INSTANCES, InstanceQueries, layer
 from libs.models.text.heads.extraction.spans import SpanMarker, folded, spans_of
 from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.work import InputSequence, Output, SparseRow
 
 Ids = NDArray[np.int32]
 _AT_ONCE: Final = 1 << 24  # elements of the spans' hidden layer held at a time: 64 MiB
-_MOST_SPANS: Final = 1024
-"""The best spans kept for one field of one instance, among so many words as are scored at a time."""
+_MAX_SPANS: Final = 1024
+"""The best spans kept for one field of one instance, among so many words as are scored at a
+time.
+"""
 _SCORES_AT_ONCE: Final = 1 << 23
 """Scores held, 32 MiB of them, before those that reach their threshold are picked."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldQuery:
-    """A field: `best`: only its best span is wanted. `choices`: it is filled by these of the sequence's choices, not by spans."""
+    """A field: `best`: only its best span is wanted. `choices`: it is filled by these of the
+    sequence's choices, not by spans.
+    """
 
     threshold: float
     best: bool = False
@@ -60,8 +66,12 @@ class Query(NamedTuple):
 
 
 def queries_of(tasks: Sequence[SpanTask], counts: Array) -> list[Query]:
-    """Those of one sequence, in the order of the head's output. `counts` [tasks, 20]: a logit for each number of instances."""
-    steps = [_steps(task, int(count)) for task, count in zip(tasks, counts.argmax(axis=1), strict=True)]
+    """Those of one sequence, in the order of the head's output. `counts` [tasks, 20]: a logit for
+    each number of instances.
+    """
+    steps = [
+        _steps(task, int(count)) for task, count in zip(tasks, counts.argmax(axis=1), strict=True)
+    ]
     return [
         Query(number, instance, field)
         for number, (task, most) in enumerate(zip(tasks, steps, strict=True))
@@ -76,10 +86,12 @@ def _steps(task: SpanTask, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SchemaPlaces:
-    """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first token.
+    """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first
+    token.
 
-    `names`: the token whose state says how many instances each of `tasks` has. `fields`: those of the fields of all tasks.
-    `classes`: those of the labels of classifications. `words`: those of the text's words, `choices` of the choices before it.
+    `names`: the token whose state says how many instances each of `tasks` has. `fields`: those of
+    the fields of all tasks. `classes`: those of the labels of classifications. `words`: those of
+    the text's words, `choices` of the choices before it.
     """
 
     tasks: tuple[SpanTask, ...]
@@ -91,18 +103,23 @@ class SchemaPlaces:
 
 
 class StructureHead(nn.Module):
-    """Hidden states -> for each sequence (logits of counts [tasks, 20], of classes [classes], probabilities of spans).
+    """Hidden states -> for each sequence (logits of counts [tasks, 20], of classes [classes],
+    probabilities of spans).
 
     Spans are a sparse row over queries x (spans in `spans_of`'s order, then choices).
     """
 
     reads_device: Literal[True] = True
 
-    def __init__(self, state: Mapping[str, Tensor], counting: Counting, *, size: int, width: int, file: str) -> None:
-        """`size`: of hidden states. `width`: words of the longest span. Raises ModelBroken for a tensor's shape."""
+    def __init__(
+        self, state: Mapping[str, Tensor], counting: Counting, *, size: int, width: int, file: str
+    ) -> None:
+        """`size`: of hidden states. `width`: words of the longest span. Raises ModelBroken for a
+        tensor's shape.
+        """
         super().__init__()
         self.classify = _two_layers(state, "classifier", size, 1, file)
-        self.count = _two_layers(state, "count_pred", size, MOST_INSTANCES, file)
+        self.count = _two_layers(state, "count_pred", size, MAX_INSTANCES, file)
         self.queries = InstanceQueries(state, counting, size=size, file=file)
         self.marker = SpanMarker(state, "span_rep.span_rep_layer", size=size, mean=False, file=file)
         self.width = width
@@ -111,20 +128,40 @@ class StructureHead(nn.Module):
     def rows(self) -> Rows | None:
         return None
 
-    def forward(self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
+    ) -> tuple[Tensor, ...]:
         places = _places(sequences)
-        parts = [[place.names, place.fields, place.classes, place.words, place.choices] for place in places]
+        parts = [
+            [place.names, place.fields, place.classes, place.words, place.choices]
+            for place in places
+        ]
         starts = prefix_sums(batch.lengths[:-1])
-        rows = [np.concatenate([start + part[kind] for start, part in zip(starts, parts, strict=True)]) for kind in range(5)]
-        states = hidden.index_select(0, to_device(np.concatenate(rows).astype(np.int32), hidden.device)).float()
+        rows = [
+            np.concatenate([start + part[kind] for start, part in zip(starts, parts, strict=True)])
+            for kind in range(5)
+        ]
+        states = hidden.index_select(
+            0, to_device(np.concatenate(rows).astype(np.int32), hidden.device)
+        ).float()
         names, fields, classes, words, choices = torch.split(states, [len(part) for part in rows])
         counts = self.count(names)
         steps = [
             _steps(task, count)
-            for task, count in zip((task for place in places for task in place.tasks), counts.argmax(-1).tolist(), strict=True)
+            for task, count in zip(
+                (task for place in places for task in place.tasks),
+                counts.argmax(-1).tolist(),
+                strict=True,
+            )
         ]
-        queries = self.queries.forward(fields, [len(task.fields) for place in places for task in place.tasks], steps)
-        return counts, self.classify(classes)[:, 0], *self._found(places, steps, queries, words, choices)
+        queries = self.queries.forward(
+            fields, [len(task.fields) for place in places for task in place.tasks], steps
+        )
+        return (
+            counts,
+            self.classify(classes)[:, 0],
+            *self._found(places, steps, queries, words, choices),
+        )
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         places = _places(sequences)
@@ -142,7 +179,12 @@ class StructureHead(nn.Module):
         ]
 
     def _found(
-        self, places: Sequence[SchemaPlaces], steps: Sequence[int], queries: Tensor, words: Tensor, choices: Tensor
+        self,
+        places: Sequence[SchemaPlaces],
+        steps: Sequence[int],
+        queries: Tensor,
+        words: Tensor,
+        choices: Tensor,
     ) -> _Found:
         """The spans and choices of each sequence that reach their field's threshold."""
         keys, base = folded(self.marker.out.outer, queries)
@@ -161,14 +203,20 @@ class StructureHead(nn.Module):
                 if part.of_choices:
                     hidden = chosen[part.at]
                 else:
-                    hidden = (first.index_select(0, starts[part.at]) + last.index_select(0, ends[part.at])).relu_()
+                    hidden = (
+                        first.index_select(0, starts[part.at]) + last.index_select(0, ends[part.at])
+                    ).relu_()
                 scores = torch.addmm(base[part.rows], hidden, keys[part.rows].T).sigmoid().T
                 floor = floors[part.rows, None]
                 if part.has_best:
-                    floor = torch.where(is_best[part.rows, None] > 0, scores.amax(1, keepdim=True).maximum(floor), floor)
+                    floor = torch.where(
+                        is_best[part.rows, None] > 0,
+                        scores.amax(1, keepdim=True).maximum(floor),
+                        floor,
+                    )
                 own = columns[part.begin : part.begin + scores.shape[1]]
-                if scores.shape[1] > _MOST_SPANS:
-                    scores, ranked = scores.topk(_MOST_SPANS, dim=1)
+                if scores.shape[1] > _MAX_SPANS:
+                    scores, ranked = scores.topk(_MAX_SPANS, dim=1)
                     own = own[ranked]
                 picked.add(owners[part.rows, None] + own, scores, floor)
             picked.end_sequence()
@@ -176,7 +224,9 @@ class StructureHead(nn.Module):
 
 
 class _Found(NamedTuple):
-    """Flat indices int32 and probabilities float32, [found] each; how many each sequence has, [sequences]."""
+    """Flat indices int32 and probabilities float32, [found] each; how many each sequence has,
+    [sequences].
+    """
 
     indices: Tensor
     values: Tensor
@@ -185,10 +235,11 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some queries of a sequence and columns that they are compared with at once, the first of which is column `begin`.
+    """Some queries of a sequence and columns that they are compared with at once, the first of
+    which is column `begin`.
 
-    `rows`: of the plan's rows. `at`: of the plan's spans, or with `of_choices` of the batch's choices. `has_best`: a query wants
-    only its best span.
+    `rows`: of the plan's rows. `at`: of the plan's spans, or with `of_choices` of the batch's
+    choices. `has_best`: a query wants only its best span.
     """
 
     rows: slice
@@ -202,8 +253,9 @@ class _Part:
 class _Plan:
     """What is compared, known on the host before anything is.
 
-    `rows`: [3, rows] the query of each row, the index of its first column, and whether only its best span is wanted. `floors`: the
-    rows' thresholds. `spans`: [2, spans] first and last words, counted from the batch's first. `parts`: those of each sequence.
+    `rows`: [3, rows] the query of each row, the index of its first column, and whether only its
+    best span is wanted. `floors`: the rows' thresholds. `spans`: [2, spans] first and last words,
+    counted from the batch's first. `parts`: those of each sequence.
     """
 
     rows: Ids
@@ -214,7 +266,9 @@ class _Plan:
 
     @staticmethod
     def of(places: Sequence[SchemaPlaces], steps: Sequence[int], width: int, inner: int) -> _Plan:
-        """`inner`: the size of a span's hidden layer, which decides how many are computed at once."""
+        """`inner`: the size of a span's hidden layer, which decides how many are computed at
+        once.
+        """
         rows: list[tuple[int, int, bool]] = []
         floors: list[float] = []
         spans = [np.zeros((2, 0), np.int32)]
@@ -222,11 +276,20 @@ class _Plan:
         task = query = word = choice = span = most_columns = 0
         for place in places:
             own = steps[task : task + len(place.tasks)]
-            fields = [field for each, most in zip(place.tasks, own, strict=True) for field in each.fields * most]
+            fields = [
+                field
+                for each, most in zip(place.tasks, own, strict=True)
+                for field in each.fields * most
+            ]
             sides = np.stack(spans_of(len(place.words), width))
             count, columns = sides.shape[1], sides.shape[1] + len(place.choices)
             free, bound = (
-                [number for number, field in enumerate(fields) if (field.choices is None) is is_free] for is_free in (True, False)
+                [
+                    number
+                    for number, field in enumerate(fields)
+                    if (field.choices is None) is is_free
+                ]
+                for is_free in (True, False)
             )
             some: list[_Part] = []
             if free:
@@ -238,8 +301,15 @@ class _Plan:
                     some.append(_Part(of_free, at, begin, has_best=has_best))
             if bound and place.choices.size:
                 of_bound = slice(len(rows) + len(free), len(rows) + len(fields))
-                some.append(_Part(of_bound, slice(choice, choice + len(place.choices)), count, of_choices=True))
-            rows += [(query + number, number * columns, fields[number].best) for number in (*free, *bound)]
+                some.append(
+                    _Part(
+                        of_bound, slice(choice, choice + len(place.choices)), count, of_choices=True
+                    )
+                )
+            rows += [
+                (query + number, number * columns, fields[number].best)
+                for number in (*free, *bound)
+            ]
             floors += [fields[number].threshold for number in (*free, *bound)]
             spans.append(sides + word)
             parts.append(tuple(some))
@@ -256,7 +326,9 @@ class _Plan:
 
 
 class _Picked:
-    """Collects scores, and picks those that reach their floor: one wait for the device for many sequences."""
+    """Collects scores, and picks those that reach their floor: one wait for the device for many
+    sequences.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -284,7 +356,11 @@ class _Picked:
     def _pick(self) -> None:
         chosen = torch.cat(self._is_kept).nonzero()[:, 0]
         ends = torch.searchsorted(chosen, to_device(np.array(self._ends), self._device, np.int64))
-        self._picked.append(_Found(torch.cat(self._indices)[chosen], torch.cat(self._values)[chosen], ends.diff().int()))
+        self._picked.append(
+            _Found(
+                torch.cat(self._indices)[chosen], torch.cat(self._values)[chosen], ends.diff().int()
+            )
+        )
         self._start()
 
     def found(self) -> _Found:
@@ -293,9 +369,12 @@ class _Picked:
         return _Found(*(torch.cat(parts) for parts in zip(*self._picked, strict=True)))
 
 
-def _two_layers(state: Mapping[str, Tensor], stem: str, size: int, outputs: int, file: str) -> nn.Sequential:
+def _two_layers(
+    state: Mapping[str, Tensor], stem: str, size: int, outputs: int, file: str
+) -> nn.Sequential:
     return nn.Sequential(
-        layer(state, f"{stem}.0", (size * 2, size), file, relu=True), layer(state, f"{stem}.2", (outputs, size * 2), file)
+        layer(state, f"{stem}.0", (size * 2, size), file, relu=True),
+        layer(state, f"{stem}.2", (outputs, size * 2), file),
     )
 
 
@@ -305,4 +384,6 @@ def _places(sequences: Sequence[InputSequence]) -> list[SchemaPlaces]:
 
 def _sorted(indices: Array, values: Array) -> SparseRow:
     order = np.argsort(indices, kind="stable")
-    return SparseRow(indices[order].astype(np.int32, copy=False), values[order].astype(np.float32, copy=False))
+    return SparseRow(
+        indices[order].astype(np.int32, copy=False), values[order].astype(np.float32, copy=False)
+    )

@@ -1,4 +1,6 @@
-"""Scores of each word for each label: for beginning, ending and being inside an entity (GLiNER's token level)."""
+"""Scores of each word for each label: for beginning, ending and being inside an entity (GLiNER's
+token level).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ _AT_ONCE: Final = 1 << 25  # elements of the hidden layer held at a time: 128 Mi
 
 
 class WordScorer(nn.Module):
-    """Two projections of words and of labels: the first ones and the second ones' product, concatenated, through two layers.
+    """Two projections of words and of labels: the first ones and the second ones' product,
+    concatenated, through two layers.
 
-    The first layer is a sum over its three inputs, so that words and labels go through their part once each, not once per pair.
+    The first layer is a sum over its three inputs, so that words and labels go through their part
+    once each, not once per pair.
     """
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
@@ -54,18 +58,25 @@ class WordScorer(nn.Module):
         for begin in range(0, len(rows), step):
             chosen = to_device(rows[begin : begin + step], word.device)
             named = to_device(columns[begin : begin + step], word.device)
-            both = F.linear(word_factor.index_select(0, chosen) * label_factor.index_select(0, named), of_both)
+            both = F.linear(
+                word_factor.index_select(0, chosen) * label_factor.index_select(0, named), of_both
+            )
             hidden = (both + word.index_select(0, chosen) + label.index_select(0, named)).relu_()
             logits.append(self.outer.forward(hidden).flatten())
         return torch.cat(logits)
 
 
-def _pairs(places: Sequence[WordPlaces]) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int32]], ...]:
-    """Rows of the word and of the label of every pair, sequence by sequence and word by word: [pairs] each."""
+def _pairs(
+    places: Sequence[WordPlaces],
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int32]], ...]:
+    """Rows of the word and of the label of every pair, sequence by sequence and word by word:
+    [pairs] each.
+    """
     words = prefix_sums([place.words for place in places])
     labels = prefix_sums([place.label_count for place in places])
     grids = [
-        np.mgrid[words[i] : words[i + 1], labels[i] : labels[i + 1]].reshape(2, -1).astype(np.int32) for i in range(len(places))
+        np.mgrid[words[i] : words[i + 1], labels[i] : labels[i + 1]].reshape(2, -1).astype(np.int32)
+        for i in range(len(places))
     ]
     rows, columns = np.concatenate(grids, axis=1)
     return rows, columns

@@ -1,4 +1,6 @@
-"""Pools token states to states of words, and gathers those of the labels before them: the first step of heads that label words."""
+"""Pools token states to states of words, and gathers those of the labels before them: the first
+step of heads that label words.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class WordPlaces:
-    """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first token.
+    """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first
+    token.
 
-    `pieces`: the tokens of its words, `sizes` of them per word. `labels` and `relations`: the tokens whose states represent them;
-    `own_labels` replaces `labels` where labels have an encoder of their own.
+    `pieces`: the tokens of its words, `sizes` of them per word. `labels` and `relations`: the
+    tokens whose states represent them; `own_labels` replaces `labels` where labels have an encoder
+    of their own.
     """
 
     pieces: Ids
@@ -54,7 +58,9 @@ class WordPlaces:
 
 @dataclass(frozen=True, slots=True)
 class WordStates:
-    """The states of all sequences, end to end: [words, hidden], [labels, hidden] and [relations, hidden], float32."""
+    """The states of all sequences, end to end: [words, hidden], [labels, hidden] and [relations,
+    hidden], float32.
+    """
 
     words: Tensor
     labels: Tensor
@@ -62,9 +68,13 @@ class WordStates:
 
 
 class WordReader(nn.Module):
-    """Token states -> states of words, labels and relations. `project`: to the head's size, where the encoder's differs."""
+    """Token states -> states of words, labels and relations. `project`: to the head's size, where
+    the encoder's differs.
+    """
 
-    def __init__(self, project: HeadLinear | None, pooling: Pooling, recurrent: WordLstm | None) -> None:
+    def __init__(
+        self, project: HeadLinear | None, pooling: Pooling, recurrent: WordLstm | None
+    ) -> None:
         super().__init__()
         self.project, self.recurrent, self._pooling = project, recurrent, pooling
 
@@ -75,11 +85,16 @@ class WordReader(nn.Module):
             [start + place.labels for start, place in placed],
             [start + place.relations for start, place in placed],
         ]
-        chosen = to_device(np.concatenate([rows for part in parts for rows in part]).astype(np.int32), hidden.device)
+        chosen = to_device(
+            np.concatenate([rows for part in parts for rows in part]).astype(np.int32),
+            hidden.device,
+        )
         states = hidden.index_select(0, chosen).float()
         if self.project is not None:
             states = self.project.forward(states)
-        pieces, labels, relations = torch.split(states, [sum(len(rows) for rows in part) for part in parts])
+        pieces, labels, relations = torch.split(
+            states, [sum(len(rows) for rows in part) for part in parts]
+        )
         words = self._pool(pieces, places)
         if self.recurrent is not None:
             words = self.recurrent.forward(words, [place.words for place in places])
@@ -89,26 +104,45 @@ class WordReader(nn.Module):
         if self._pooling in ("first", "last") or not len(pieces):
             return pieces
         sizes = to_device(np.concatenate([place.sizes for place in places]), pieces.device)
-        return torch.segment_reduce(pieces, self._pooling, lengths=sizes.long(), axis=0, unsafe=True)
+        return torch.segment_reduce(
+            pieces, self._pooling, lengths=sizes.long(), axis=0, unsafe=True
+        )
 
 
 class WordLstm(nn.Module):
-    """A bidirectional LSTM over the words of each sequence, all sequences at once and without padding."""
+    """A bidirectional LSTM over the words of each sequence, all sequences at once and without
+    padding.
+    """
 
     def __init__(
-        self, state: Mapping[str, Tensor], stem: str, *, hidden: int, layers: int, device: torch.device, file: str
+        self,
+        state: Mapping[str, Tensor],
+        stem: str,
+        *,
+        hidden: int,
+        layers: int,
+        device: torch.device,
+        file: str,
     ) -> None:
         super().__init__()
-        # Checked before memory is allocated for what config.json describes: if the file holds the last layer, the size is real.
+        # Checked before memory is allocated for what config.json describes: if the file holds the
+        # last layer, the size is real.
         last = state.get(f"{stem}.weight_hh_l{layers - 1}_reverse")
         if last is None or last.shape != (hidden // 2 * 4, hidden // 2):
-            raise ModelBroken(f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json has them")
-        self.lstm = nn.LSTM(hidden, hidden // 2, num_layers=layers, bidirectional=True, device=device)
+            raise ModelBroken(
+                f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json has them"
+            )
+        self.lstm = nn.LSTM(
+            hidden, hidden // 2, num_layers=layers, bidirectional=True, device=device
+        )
         for name, parameter in self.lstm.named_parameters():
             found = state.get(f"{stem}.{name}")
             if found is None or found.shape != parameter.shape:
-                raise ModelBroken(f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}")
-            # copied: cuDNN needs all weights in one contiguous buffer, which the module has allocated
+                raise ModelBroken(
+                    f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}"
+                )
+            # copied: cuDNN needs all weights in one contiguous buffer, which the module has
+            # allocated
             parameter.data.copy_(found)
         self.requires_grad_(False).eval()
 
@@ -117,7 +151,9 @@ class WordLstm(nn.Module):
         if not len(words):
             return words
         order, sizes = _by_step(counts)
-        packed = PackedSequence(words.index_select(0, to_device(order, words.device)), torch.from_numpy(sizes))
+        packed = PackedSequence(
+            words.index_select(0, to_device(order, words.device)), torch.from_numpy(sizes)
+        )
         output: Tensor = self.lstm(packed)[0].data
         back = np.empty_like(order)
         back[order] = np.arange(len(order), dtype=np.int32)
@@ -125,11 +161,15 @@ class WordLstm(nn.Module):
 
 
 def _by_step(counts: Sequence[int]) -> tuple[Ids, NDArray[np.int64]]:
-    """torch's PackedSequence order: all first words, then all second ones, longest sequence first; and how many of each."""
+    """torch's PackedSequence order: all first words, then all second ones, longest sequence first;
+    and how many of each.
+    """
     starts = np.array(prefix_sums(counts)[:-1])
     longest = np.argsort(-np.array(counts), kind="stable")
     lengths = np.array(counts)[longest]
-    sizes = np.array([int((lengths > step).sum()) for step in range(int(lengths[0]))], dtype=np.int64)
+    sizes = np.array(
+        [int((lengths > step).sum()) for step in range(int(lengths[0]))], dtype=np.int64
+    )
     order = np.concatenate([starts[longest[:size]] + step for step, size in enumerate(sizes)])
     return order.astype(np.int32), sizes
 

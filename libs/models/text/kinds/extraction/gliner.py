@@ -1,4 +1,6 @@
-"""GLiNER: zero-shot entity recognition with the request's labels, and in some models relations between the entities."""
+"""GLiNER: zero-shot entity recognition with the request's labels, and in some models relations
+between the entities.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from tokenizers import Tokenizer
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import Config, read_config
-from libs.catalog.kinds.extraction.gliner import ADVICE, FILE, LABELS_FOLDER, LABELS_PREFIX, Gliner, read_gliner
+from libs.catalog.kinds.extraction.gliner import (
+    ADVICE,
+    FILE,
+    LABELS_FOLDER,
+    LABELS_PREFIX,
+    Gliner,
+    read_gliner,
+)
 from libs.errors import ModelBroken
 from libs.models.text.heads.extraction.entities import EntityHead
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
@@ -40,25 +49,45 @@ def build(parts: Parts) -> Built:
     tokenizer = load_tokenizer(parts.root, lowercase=False)
     if settings.labels is None:
         _check_markers(settings, tokenizer)
-    labels = None if settings.labels is None else _labels(parts, settings, settings.labels, own, state)
-    frame = WordFrame(tokenizer, limit=parts.card.max_tokens, max_words=settings.max_words, pooling=settings.pooling)
+    labels = (
+        None if settings.labels is None else _labels(parts, settings, settings.labels, own, state)
+    )
+    frame = WordFrame(
+        tokenizer,
+        limit=parts.card.max_tokens,
+        max_words=settings.max_words,
+        pooling=settings.pooling,
+    )
     head = _head(parts, settings, state, None if labels is None else labels[1])
     pairs = _pairs(parts, settings, state) if settings.adjacency else None
     if settings.labels is not None:
         state.drop("rnn.")
     if settings.span_mode == "markerV1":
-        state.drop(f"{_MARKER}.project_first.")  # the package has these layers, and uses the plain mean in their place
+        state.drop(
+            f"{_MARKER}.project_first."
+        )  # the package has these layers, and uses the plain mean in their place
     state.check_all_used()
-    processor = GlinerProcessor(parts.card, settings, frame, tokens=None if labels is None else labels[0], pairs=pairs)
+    processor = GlinerProcessor(
+        parts.card, settings, frame, tokens=None if labels is None else labels[0], pairs=pairs
+    )
     return Built({"entities": head}, processor, tokenizer)
 
 
-def _head(parts: Parts, settings: Gliner, state: HeadState, vectors: LabelVectors | None) -> EntityHead:
+def _head(
+    parts: Parts, settings: Gliner, state: HeadState, vectors: LabelVectors | None
+) -> EntityHead:
     size, file = settings.hidden, parts.file
     project = projection(state, "token_rep_layer.projection", parts.encoder.hidden_size, size, file)
     recurrent = None
     if settings.recurrent:
-        recurrent = WordLstm(state, "rnn.lstm", hidden=size, layers=settings.recurrent, device=parts.device, file=file)
+        recurrent = WordLstm(
+            state,
+            "rnn.lstm",
+            hidden=size,
+            layers=settings.recurrent,
+            device=parts.device,
+            file=file,
+        )
     scorer: SpanScorer | WordScorer
     if settings.span_mode == "token_level":
         scorer = WordScorer(state, "scorer", size=size, file=file)
@@ -68,14 +97,18 @@ def _head(parts: Parts, settings: Gliner, state: HeadState, vectors: LabelVector
     return EntityHead(
         WordReader(project, settings.pooling, recurrent),
         scorer,
-        prompt=TwoLayers(state, "prompt_rep_layer", size=size, inputs=size, file=file) if prompted else None,
+        prompt=TwoLayers(state, "prompt_rep_layer", size=size, inputs=size, file=file)
+        if prompted
+        else None,
         vectors=vectors,
         relations=bool(settings.adjacency),
     )
 
 
 def _marker(parts: Parts, settings: Gliner, state: HeadState) -> SpanMarker:
-    return SpanMarker(state, _MARKER, size=settings.hidden, mean=settings.span_mode == "markerV1", file=parts.file)
+    return SpanMarker(
+        state, _MARKER, size=settings.hidden, mean=settings.span_mode == "markerV1", file=parts.file
+    )
 
 
 def _pairs(parts: Parts, settings: Gliner, state: HeadState) -> PairScorer:
@@ -83,22 +116,33 @@ def _pairs(parts: Parts, settings: Gliner, state: HeadState) -> PairScorer:
     size = settings.hidden
     pair = TwoLayers(state, "pair_rep_layer", size=size, inputs=size * 2, file=parts.file)
     linking = linking_of(settings.adjacency, state, size=size, file=parts.file)
-    return PairScorer(_marker(parts, settings, state), pair, linking, whole=settings.adjacency == "gcn").cpu()
+    return PairScorer(
+        _marker(parts, settings, state), pair, linking, whole=settings.adjacency == "gcn"
+    ).cpu()
 
 
 def _labels(
     parts: Parts, settings: Gliner, config: Mapping[str, object], own: TensorFile, state: HeadState
 ) -> tuple[LabelTokens, LabelVectors]:
     """The bi-encoder's encoder for labels, in the text encoder's data type."""
-    encoder, _ = build_encoder(config, own, dtype=parts.encoder.dtype, device=parts.device, head_tables={}, int8=parts.int8)
-    project = projection(state, "token_rep_layer.labels_projection", encoder.hidden_size, settings.hidden, parts.file)
+    encoder, _ = build_encoder(
+        config, own, dtype=parts.encoder.dtype, device=parts.device, head_tables={}, int8=parts.int8
+    )
+    project = projection(
+        state, "token_rep_layer.labels_projection", encoder.hidden_size, settings.hidden, parts.file
+    )
     folder = parts.directory / LABELS_FOLDER
     name = f"{LABELS_FOLDER}/tokenizer_config.json"
     written = read_config(parts.directory, name) or Config(name, {})
-    limit = min(written.number("model_max_length", encoder.max_positions, most=math.inf), encoder.max_positions)
+    limit = min(
+        written.number("model_max_length", encoder.max_positions, most=math.inf),
+        encoder.max_positions,
+    )
     tokenizer = load_tokenizer(folder, lowercase=False)
     if largest_id(tokenizer) >= encoder.embed.vocabulary:
-        raise ModelBroken(f"{LABELS_FOLDER}/{TOKENIZER}: has the id {largest_id(tokenizer)}, for which the encoder has no vector")
+        raise ModelBroken(
+            f"{LABELS_FOLDER}/{TOKENIZER}: has the id {largest_id(tokenizer)}, for which the encoder has no vector"
+        )
     return LabelTokens(tokenizer, limit), LabelVectors(encoder, project)
 
 
@@ -110,4 +154,6 @@ def _check_markers(settings: Gliner, tokenizer: Tokenizer) -> None:
         found = tokenizer.token_to_id(token)
         if found is None or index not in (-1, found):
             wanted = "" if index == -1 else f" with the id {index} that gliner_config.json names"
-            raise ModelBroken(f"tokenizer.json: has no token {token!r}{wanted}, which stands before labels. {ADVICE}")
+            raise ModelBroken(
+                f"tokenizer.json: has no token {token!r}{wanted}, which stands before labels. {ADVICE}"
+            )

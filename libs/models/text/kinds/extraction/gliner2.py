@@ -1,4 +1,6 @@
-"""GLiNER2: what a schema asks for - entities, classes, relations and structures - in one forward, of either architecture."""
+"""GLiNER2: what a schema asks for - entities, classes, relations and structures - in one forward,
+of either architecture.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from libs.catalog.card import Card
 from libs.catalog.kinds.extraction.gliner2 import ADVICE, Boundary, read_gliner2
 from libs.errors import ModelBroken
 from libs.models.text.heads.boundary.head import UNUSED, BoundaryHead
-from libs.models.text.heads.boundary.places import MOST_WORDS
+from libs.models.text.heads.boundary.places import MAX_WORDS
 from libs.models.text.heads.extraction.structure import StructureHead
 from libs.models.text.kinds.kind import Built, Parts
 from libs.models.text.kinds.state import HeadState
@@ -27,18 +29,38 @@ def build(parts: Parts) -> Built:
     tokenizer = load_tokenizer(parts.root, lowercase=False)
     for token in MARKERS:
         if tokenizer.token_to_id(token) is None:
-            raise ModelBroken(f"tokenizer.json: has no token {token!r}, which stands in the prompt. {ADVICE}")
+            raise ModelBroken(
+                f"tokenizer.json: has no token {token!r}, which stands in the prompt. {ADVICE}"
+            )
     limit = parts.card.max_tokens
-    frame = WordFrame(tokenizer, limit=limit, max_words=limit, pooling="first", word=word_pattern(), lowercase=True, framed=False)
+    frame = WordFrame(
+        tokenizer,
+        limit=limit,
+        max_words=limit,
+        pooling="first",
+        word=word_pattern(),
+        lowercase=True,
+        framed=False,
+    )
     state = HeadState(parts.rest, parts.device, "config.json")
     if isinstance(settings, Boundary):
-        if limit > MOST_WORDS:
-            raise ModelBroken(f"tokenizer_config.json: `model_max_length` is {limit:,}; at most {MOST_WORDS:,} is served")
+        if limit > MAX_WORDS:
+            raise ModelBroken(
+                f"tokenizer_config.json: `model_max_length` is {limit:,}; at most {MAX_WORDS:,} is served"
+            )
         head = BoundaryHead(state, settings, size=parts.encoder.hidden_size, file=parts.file)
         for prefix in UNUSED:
             state.drop(prefix)
         state.check_all_used()
         return Built({"structure": head}, BoundaryProcessor(parts.card, frame, settings), tokenizer)
-    spans = StructureHead(state, settings.counting, size=parts.encoder.hidden_size, width=settings.max_width, file=parts.file)
+    spans = StructureHead(
+        state,
+        settings.counting,
+        size=parts.encoder.hidden_size,
+        width=settings.max_width,
+        file=parts.file,
+    )
     state.check_all_used()
-    return Built({"structure": spans}, StructureProcessor(parts.card, frame, settings.max_width), tokenizer)
+    return Built(
+        {"structure": spans}, StructureProcessor(parts.card, frame, settings.max_width), tokenizer
+    )

@@ -1,9 +1,17 @@
-"""GLiREL: zero-shot relation extraction between the request's entities, with the request's labels."""
+"""GLiREL: zero-shot relation extraction between the request's entities, with the request's
+labels.
+"""
 
 from __future__ import annotations
 
 from libs.catalog.card import Card
-from libs.catalog.kinds.extraction.glirel import ADVICE, FILE, LABEL_MARKER, TEXT_MARKER, read_glirel
+from libs.catalog.kinds.extraction.glirel import (
+    ADVICE,
+    FILE,
+    LABEL_MARKER,
+    TEXT_MARKER,
+    read_glirel,
+)
 from libs.errors import ModelBroken
 from libs.models.text.heads.extraction.pairs import ConcatScorer, DotScorer, EntityMarker, PairHead
 from libs.models.text.heads.extraction.spans import TwoLayers
@@ -17,7 +25,9 @@ from libs.models.weights import HeadRule
 
 _PAIRS = "span_rep_layer.rel_rep_layer"
 _NOT_USED = ("coref_classifier.", "refine_relation.", "refine_prompt.", "_rel_filtering.")
-"""Layers of training. The package loads weights without them, and answers without them where its configuration allows it at all."""
+"""Layers of training. The package loads weights without them, and answers without them where its
+configuration allows it at all.
+"""
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -30,14 +40,23 @@ def build(parts: Parts) -> Built:
     tokenizer = load_tokenizer(parts.root, lowercase=False)
     for token in (LABEL_MARKER, TEXT_MARKER):
         if tokenizer.token_to_id(token) is None:
-            raise ModelBroken(f"tokenizer.json: has no token {token!r}, which stands in the prompt. {ADVICE}")
-    frame = WordFrame(tokenizer, limit=parts.card.max_tokens, max_words=settings.max_words, pooling=settings.pooling)
+            raise ModelBroken(
+                f"tokenizer.json: has no token {token!r}, which stands in the prompt. {ADVICE}"
+            )
+    frame = WordFrame(
+        tokenizer,
+        limit=parts.card.max_tokens,
+        max_words=settings.max_words,
+        pooling=settings.pooling,
+    )
     state = HeadState(parts.rest, parts.device, FILE)
     project = projection(state, "token_rep_layer.projection", parts.encoder.hidden_size, size, file)
     recurrent = WordLstm(state, "rnn.lstm", hidden=size, layers=1, device=parts.device, file=file)
     pair = TwoLayers(state, f"{_PAIRS}.out_project", size=size, inputs=size * 2, file=file)
     scorer = (
-        DotScorer(pair.outer) if settings.scorer == "dot" else ConcatScorer(pair.outer, state, "scorer.proj", size=size, file=file)
+        DotScorer(pair.outer)
+        if settings.scorer == "dot"
+        else ConcatScorer(pair.outer, state, "scorer.proj", size=size, file=file)
     )
     head = PairHead(
         WordReader(project, settings.pooling, recurrent),

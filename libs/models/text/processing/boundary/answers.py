@@ -1,4 +1,6 @@
-"""Answers to a schema, or to labels of entities alone, with GLiNER2.5: what the gliner2 package's `extract` finds."""
+"""Answers to a schema, or to labels of entities alone, with GLiNER2.5: what the gliner2 package's
+`extract` finds.
+"""
 
 from __future__ import annotations
 
@@ -42,22 +44,37 @@ class BoundaryProcessor(SchemaProcessor):
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
         return _places(schema, prompt, framed)
 
-    def answer(self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str) -> Extraction:
-        return _Answers(text, words, notes, cast("tuple[Output, ...]", output), self._settings, path).extraction()
+    def answer(
+        self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
+    ) -> Extraction:
+        return _Answers(
+            text, words, notes, cast("tuple[Output, ...]", output), self._settings, path
+        ).extraction()
 
 
 def _places(schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
     begin = _begin(prompt)
-    before, queries, classes = framed.prompt[begin:], framed.prompt[prompt.fields], framed.prompt[prompt.classes]
+    before, queries, classes = (
+        framed.prompt[begin:],
+        framed.prompt[prompt.fields],
+        framed.prompt[prompt.classes],
+    )
     if (before < 0).any():
-        raise InvalidInput("a choice of the schema has nothing that the model's tokenizer knows", field="structure.structures")
+        raise InvalidInput(
+            "a choice of the schema has nothing that the model's tokenizer knows",
+            field="structure.structures",
+        )
     words = np.concatenate([before, framed.pieces])
     choices = np.array(prompt.choices, dtype=np.int32) - np.int32(begin)
     threshold = THRESHOLD if schema.threshold is None else schema.threshold
     if not len(words):  # nothing to find anything in
         return BoundaryPlaces(words, queries[:0], (), 0, threshold, classes, choices)
-    records = tuple(tuple(field.single for field in structure.fields) for structure in schema.structures)
-    return BoundaryPlaces(words, queries, records, len(schema.relations), threshold, classes, choices)
+    records = tuple(
+        tuple(field.single for field in structure.fields) for structure in schema.structures
+    )
+    return BoundaryPlaces(
+        words, queries, records, len(schema.relations), threshold, classes, choices
+    )
 
 
 def _begin(prompt: SchemaPrompt) -> int:
@@ -68,7 +85,15 @@ def _begin(prompt: SchemaPrompt) -> int:
 class _Answers:
     """One text's answers, from the head's output for it."""
 
-    def __init__(self, text: str, words: Words, notes: SchemaNotes, row: Sequence[Output], settings: Boundary, path: str) -> None:
+    def __init__(
+        self,
+        text: str,
+        words: Words,
+        notes: SchemaNotes,
+        row: Sequence[Output],
+        settings: Boundary,
+        path: str,
+    ) -> None:
         prompt, schema = notes.prompt, notes.schema
         before = len(prompt.words) - _begin(prompt)
         self._frame = Frame(text, ended(text), words.starts, words.ends, before)
@@ -90,8 +115,15 @@ class _Answers:
         keys = columns[columns < self._columns.spans]
         spans, likely = self._columns.span(keys), np.stack([row.values for row in queries])
         return Extraction(
-            entities=tuple(sorted(self._entities(spans, likely, sigmoid(nothing)), key=lambda one: (one.start, one.end))),
-            relations=tuple(sorted(self._relations(spans, likely, keys, edges), key=lambda one: -one.score)),
+            entities=tuple(
+                sorted(
+                    self._entities(spans, likely, sigmoid(nothing)),
+                    key=lambda one: (one.start, one.end),
+                )
+            ),
+            relations=tuple(
+                sorted(self._relations(spans, likely, keys, edges), key=lambda one: -one.score)
+            ),
             classifications=found.classifications,
             structures=tuple(self._structures(spans, likely, keys, records)),
         )
@@ -100,26 +132,41 @@ class _Answers:
         for number, label in enumerate(self._schema.entities, start=self._fields):
             if float(absent[number]) > self._settings.abstention:
                 continue
-            own, threshold = likely[number, : len(spans)], self._threshold if label.threshold is None else label.threshold
+            own, threshold = (
+                likely[number, : len(spans)],
+                self._threshold if label.threshold is None else label.threshold,
+            )
             kept = np.flatnonzero(own >= np.float32(threshold))
-            for span in disjoint(Span(int(spans[one, 0]), int(spans[one, 1]), float(own[one])) for one in kept):
+            for span in disjoint(
+                Span(int(spans[one, 0]), int(spans[one, 1]), float(own[one])) for one in kept
+            ):
                 if (where := self._frame.characters(span.start, span.end)) is not None:
                     yield from self._entity(label.name, Span(where.start, where.end, span.score))
 
     def _entity(self, label: str, span: Span) -> Iterator[Entity]:
         if (one := sent(span, self._frame.text)) is not None:
             self._bound.claim(one.end - one.start)
-            yield Entity(one.start, one.end, label, one.score, self._frame.text[one.start : one.end])
+            yield Entity(
+                one.start, one.end, label, one.score, self._frame.text[one.start : one.end]
+            )
 
-    def _relations(self, spans: Numbers, likely: Array, keys: Numbers, edges: Sequence[SparseRow]) -> Iterator[Relation]:
+    def _relations(
+        self, spans: Numbers, likely: Array, keys: Numbers, edges: Sequence[SparseRow]
+    ) -> Iterator[Relation]:
         first = len(likely) - 2 * len(self._schema.relations)
         for number, (asked, row) in enumerate(zip(self._schema.relations, edges, strict=True)):
             threshold = self._threshold if asked.threshold is None else asked.threshold
             kept = np.flatnonzero(row.values.astype(np.float64) >= threshold)
-            sides = [np.searchsorted(keys, side) for side in self._columns.pair(row.indices[kept].astype(np.int64))]
+            sides = [
+                np.searchsorted(keys, side)
+                for side in self._columns.pair(row.indices[kept].astype(np.int64))
+            ]
             found = []
             for head, tail, score in zip(*sides, row.values[kept], strict=True):
-                ends = [self._end(spans, likely[first + 2 * number + role], one) for role, one in enumerate((head, tail))]
+                ends = [
+                    self._end(spans, likely[first + 2 * number + role], one)
+                    for role, one in enumerate((head, tail))
+                ]
                 if ends[0] is not None and ends[1] is not None:
                     found.append(Edge(ends[0], ends[1], float(score)))
             for edge in distinct(found, self._frame.read):
@@ -131,25 +178,36 @@ class _Answers:
         where = self._frame.characters(int(spans[number, 0]), int(spans[number, 1]))
         return None if where is None else Span(where.start, where.end, float(likely[number]))
 
-    def _structures(self, spans: Numbers, likely: Array, keys: Numbers, records: Sequence[SparseRow]) -> Iterator[Structure]:
+    def _structures(
+        self, spans: Numbers, likely: Array, keys: Numbers, records: Sequence[SparseRow]
+    ) -> Iterator[Structure]:
         first, begin = 0, _begin(self._prompt)
         for asked, task in zip(self._schema.structures, self._prompt.tasks, strict=False):
             rows = slice(first, first + len(asked.fields))
             first += len(asked.fields)
             own = likely[rows]
             choices = {
-                number: Choices([self._prompt.choices[one] - begin for one in found], own[number, len(spans) + np.array(found)])
+                number: Choices(
+                    [self._prompt.choices[one] - begin for one in found],
+                    own[number, len(spans) + np.array(found)],
+                )
                 for number, query in enumerate(task.fields)
                 if (found := query.choices) is not None
             }
             scores = self._scores(spans, own[:, : len(spans)], keys, records[rows])
-            yield from StructureReader(asked, scores, self._frame, choices, self._threshold, self._bound).structures()
+            yield from StructureReader(
+                asked, scores, self._frame, choices, self._threshold, self._bound
+            ).structures()
 
-    def _scores(self, spans: Numbers, own: Array, keys: Numbers, rows: Sequence[SparseRow]) -> Scores:
+    def _scores(
+        self, spans: Numbers, own: Array, keys: Numbers, rows: Sequence[SparseRow]
+    ) -> Scores:
         """Of one structure."""
         anchors = np.flatnonzero(own[0] >= np.float32(self._threshold))
         shares = np.zeros((len(own), len(anchors), len(spans)), dtype=np.float32)
         for share, row in zip(shares, rows, strict=True):
             records, filled = self._columns.pair(row.indices.astype(np.int64))
-            share[np.searchsorted(keys[anchors], records), np.searchsorted(keys, filled)] = row.values
+            share[np.searchsorted(keys[anchors], records), np.searchsorted(keys, filled)] = (
+                row.values
+            )
         return Scores(spans, own, anchors, shares)

@@ -1,6 +1,8 @@
-"""Pairs of spans that stand in a relation -> relations, each told once, as the gliner2 package tells them.
+"""Pairs of spans that stand in a relation -> relations, each told once, as the gliner2 package
+tells them.
 
-A model scores many pairs that say the same: parts of a name beside the name, and every mention beside every other.
+A model scores many pairs that say the same: parts of a name beside the name, and every mention
+beside every other.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def distinct(edges: Sequence[Edge], text: str) -> list[Edge]:
         name = _name(edge.head, text), _name(edge.tail, text)
         if name not in names or _nearness(edge) < _nearness(names[name]):
             names[name] = edge
-    return sorted(_unimplied(names), key=lambda edge: (edge.head.start, edge.tail.start, -edge.score))
+    return sorted(
+        _unimplied(names), key=lambda edge: (edge.head.start, edge.tail.start, -edge.score)
+    )
 
 
 def _widest(spans: Iterable[Span]) -> dict[tuple[int, int], Span]:
@@ -41,7 +45,11 @@ def _widest(spans: Iterable[Span]) -> dict[tuple[int, int], Span]:
     found = {span[:2]: span for span in spans}
     return {
         place: max(
-            (other for other in found.values() if other.start <= place[0] and place[1] <= other.end),
+            (
+                other
+                for other in found.values()
+                if other.start <= place[0] and place[1] <= other.end
+            ),
             key=lambda other: (other.end - other.start, -other.start),
         )
         for place in found
@@ -53,7 +61,9 @@ def _name(span: Span, text: str) -> str:
 
 
 def _nearness(edge: Edge) -> tuple[int, float, int, int]:
-    """Of edges with the same words, the one whose ends are nearest to each other is kept, then the best."""
+    """Of edges with the same words, the one whose ends are nearest to each other is kept, then the
+    best.
+    """
     between = max(edge.head.start - edge.tail.end, edge.tail.start - edge.head.end, 0)
     return between, -edge.score, edge.head.start, edge.tail.start
 
@@ -64,5 +74,7 @@ def _unimplied(names: dict[tuple[str, str], Edge]) -> list[Edge]:
     return [
         edge
         for (head, tail), edge in zip(words, names.values(), strict=True)
-        if not any((head < other and tail == end) or (tail < end and head == other) for other, end in words)
+        if not any(
+            (head < other and tail == end) or (tail < end and head == other) for other, end in words
+        )
     ]

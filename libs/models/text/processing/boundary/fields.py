@@ -1,4 +1,6 @@
-"""The values of a record's fields: spans of the text, or choices, as the gliner2 package tells them for GLiNER2.5."""
+"""The values of a record's fields: spans of the text, or choices, as the gliner2 package tells them
+for GLiNER2.5.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One text as the model read it: `text` (`read`: with its full stop), and its words' offsets; `before`: words of choices."""
+    """One text as the model read it: `text` (`read`: with its full stop), and its words' offsets;
+    `before`: words of choices.
+    """
 
     text: str
     read: str
@@ -29,15 +33,21 @@ class Frame:
     before: int
 
     def characters(self, first: int, last: int) -> Span | None:
-        """The code points of words `first:last`, choices counted; None for what is not all in the text."""
+        """The code points of words `first:last`, choices counted; None for what is not all in the
+        text.
+        """
         if first < self.before:
             return None
-        return Span(int(self.starts[first - self.before]), int(self.ends[last - 1 - self.before]), 0.0)
+        return Span(
+            int(self.starts[first - self.before]), int(self.ends[last - 1 - self.before]), 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Those of a field: their `words` among those before the text, and the `scores` that they have as spans of one word."""
+    """Those of a field: their `words` among those before the text, and the `scores` that they have
+    as spans of one word.
+    """
 
     words: Sequence[int]
     scores: Array
@@ -59,17 +69,32 @@ class StructureReader:
         self._asked, self._scores, self._frame, self._choices = asked, scores, frame, choices
         self._threshold, self._bound = threshold, bound
         self._records = records_of(asked, scores, threshold, bound)
-        self._anchors = [frame.characters(*scores.places[record.anchor].tolist()) for record in self._records]
-        self._mentions = {number: self._shared(asked.fields[number]) for number in choices} if self._records else {}
+        self._anchors = [
+            frame.characters(*scores.places[record.anchor].tolist()) for record in self._records
+        ]
+        self._mentions = (
+            {number: self._shared(asked.fields[number]) for number in choices}
+            if self._records
+            else {}
+        )
 
     def structures(self) -> list[Structure]:
-        """Those of which a field has a value. Raises InvalidInput for a longer answer than `bound` allows."""
+        """Those of which a field has a value. Raises InvalidInput for a longer answer than `bound`
+        allows.
+        """
         made = []
         for row, record in enumerate(self._records):
-            values = [self._values(number, row, record) for number in range(len(self._asked.fields))]
+            values = [
+                self._values(number, row, record) for number in range(len(self._asked.fields))
+            ]
             self._bound.claim(sum(len(value.text) for own in values for value in own))
             named = zip(self._asked.fields, values, strict=True)
-            made.append(Structure(self._asked.name, tuple(Field(field.name, tuple(own), not field.single) for field, own in named)))
+            made.append(
+                Structure(
+                    self._asked.name,
+                    tuple(Field(field.name, tuple(own), not field.single) for field, own in named),
+                )
+            )
         return [one for one in made if any(field.values for field in one.fields)]
 
     def _values(self, number: int, row: int, record: Record) -> list[Value]:
@@ -81,10 +106,15 @@ class StructureReader:
         if number in self._choices:
             return self._chosen(number, row, [(names[span], span.score) for span in kept])
         found = [one for span in kept if (one := sent(span, self._frame.text)) is not None]
-        return [Value(self._frame.text[span.start : span.end], span.score, span.start, span.end) for span in found]
+        return [
+            Value(self._frame.text[span.start : span.end], span.score, span.start, span.end)
+            for span in found
+        ]
 
     def _spans(self, number: int, row: int, record: Record) -> dict[Span, str]:
-        """The spans that fill a field, each with its words. One that is a choice before the text stands where its record does."""
+        """The spans that fill a field, each with its words. One that is a choice before the text
+        stands where its record does.
+        """
         field, frame = self._asked.fields[number], self._frame
         found: dict[Span, str] = {}
         for span, share in record.fields[number]:
@@ -106,16 +136,27 @@ class StructureReader:
         return found
 
     def _chosen(self, number: int, row: int, found: Sequence[tuple[str, float]]) -> list[Value]:
-        """Choices that the text holds and that stand with the record; else those among its spans; else the likely ones."""
+        """Choices that the text holds and that stand with the record; else those among its spans;
+        else the likely ones.
+        """
         field, scores = self._asked.fields[number], self._choices[number].scores
         mentioned = self._mentions[number]
         if self._anchors[row] is not None and mentioned is not None:
-            return [Value(choice, float(scores[field.choices.index(choice)])) for choice in mentioned.get(row, ())]
+            return [
+                Value(choice, float(scores[field.choices.index(choice)]))
+                for choice in mentioned.get(row, ())
+            ]
         names = {choice.casefold(): choice for choice in field.choices}
-        if own := [Value(names[name.casefold()], score) for name, score in found if name.casefold() in names]:
+        if own := [
+            Value(names[name.casefold()], score)
+            for name, score in found
+            if name.casefold() in names
+        ]:
             return own
         floor = self._threshold if field.threshold is None else field.threshold
-        values = [Value(choice, float(score)) for choice, score in zip(field.choices, scores, strict=True)]
+        values = [
+            Value(choice, float(score)) for choice, score in zip(field.choices, scores, strict=True)
+        ]
         if field.single:
             values = [max(values, key=lambda one: one.score)]
         return [one for one in values if one.score >= floor]
@@ -123,13 +164,15 @@ class StructureReader:
     def _shared(self, field: SchemaField) -> Mapping[int, Sequence[str]] | None:
         """The choices that the text holds, for each record; None if it holds none.
 
-        A choice is of the last record that begins before it, or of the first one. Of a single value the nearest to the record's
-        span is kept.
+        A choice is of the last record that begins before it, or of the first one. Of a single value
+        the nearest to the record's span is kept.
         """
         mentions = self._found(field.choices)
         if not mentions:
             return None
-        order = sorted((anchor.start, row) for row, anchor in enumerate(self._anchors) if anchor is not None)
+        order = sorted(
+            (anchor.start, row) for row, anchor in enumerate(self._anchors) if anchor is not None
+        )
         owned: dict[int, dict[str, tuple[int, int]]] = {}
         for start, choice, end in mentions:
             if order:
@@ -137,16 +180,24 @@ class StructureReader:
                 owned.setdefault(owner, {}).setdefault(choice, (start, end))
         if not field.single:
             return {row: list(names) for row, names in owned.items()}
-        return {row: [min(names, key=lambda name: self._distance(row, names[name]))] for row, names in owned.items()}
+        return {
+            row: [min(names, key=lambda name: self._distance(row, names[name]))]
+            for row, names in owned.items()
+        }
 
     def _found(self, choices: Sequence[str]) -> list[tuple[int, str, int]]:
-        """Where choices stand in the text as words, whatever their case, in the order of the text."""
+        """Where choices stand in the text as words, whatever their case, in the order of the
+        text.
+        """
         frame = self._frame
         begin, end = (int(frame.starts[0]), int(frame.ends[-1])) if len(frame.starts) else (0, 0)
         found = []
         for choice in choices:
             pattern = re.compile(rf"(?<!\w){re.escape(choice)}(?!\w)", re.IGNORECASE)
-            found += [(match.start(), choice, match.end()) for match in pattern.finditer(frame.read, begin, end)]
+            found += [
+                (match.start(), choice, match.end())
+                for match in pattern.finditer(frame.read, begin, end)
+            ]
         return sorted(found, key=lambda one: one[0])
 
     def _distance(self, row: int, place: tuple[int, int]) -> int:

@@ -1,8 +1,9 @@
-"""Records: a structure's first field stands for it, and each of its spans makes a record; other spans are given to the records.
+"""Records: a structure's first field stands for it, and each of its spans makes a record; other
+spans are given to the records.
 
-This is what the gliner2 package's `extract_json` does with GLiNER2.5: a field with a single value takes one span in each record, no
-span twice, so that the product of the probabilities is the largest; a span of a field with several goes to the record where it is
-likeliest.
+This is what the gliner2 package's `extract_json` does with GLiNER2.5: a field with a single value
+takes one span in each record, no span twice, so that the product of the probabilities is the
+largest; a span of a field with several goes to the record where it is likeliest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.models.schema import SchemaStructure
-from libs.models.text.heads.boundary.records import MOST_STEPS, UNLIKELY, steps
+from libs.models.text.heads.boundary.records import MAX_STEPS, UNLIKELY, steps
 from libs.models.text.processing.extraction.structure import AnswerBound
 
 Array = NDArray[np.float32]
@@ -26,7 +27,7 @@ class RecordBound(AnswerBound):
 
     def __init__(self, text: str, path: str) -> None:
         super().__init__(text, path)
-        self._steps = MOST_STEPS
+        self._steps = MAX_STEPS
 
     def step(self, count: int) -> None:
         """Raises InvalidInput with the text's path."""
@@ -37,7 +38,9 @@ class RecordBound(AnswerBound):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`anchor`: the span that stands for it. `fields`: for each field its spans with the probability that they belong here."""
+    """`anchor`: the span that stands for it. `fields`: for each field its spans with the
+    probability that they belong here.
+    """
 
     anchor: int
     fields: tuple[tuple[tuple[int, float], ...], ...]
@@ -45,10 +48,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of one structure: `places` [spans, 2], in words; `fields` [fields, spans]: probabilities of spans for each field.
+    """Of one structure: `places` [spans, 2], in words; `fields` [fields, spans]: probabilities of
+    spans for each field.
 
-    `records`: the spans that stand for records. `shares` [fields, records, spans]: probabilities that a span fills a record's
-    field.
+    `records`: the spans that stand for records. `shares` [fields, records, spans]: probabilities
+    that a span fills a record's field.
     """
 
     places: Numbers
@@ -57,18 +61,25 @@ class Scores:
     shares: Array
 
 
-def records_of(asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound) -> list[Record]:
+def records_of(
+    asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound
+) -> list[Record]:
     """In the order of the text. Raises InvalidInput for more records than spans can be given to."""
     bound.step(steps(len(scores.records), len(asked.fields)))
     best_first = np.argsort(-scores.fields[0, scores.records], kind="stable")
     anchors = scores.records[best_first]
-    found: list[list[list[tuple[int, float]]]] = [[[(int(one), float(scores.fields[0, one]))]] for one in anchors]
+    found: list[list[list[tuple[int, float]]]] = [
+        [[(int(one), float(scores.fields[0, one]))]] for one in anchors
+    ]
     for field, shares in zip(asked.fields[1:], scores.shares[1:], strict=True):
         likely = shares[best_first]
         filled = _one_each(likely) if field.single else _several(likely, threshold)
         for record, own in zip(found, filled, strict=True):
             record.append(own)
-    made = [Record(int(anchor), tuple(map(tuple, fields))) for anchor, fields in zip(anchors, found, strict=True)]
+    made = [
+        Record(int(anchor), tuple(map(tuple, fields)))
+        for anchor, fields in zip(anchors, found, strict=True)
+    ]
     return sorted(made, key=lambda record: (*scores.places[record.anchor].tolist(),))
 
 
@@ -84,13 +95,18 @@ def _several(likely: Array, threshold: float) -> list[list[tuple[int, float]]]:
         return []
     owners, best = likely.argmax(axis=0), likely.max(axis=0)
     kept = best.astype(np.float64) >= threshold
-    return [[(int(one), float(best[one])) for one in np.flatnonzero(kept & (owners == record))] for record in range(len(likely))]
+    return [
+        [(int(one), float(best[one])) for one in np.flatnonzero(kept & (owners == record))]
+        for record in range(len(likely))
+    ]
 
 
 def assigned(costs: NDArray[np.float64]) -> Sequence[int]:
-    """A column for each row, none twice, so that the sum of costs [rows, columns] is least; there are at least as many columns.
+    """A column for each row, none twice, so that the sum of costs [rows, columns] is least; there
+    are at least as many columns.
 
-    Each row is added by the shortest path over rows and columns that ends at a column without a row (Jonker and Volgenant).
+    Each row is added by the shortest path over rows and columns that ends at a column without a row
+    (Jonker and Volgenant).
     """
     rows, columns = costs.shape
     of_row, of_column = np.zeros(rows), np.zeros(columns)

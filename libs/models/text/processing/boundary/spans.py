@@ -1,4 +1,6 @@
-"""Spans of one text with their scores, and which of those that overlap are kept: the set whose scores have the largest sum."""
+"""Spans of one text with their scores, and which of those that overlap are kept: the set whose
+scores have the largest sum.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,25 @@ def _rank(span: Span) -> tuple[float, int, int]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """The set of spans without overlaps that has the largest sum of scores, best first (weighted interval scheduling).
+    """The set of spans without overlaps that has the largest sum of scores, best first (weighted
+    interval scheduling).
 
-    Of sets with the same sum the larger is kept, and of equally large ones that with the better spans.
+    Of sets with the same sum the larger is kept, and of equally large ones that with the better
+    spans.
     """
     best_first = ranked(spans)
-    by_end = sorted(range(len(best_first)), key=lambda number: (best_first[number].end, best_first[number].start))
+    by_end = sorted(
+        range(len(best_first)),
+        key=lambda number: (best_first[number].end, best_first[number].start),
+    )
     ends = [best_first[number].end for number in by_end]
     best = [_Set(0.0, ())]
     for place, number in enumerate(by_end):
         span = best_first[number]
         before = best[bisect_right(ends, span.start, 0, place)]
-        best.append(_better(_Set(before.total + span.score, (*before.numbers, number)), best[place]))
+        best.append(
+            _better(_Set(before.total + span.score, (*before.numbers, number)), best[place])
+        )
     return [best_first[number] for number in sorted(best[-1].numbers)]
 
 
@@ -58,7 +67,9 @@ def _better(one: _Set, other: _Set) -> _Set:
 
 
 def sent(span: Span, text: str) -> Span | None:
-    """The span within the text as it was sent, beyond which a full stop may have been read; None for that alone."""
+    """The span within the text as it was sent, beyond which a full stop may have been read; None
+    for that alone.
+    """
     if span.end <= len(text):
         return span
     end = len(text[span.start :].rstrip()) + span.start

@@ -1,9 +1,9 @@
 """Divides texts into chunks, by sentences, tokens, Markdown, or as the caller says.
 
-Called by `embedding.py` in a worker's preparing threads. Where chunks may end is decided by the package semantic-text-splitter
-(Unicode's rules for sentences and words, CommonMark), by the tokens that the model's own tokenizer makes of candidates. It runs
-without the interpreter's lock, and calls `go_on` before it counts each candidate, so that a job can be cancelled and yields to
-others.
+Called by `embedding.py` in a worker's preparing threads. Where chunks may end is decided by the
+package semantic-text-splitter (Unicode's rules for sentences and words, CommonMark), by the tokens
+that the model's own tokenizer makes of candidates. It runs without the interpreter's lock, and
+calls `go_on` before it counts each candidate, so that a job can be cancelled and yields to others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ DEFAULT_TOKENS: Final = 512
 """Of a chunk where the request does not say: what most guides to retrieval begin with."""
 
 MAX_CHUNKS: Final = 8192
-"""Of one text. The router's own (services/router/admission/validation/limits.py), which knows only an estimate."""
+"""Of one text. The router's own (services/router/admission/validation/limits.py), which knows only
+an estimate.
+"""
 
 
 _DOUBT: Final = 8
-"""Tokens by which a part, alone, is taken to differ from its tokens in the text at most. Chunks are counted exactly in any case."""
+"""Tokens by which a part, alone, is taken to differ from its tokens in the text at most. Chunks are
+counted exactly in any case.
+"""
 _BACK: Final = 1 << 16
 """Characters before the last part in which the next one is looked for first."""
 
@@ -39,7 +43,8 @@ class Splitter(Protocol):
 
 
 def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: GoOn) -> list[Span]:
-    """The chunks of text `index` of a work with `chunking`, in order; at least one. `room`: tokens that a chunk may have at most.
+    """The chunks of text `index` of a work with `chunking`, in order; at least one. `room`: tokens
+    that a chunk may have at most.
 
     Raises InvalidInput for more than MAX_CHUNKS, TaskNotSupported without semantic-text-splitter.
     """
@@ -64,8 +69,9 @@ def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: 
 def by_tokens(text: str, whole: WholeText, most: int, overlap: int = 0) -> list[Span]:
     """Chunks of at most `most` tokens of a text, none of which begins or ends with white space.
 
-    A chunk ends before a word, where there is one in its second half, and before a character in any case. A single character of
-    more tokens is one chunk. What no token has, such as an accent that the tokenizer drops, is of the chunk before it.
+    A chunk ends before a word, where there is one in its second half, and before a character in any
+    case. A single character of more tokens is one chunk. What no token has, such as an accent that
+    the tokenizer drops, is of the chunk before it.
     """
     borders = _borders(text, whole)
     found: list[Span] = []
@@ -74,18 +80,25 @@ def by_tokens(text: str, whole: WholeText, most: int, overlap: int = 0) -> list[
     while end < count:
         last, end = end, begin + most
         end = count if end >= count else _border(borders, max(begin, last), begin, end)
-        start, stop = int(whole.starts[begin]) if begin else 0, len(text) if end == count else int(whole.starts[end])
+        start, stop = (
+            int(whole.starts[begin]) if begin else 0,
+            len(text) if end == count else int(whole.starts[end]),
+        )
         chunk = text[start:stop]
         if chunk.strip():
             start += len(chunk) - len(chunk.lstrip())
             found.append(Span(start, start + len(chunk.strip())))
         again = end - overlap
-        begin = min(end, _border(borders, begin, begin, again)) if overlap and again > begin else end
+        begin = (
+            min(end, _border(borders, begin, begin, again)) if overlap and again > begin else end
+        )
     return found
 
 
 Borders = tuple[NDArray[np.bool_], ...]
-"""Whether a text may be divided before each token: after white space, before a word, between two characters; the best one first."""
+"""Whether a text may be divided before each token: after white space, before a word, between two
+characters; the best one first.
+"""
 
 
 def _borders(text: str, whole: WholeText) -> Borders:
@@ -93,14 +106,17 @@ def _borders(text: str, whole: WholeText) -> Borders:
     starts = whole.starts.tolist()
     clean = np.diff(whole.starts, prepend=-1) > 0
     clean[1:] &= whole.starts[1:] >= np.maximum.accumulate(whole.ends)[:-1]
-    clean &= np.array([start < len(text) and not text[start].isspace() for start in starts], dtype=np.bool_)
+    clean &= np.array(
+        [start < len(text) and not text[start].isspace() for start in starts], dtype=np.bool_
+    )
     spaced = np.array([start > 0 and text[start - 1].isspace() for start in starts], dtype=np.bool_)
     return spaced & clean, whole.word_starts & clean, clean
 
 
 def _border(borders: Borders, after: int, begin: int, end: int) -> int:
-    """The token beyond `after` and up to `end` before which a chunk from `begin` on is best divided: a word's in its second half,
-    else the last character's; else the first character's after `end`, or the end of the text."""
+    """The token beyond `after` and up to `end` before which a chunk from `begin` on is best
+    divided: a word's in its second half, else the last character's; else the first character's
+    after `end`, or the end of the text."""
     half = max(after + 1, begin + max(1, (end - begin) // 2))
     for marks, low in zip(borders, (half, half, after + 1), strict=True):
         places = np.flatnonzero(marks[low : end + 1])
@@ -117,10 +133,13 @@ def _chunking(work: EncodeWork) -> Chunking:
 
 
 class _Sizes:
-    """The tokens of parts of a text. Most parts are far from the size that is asked for, and are counted by the tokens of the whole
-    text, as a part's own differ from these at its ends at most."""
+    """The tokens of parts of a text. Most parts are far from the size that is asked for, and are
+    counted by the tokens of the whole text, as a part's own differ from these at its ends at
+    most."""
 
-    def __init__(self, text: TextProcessor, own: str, whole: WholeText, most: int, go_on: GoOn) -> None:
+    def __init__(
+        self, text: TextProcessor, own: str, whole: WholeText, most: int, go_on: GoOn
+    ) -> None:
         self.own, self.most = own, most
         self._text, self._go_on = text, go_on
         self._starts = np.maximum.accumulate(whole.starts)
@@ -148,7 +167,11 @@ class _Sizes:
             parts = [(0, part[:half].rstrip()), (len(part) - len(later), later)]
         else:
             parts = [(piece.start, part[piece.start : piece.end]) for piece in pieces]
-        return [Span(start + piece.start, start + piece.end) for start, part in parts for piece in self.fitting(part)]
+        return [
+            Span(start + piece.start, start + piece.end)
+            for start, part in parts
+            for piece in self.fitting(part)
+        ]
 
     def _exact(self, part: str) -> int:
         found = self._text.count_tokens(part, self.most, self._go_on)
@@ -166,10 +189,15 @@ class _Sizes:
 
 
 def _by_sense(sizes: _Sizes, chunking: Chunking) -> list[Span]:
-    """By sentences or Markdown. The package takes it that a longer part has more tokens, and leaves some chunks too large where a
-    tokenizer makes more tokens of a part than of the whole: these are divided further."""
+    """By sentences or Markdown. The package takes it that a longer part has more tokens, and leaves
+    some chunks too large where a tokenizer makes more tokens of a part than of the whole: these are
+    divided further."""
     chunks = _splitter(chunking, sizes.most, sizes.count).chunk_indices(sizes.own)
-    return [Span(start + piece.start, start + piece.end) for start, chunk in chunks for piece in sizes.fitting(chunk)]
+    return [
+        Span(start + piece.start, start + piece.end)
+        for start, chunk in chunks
+        for piece in sizes.fitting(chunk)
+    ]
 
 
 def _too_many(index: int) -> InvalidInput:
@@ -181,8 +209,12 @@ def _splitter(chunking: Chunking, most: int, count: Callable[[str], int]) -> Spl
     try:
         from semantic_text_splitter import MarkdownSplitter, TextSplitter
     except ImportError:
-        message = "chunks by sentences or Markdown need the package semantic-text-splitter on the worker"
-        raise TaskNotSupported(f"{message}: pip install 'shoal-mesh[chunking]'", field="chunking.method") from None
+        message = (
+            "chunks by sentences or Markdown need the package semantic-text-splitter on the worker"
+        )
+        raise TaskNotSupported(
+            f"{message}: pip install 'shoal-mesh[chunking]'", field="chunking.method"
+        ) from None
     kind = MarkdownSplitter if chunking.method == "markdown" else TextSplitter
     splitter: Splitter = kind.from_callback(count, most, overlap=chunking.overlap)
     return splitter

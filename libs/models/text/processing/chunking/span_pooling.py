@@ -1,11 +1,14 @@
-"""Late chunking: a whole text as one sequence, or as overlapping windows if the model takes fewer tokens, and its chunks' vectors.
+"""Late chunking: a whole text as one sequence, or as overlapping windows if the model takes fewer
+tokens, and its chunks' vectors.
 
-Within the model's length this is the published method (Günther et al., arXiv 2409.04701, and its evaluation in
-jina-ai/late-chunking): the whole text with its special tokens and prompt is one sequence, and a chunk's vector is pooled from the
-states of its tokens, where the first chunk has the tokens before the text as well, and the last one those after it. So one chunk of
-a whole text has the vector that the text has. Beyond that length it is the paper's "long late chunking" (section 3.1): windows of
-which each begins some tokens before the end of the one before, whose states of these tokens are thrown away. Every window has the
-special tokens and the prompt, as any sequence of the model has.
+Within the model's length this is the published method (Günther et al., arXiv 2409.04701, and its
+evaluation in jina-ai/late-chunking): the whole text with its special tokens and prompt is one
+sequence, and a chunk's vector is pooled from the states of its tokens, where the first chunk has
+the tokens before the text as well, and the last one those after it. So one chunk of a whole text
+has the vector that the text has. Beyond that length it is the paper's "long late chunking" (section
+3.1): windows of which each begins some tokens before the end of the one before, whose states of
+these tokens are thrown away. Every window has the special tokens and the prompt, as any sequence of
+the model has.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ SPANS_HEAD: Final = "dense_spans"
 WINDOW_OVERLAP: Final = 256
 """Tokens of a text that a window repeats of the one before it; at most a quarter of the window."""
 
-SPAN_POOLINGS: Final[frozenset[PoolingMode]] = frozenset({"cls", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"})
+SPAN_POOLINGS: Final[frozenset[PoolingMode]] = frozenset(
+    {"cls", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"}
+)
 """Those that are sums of weighted states; of a model that pools [CLS], spans pool the mean."""
 
 Array = NDArray[np.float32]
@@ -40,7 +45,8 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sequence of a text, and which of the text's chunks it has a part of, in the order of its output.
+    """A sequence of a text, and which of the text's chunks it has a part of, in the order of its
+    output.
 
     `rows`: [chunks, 2], the first token of the sequence that each of these chunks has, and the end.
     """
@@ -51,10 +57,12 @@ class Window:
 
 
 class SpanPooling:
-    """How a model pools spans; not at all without `modes`, but its token vectors are those of spans. `layers`: those after the
-    pooling, on the CPU, for threads that finish answers."""
+    """How a model pools spans; not at all without `modes`, but its token vectors are those of
+    spans. `layers`: those after the pooling, on the CPU, for threads that finish answers."""
 
-    def __init__(self, modes: Sequence[PoolingMode] = (), layers: Sequence[HeadLinear] = ()) -> None:
+    def __init__(
+        self, modes: Sequence[PoolingMode] = (), layers: Sequence[HeadLinear] = ()
+    ) -> None:
         self._modes = tuple(modes)
         self._layers = tuple(layers)
 
@@ -71,13 +79,18 @@ class SpanPooling:
     def windows(
         self, whole: WholeText, spans: Sequence[Span], limit: int, *, pools_prompt: bool, path: str
     ) -> tuple[list[Window], list[int]]:
-        """The sequences of a text, each of at most `limit` tokens, and how many tokens each chunk pools. Raises InvalidInput."""
+        """The sequences of a text, each of at most `limit` tokens, and how many tokens each chunk
+        pools. Raises InvalidInput.
+        """
         own, after = whole.end - whole.first, len(whole.ids) - whole.end
         room = limit - whole.first - after
         if not len(whole.ids):
             raise InvalidInput(f"{path} has nothing that the model's tokenizer knows", field=path)
         if room < 2:
-            raise InvalidInput(f"the prompt leaves no room for a text: the model takes {limit} tokens", field="instruction")
+            raise InvalidInput(
+                f"the prompt leaves no room for a text: the model takes {limit} tokens",
+                field="instruction",
+            )
         ranges = _pooled(whole, spans, 0 if pools_prompt else whole.first)
         overlap = min(WINDOW_OVERLAP, room // 4)
         windows: list[Window] = []
@@ -88,7 +101,9 @@ class SpanPooling:
             high = len(whole.ids) if end == own else whole.first + end
             windows.append(self._window(whole, ranges, (begin, end), (low, high)))
             if end == own:
-                return [window for window in windows if len(window.chunks)], (ranges[:, 1] - ranges[:, 0]).tolist()
+                return [window for window in windows if len(window.chunks)], (
+                    ranges[:, 1] - ranges[:, 0]
+                ).tolist()
             begin, owned = end - overlap, end
 
     def vectors(self, windows: Sequence[Window], outputs: Sequence[Array], chunks: int) -> Array:
@@ -104,19 +119,38 @@ class SpanPooling:
         return found
 
     @staticmethod
-    def token_rows(windows: Sequence[Window], outputs: Sequence[Array], kept: Sequence[Kept], chunks: int) -> list[Array]:
-        """The token vectors of each chunk of a text. `kept`: which of each window's are returned (None: all)."""
+    def token_rows(
+        windows: Sequence[Window],
+        outputs: Sequence[Array],
+        kept: Sequence[Kept],
+        chunks: int,
+    ) -> list[Array]:
+        """The token vectors of each chunk of a text. `kept`: which of each window's are returned
+        (None: all).
+        """
         parts: list[list[Array]] = [[] for _ in range(chunks)]
         for window, rows, mask in zip(windows, outputs, kept, strict=True):
-            for chunk, (low, high) in zip(window.chunks.tolist(), window.rows.tolist(), strict=True):
+            for chunk, (low, high) in zip(
+                window.chunks.tolist(), window.rows.tolist(), strict=True
+            ):
                 own = rows[low:high]
                 parts[chunk].append(own if mask is None else own[mask[low:high]])
         return [np.concatenate(own) for own in parts]
 
-    def _window(self, whole: WholeText, ranges: NDArray[np.int64], text: tuple[int, int], owned: tuple[int, int]) -> Window:
-        """`text`: the window's first token of the text and its end; `owned`: rows of the whole text that are pooled from it."""
+    def _window(
+        self,
+        whole: WholeText,
+        ranges: NDArray[np.int64],
+        text: tuple[int, int],
+        owned: tuple[int, int],
+    ) -> Window:
+        """`text`: the window's first token of the text and its end; `owned`: rows of the whole text
+        that are pooled from it.
+        """
         begin, end = whole.first + text[0], whole.first + text[1]
-        kept = np.concatenate((np.arange(whole.first), np.arange(begin, end), np.arange(whole.end, len(whole.ids))))
+        kept = np.concatenate(
+            (np.arange(whole.first), np.arange(begin, end), np.arange(whole.end, len(whole.ids)))
+        )
         lows, highs = np.maximum(ranges[:, 0], owned[0]), np.minimum(ranges[:, 1], owned[1])
         chunks = np.flatnonzero(lows < highs)
         counts = highs[chunks] - lows[chunks]
@@ -126,16 +160,23 @@ class SpanPooling:
         places = np.stack((begins, begins + counts), axis=1)
         if not self._modes or not len(chunks):
             return Window(sequence, chunks, places)
-        rows = np.concatenate([np.arange(low, high, dtype=np.int32) for low, high in places.tolist()])
+        rows = np.concatenate(
+            [np.arange(low, high, dtype=np.int32) for low, high in places.tolist()]
+        )
         weights = [
-            self._weights(np.arange(lows[chunk], highs[chunk]) - ranges[chunk, 0], int(ranges[chunk, 1] - ranges[chunk, 0]))
+            self._weights(
+                np.arange(lows[chunk], highs[chunk]) - ranges[chunk, 0],
+                int(ranges[chunk, 1] - ranges[chunk, 0]),
+            )
             for chunk in chunks
         ]
         spans = SpanRows(rows, np.concatenate(weights), counts.astype(np.int32))
         return Window(replace(sequence, input=spans), chunks, places)
 
     def _weights(self, places: NDArray[np.int64], count: int) -> NDArray[np.float32]:
-        """[places, poolings]: the weights of some tokens of a chunk of `count`, by their places in it."""
+        """[places, poolings]: the weights of some tokens of a chunk of `count`, by their places in
+        it.
+        """
         columns = []
         for mode in self._modes:
             match mode:
@@ -151,7 +192,8 @@ class SpanPooling:
 
 
 def _pooled(whole: WholeText, spans: Sequence[Span], skip: int) -> NDArray[np.int64]:
-    """[chunks, 2]: the first row of the whole text that each chunk pools, and the end. `skip`: leading rows that are not pooled.
+    """[chunks, 2]: the first row of the whole text that each chunk pools, and the end. `skip`:
+    leading rows that are not pooled.
 
     A chunk in which no token begins has the token before it: it lies within that one.
     """

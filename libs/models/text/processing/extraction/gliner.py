@@ -1,4 +1,6 @@
-"""Zero-shot entity recognition with the request's labels, and relations between the entities, with a GLiNER model."""
+"""Zero-shot entity recognition with the request's labels, and relations between the entities, with
+a GLiNER model.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,25 @@ from libs.models.text.checks import need_labels, need_task, unsupported
 from libs.models.text.heads.extraction.words import Label, WordPlaces
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.relations import PairScorer
-from libs.models.text.processing.extraction.spans import Candidates, choose, of_spans, of_words, of_words_by_label
+from libs.models.text.processing.extraction.spans import (
+    Candidates,
+    choose,
+    of_spans,
+    of_words,
+    of_words_by_label,
+)
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 from libs.models.text.tokenising.cutting import encoded
-from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, RelationsWork, Work, go_on_anyway
+from libs.models.work import (
+    EntitiesWork,
+    GoOn,
+    InputSequence,
+    Output,
+    Prepared,
+    RelationsWork,
+    Work,
+    go_on_anyway,
+)
 
 Array = NDArray[np.float32]
 THRESHOLD: Final = 0.5
@@ -39,7 +56,9 @@ class _Notes:
 
 
 class LabelTokens:
-    """Tokenises labels for a bi-encoder's encoder for labels. `limit` in tokens; longer labels are truncated."""
+    """Tokenises labels for a bi-encoder's encoder for labels. `limit` in tokens; longer labels are
+    truncated.
+    """
 
     def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
         tokenizer.no_padding()
@@ -48,16 +67,33 @@ class LabelTokens:
 
     def __call__(self, labels: Sequence[str], go_on: GoOn) -> tuple[Label, ...]:
         encodings = encoded(labels, self._tokenizer.encode_batch_fast, go_on)
-        return tuple(Label(name, np.array(item.ids, dtype=np.int32)) for name, item in zip(labels, encodings, strict=True))
+        return tuple(
+            Label(name, np.array(item.ids, dtype=np.int32))
+            for name, item in zip(labels, encodings, strict=True)
+        )
 
 
 class GlinerProcessor:
-    """The processor of one model. `tokens`: for labels with an encoder of their own. `pairs`: for models that find relations."""
+    """The processor of one model. `tokens`: for labels with an encoder of their own. `pairs`: for
+    models that find relations.
+    """
 
     def __init__(
-        self, card: Card, settings: Gliner, frame: WordFrame, *, tokens: LabelTokens | None, pairs: PairScorer | None
+        self,
+        card: Card,
+        settings: Gliner,
+        frame: WordFrame,
+        *,
+        tokens: LabelTokens | None,
+        pairs: PairScorer | None,
     ) -> None:
-        self._card, self._settings, self._frame, self._tokens, self._pairs = card, settings, frame, tokens, pairs
+        self._card, self._settings, self._frame, self._tokens, self._pairs = (
+            card,
+            settings,
+            frame,
+            tokens,
+            pairs,
+        )
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
@@ -70,17 +106,29 @@ class GlinerProcessor:
             if work.entities:
                 number = next(number for number, given in enumerate(work.entities) if given)
                 field = f"items[{number}].entities"
-                raise InvalidInput(f"{self._card.model} finds the entities itself and takes none", field=field)
+                raise InvalidInput(
+                    f"{self._card.model} finds the entities itself and takes none", field=field
+                )
             return self._prepare(work, work.entity_labels, work.labels, "relations.labels", go_on)
         raise unsupported(work, self._card)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if isinstance(work, EntitiesWork):
             # relation models output the states of words, too
-            logits = [cast("Array", output[0] if isinstance(output, tuple) else output) for output in outputs]
-            items = (self._entities(work, *parts, notes) for parts in zip(work.texts, logits, notes.words, strict=True))
-            return extracted((Extraction(entities=tuple(found)) for found in items), prepared.answer_bytes, go_on)
+            logits = [
+                cast("Array", output[0] if isinstance(output, tuple) else output)
+                for output in outputs
+            ]
+            items = (
+                self._entities(work, *parts, notes)
+                for parts in zip(work.texts, logits, notes.words, strict=True)
+            )
+            return extracted(
+                (Extraction(entities=tuple(found)) for found in items), prepared.answer_bytes, go_on
+            )
         if isinstance(work, RelationsWork) and self._pairs is not None:
             states = cast("Sequence[tuple[Array, Array, Array]]", outputs)
             texts = zip(work.texts, states, notes.words, strict=True)
@@ -90,29 +138,51 @@ class GlinerProcessor:
         raise unsupported(work, self._card)
 
     def _prepare(
-        self, work: EntitiesWork | RelationsWork, labels: tuple[str, ...], relations: tuple[str, ...], path: str, go_on: GoOn
+        self,
+        work: EntitiesWork | RelationsWork,
+        labels: tuple[str, ...],
+        relations: tuple[str, ...],
+        path: str,
+        go_on: GoOn,
     ) -> Prepared:
         labels, relations = tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations))
         own = () if self._tokens is None else self._tokens(labels, go_on)
-        framed = self._frame.encode(work.texts, self._prompt(labels, relations), work.truncation, path, go_on)
-        sequences = [InputSequence(item.ids, input=self._places(item, len(labels), len(relations), own)) for item in framed]
-        return Prepared(work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed]))
+        framed = self._frame.encode(
+            work.texts, self._prompt(labels, relations), work.truncation, path, go_on
+        )
+        sequences = [
+            InputSequence(item.ids, input=self._places(item, len(labels), len(relations), own))
+            for item in framed
+        ]
+        return Prepared(
+            work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed])
+        )
 
     def _prompt(self, labels: Sequence[str], relations: Sequence[str]) -> list[str]:
-        """Each label after its marker, then a separator; the same for relations in models that find them."""
+        """Each label after its marker, then a separator; the same for relations in models that find
+        them.
+        """
         settings = self._settings
         if self._tokens is not None:
             return []
-        prompt = [word for label in labels for word in (settings.ent_token, label)] + [settings.sep_token]
+        prompt = [word for label in labels for word in (settings.ent_token, label)] + [
+            settings.sep_token
+        ]
         if settings.adjacency:
-            prompt += [word for relation in relations for word in (settings.rel_token, relation)] + [settings.sep_token]
+            prompt += [
+                word for relation in relations for word in (settings.rel_token, relation)
+            ] + [settings.sep_token]
         return prompt
 
-    def _places(self, framed: Framed, labels: int, relations: int, own: tuple[Label, ...]) -> WordPlaces:
+    def _places(
+        self, framed: Framed, labels: int, relations: int, own: tuple[Label, ...]
+    ) -> WordPlaces:
         settings = self._settings
         markers = framed.prompt[: 2 * labels : 2] + (0 if settings.marks_entities else 1)
         begin = 2 * labels + 1
-        others = framed.prompt[begin : begin + 2 * relations : 2] + (0 if settings.marks_relations else 1)
+        others = framed.prompt[begin : begin + 2 * relations : 2] + (
+            0 if settings.marks_relations else 1
+        )
         return WordPlaces(framed.pieces, framed.sizes, markers, others, own)
 
     def _found(self, logits: Array, words: Words, threshold: float) -> Candidates:
@@ -120,7 +190,9 @@ class GlinerProcessor:
             return of_words(sigmoid(logits), threshold)
         return of_spans(sigmoid(logits), len(words), self._settings.max_width, threshold)
 
-    def _entities(self, work: EntitiesWork, text: str, logits: Array, words: Words, notes: _Notes) -> list[Entity]:
+    def _entities(
+        self, work: EntitiesWork, text: str, logits: Array, words: Words, notes: _Notes
+    ) -> list[Entity]:
         threshold = THRESHOLD if work.threshold is None else work.threshold
         found = self._found(logits, words, threshold)
         return _entities(text, choose(found, len(words), flat=work.flat), words, notes.labels)
@@ -135,8 +207,8 @@ class GlinerProcessor:
         notes: _Notes,
         most: int,
     ) -> Extraction:
-        """The best relations first, `most` at most. The work's threshold applies to relations; the selection of entities and of
-        candidate pairs uses the default."""
+        """The best relations first, `most` at most. The work's threshold applies to relations; the
+        selection of entities and of candidate pairs uses the default."""
         logits, word_states, relation_states = states
         found = self._found(logits, words, THRESHOLD)
         chosen = choose(found, len(words), flat=True)
@@ -144,14 +216,23 @@ class GlinerProcessor:
             return Extraction()
         spans = found if pairs.whole else chosen
         if pairs.whole and self._settings.span_mode == "token_level":
-            spans = of_words_by_label(sigmoid(logits), THRESHOLD)  # the package counts a span once for each label
-        scores = pairs.forward(word_states, relation_states, spans, _rows_of(chosen, spans), THRESHOLD)
+            spans = of_words_by_label(
+                sigmoid(logits), THRESHOLD
+            )  # the package counts a span once for each label
+        scores = pairs.forward(
+            word_states, relation_states, spans, _rows_of(chosen, spans), THRESHOLD
+        )
         entities = _entities(text, chosen, words, notes.labels)
         threshold = THRESHOLD if work.threshold is None else work.threshold
         scores[np.eye(len(entities), dtype=bool)] = -1  # an entity is not related to itself
         ranked, is_cut = best(scores, threshold, most)
         related = tuple(
-            Relation(entities[head], entities[tail], notes.relations[name], float(scores[head, tail, name]))
+            Relation(
+                entities[head],
+                entities[tail],
+                notes.relations[name],
+                float(scores[head, tail, name]),
+            )
             for head, tail, name in zip(*np.unravel_index(ranked, scores.shape), strict=True)
         )
         return Extraction(relations=related, truncated=is_cut)
@@ -159,13 +240,27 @@ class GlinerProcessor:
 
 def _rows_of(chosen: Candidates, spans: Candidates) -> NDArray[np.int64]:
     """The row of each chosen candidate among the spans."""
-    rows = {(start, end): row for row, (start, end) in reversed(list(enumerate(zip(spans.starts, spans.ends, strict=True))))}
-    return np.array([rows[start, end] for start, end in zip(chosen.starts, chosen.ends, strict=True)], dtype=np.int64)
+    rows = {
+        (start, end): row
+        for row, (start, end) in reversed(
+            list(enumerate(zip(spans.starts, spans.ends, strict=True)))
+        )
+    }
+    return np.array(
+        [rows[start, end] for start, end in zip(chosen.starts, chosen.ends, strict=True)],
+        dtype=np.int64,
+    )
 
 
 def _entities(text: str, chosen: Candidates, words: Words, labels: Sequence[str]) -> list[Entity]:
     entities = []
-    for first, last, label, score in zip(chosen.starts, chosen.ends, chosen.labels, chosen.scores, strict=True):
+    for first, last, label, score in zip(
+        chosen.starts, chosen.ends, chosen.labels, chosen.scores, strict=True
+    ):
         start, end = int(words.starts[first]), int(words.ends[last])
-        entities.append(Entity(start=start, end=end, label=labels[label], score=float(score), text=text[start:end]))
+        entities.append(
+            Entity(
+                start=start, end=end, label=labels[label], score=float(score), text=text[start:end]
+            )
+        )
     return entities

@@ -1,7 +1,8 @@
-"""Relation extraction between the entities that a request provides, with GLiREL: the glirel package's `predict_relations`.
+"""Relation extraction between the entities that a request provides, with GLiREL: the glirel
+package's `predict_relations`.
 
-Entities are given in characters and mapped to the words that they overlap. A text with fewer than two of them left after truncation
-has no relations and does not go through the model.
+Entities are given in characters and mapped to the words that they overlap. A text with fewer than
+two of them left after truncation has no relations and does not go through the model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ from libs.models.text.heads.extraction.words import WordPlaces
 from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.gliner import THRESHOLD
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import Given, GoOn, InputSequence, Output, Prepared, RelationsWork, SparseRow, Work, go_on_anyway
+from libs.models.work import (
+    Given,
+    GoOn,
+    InputSequence,
+    Output,
+    Prepared,
+    RelationsWork,
+    SparseRow,
+    Work,
+    go_on_anyway,
+)
 
 _LABELS = "relations.labels"
 Ids = NDArray[np.int32]
@@ -32,7 +43,9 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """Entities as words of a text: `rows` of the remaining ones among the request's, `firsts` and `lasts` of their words."""
+    """Entities as words of a text: `rows` of the remaining ones among the request's, `firsts` and
+    `lasts` of their words.
+    """
 
     rows: Ids
     firsts: Ids
@@ -41,7 +54,9 @@ class _Marked:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Head and tail of each pair as places among `rows`, which are those of the request's entities of a text that it reads."""
+    """Head and tail of each pair as places among `rows`, which are those of the request's entities
+    of a text that it reads.
+    """
 
     rows: Ids
     heads: Places
@@ -79,11 +94,15 @@ class GlirelProcessor:
             heads, tails = self._pairs(marked.firsts)
             pairs.append(_Pairs(marked.rows, heads, tails))
             if len(heads):
-                places = PairPlaces(self._words(framed, labels), marked.firsts, marked.lasts, heads, tails)
+                places = PairPlaces(
+                    self._words(framed, labels), marked.firsts, marked.lasts, heads, tails
+                )
                 sequences.append(InputSequence(framed.ids, input=places))
         return Prepared(work, "relations", sequences, _Notes(labels, pairs))
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if not isinstance(work, RelationsWork):
             raise unsupported(work, self._card)
@@ -91,30 +110,40 @@ class GlirelProcessor:
         threshold = THRESHOLD if work.threshold is None else work.threshold
         most = most_relations(prepared.answer_bytes, MAX_RELATIONS)
         items = (
-            _relations(text, given, pairs, notes.labels, next(logits), threshold, most) if len(pairs.heads) else Extraction()
+            _relations(text, given, pairs, notes.labels, next(logits), threshold, most)
+            if len(pairs.heads)
+            else Extraction()
             for text, given, pairs in zip(work.texts, _given(work), notes.pairs, strict=True)
         )
         return extracted(items, prepared.answer_bytes, go_on)
 
     def _words(self, framed: Framed, labels: Sequence[str]) -> WordPlaces:
-        """The rows of words and of the tokens that represent labels: markers, the labels' first tokens, or both."""
-        markers, names = framed.prompt[: 2 * len(labels) : 2], framed.prompt[1 : 2 * len(labels) : 2]
+        """The rows of words and of the tokens that represent labels: markers, the labels' first
+        tokens, or both.
+        """
+        markers, names = (
+            framed.prompt[: 2 * len(labels) : 2],
+            framed.prompt[1 : 2 * len(labels) : 2],
+        )
         states = self._settings.label_states
         if states == "ent_token":
             return WordPlaces(framed.pieces, framed.sizes, markers, names[:0])
         for number, row in enumerate(names):
             if row < 0:
                 field = f"{_LABELS}[{number}]"
-                raise InvalidInput(f"{field} has nothing that the model's tokenizer knows", field=field)
+                raise InvalidInput(
+                    f"{field} has nothing that the model's tokenizer knows", field=field
+                )
         if states == "label":
             return WordPlaces(framed.pieces, framed.sizes, names, names[:0])
         return WordPlaces(framed.pieces, framed.sizes, markers, names)
 
     def _pairs(self, firsts: Ids) -> tuple[Places, Places]:
-        """Heads and tails of all pairs of two entities; from a later to an earlier one only within the model's distance.
+        """Heads and tails of all pairs of two entities; from a later to an earlier one only within
+        the model's distance.
 
-        Later and earlier are in the request's order, and the distance is between first words: the package's
-        `generate_entity_pairs_indices`.
+        Later and earlier are in the request's order, and the distance is between first words: the
+        package's `generate_entity_pairs_indices`.
         """
         count = len(firsts)
         wanted = ~np.eye(count, dtype=bool)
@@ -122,7 +151,9 @@ class GlirelProcessor:
             near = np.abs(firsts[:, None] - firsts) <= self._settings.farthest
             wanted &= near | np.triu(np.ones_like(wanted))
         heads, tails = np.nonzero(wanted)
-        return heads.astype(np.int16), tails.astype(np.int16)  # a request has at most 128 entities for a text
+        return heads.astype(np.int16), tails.astype(
+            np.int16
+        )  # a request has at most 128 entities for a text
 
 
 def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:
@@ -130,9 +161,15 @@ def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:
 
 
 def _marked(words: Words, given: Sequence[Given]) -> _Marked:
-    """The words that each entity overlaps; entities that overlap none, as they were cut off or are only spaces, are left out."""
-    firsts = np.searchsorted(words.ends, [one.start for one in given], side="right").astype(np.int32)
-    lasts = np.searchsorted(words.starts, [one.end for one in given], side="left").astype(np.int32) - 1
+    """The words that each entity overlaps; entities that overlap none, as they were cut off or are
+    only spaces, are left out.
+    """
+    firsts = np.searchsorted(words.ends, [one.start for one in given], side="right").astype(
+        np.int32
+    )
+    lasts = (
+        np.searchsorted(words.starts, [one.end for one in given], side="left").astype(np.int32) - 1
+    )
     rows = np.flatnonzero(firsts <= lasts).astype(np.int32)
     return _Marked(rows, firsts[rows], lasts[rows])
 
@@ -146,7 +183,9 @@ def _relations(
     threshold: float,
     most: int,
 ) -> Extraction:
-    """logits [pairs, labels] of one text, or the largest of them -> the best relations first, `most` at most."""
+    """logits [pairs, labels] of one text, or the largest of them -> the best relations first,
+    `most` at most.
+    """
     scores = sigmoid(logits.values if isinstance(logits, SparseRow) else logits)
     ranked, is_cut = best(scores, threshold, most)
     places = logits.indices[ranked] if isinstance(logits, SparseRow) else ranked
@@ -154,6 +193,8 @@ def _relations(
     entities = [known[row] for row in pairs.rows]
     found = tuple(
         Relation(entities[pairs.heads[pair]], entities[pairs.tails[pair]], labels[label], score)
-        for pair, label, score in zip(*divmod(places, len(labels)), scores.reshape(-1)[ranked].tolist(), strict=True)
+        for pair, label, score in zip(
+            *divmod(places, len(labels)), scores.reshape(-1)[ranked].tolist(), strict=True
+        )
     )
     return Extraction(relations=found, truncated=is_cut)

@@ -1,4 +1,6 @@
-"""What the processors of GLiNER2's architectures share: sequences of texts after a schema, and an answer for each text."""
+"""What the processors of GLiNER2's architectures share: sequences of texts after a schema, and an
+answer for each text.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from libs.models.text.checks import item_path, need_labels, need_task, unsupport
 from libs.models.text.processing.extraction.schemas import SchemaPrompt, prompt_of
 from libs.models.text.processing.extraction.spans import Candidates, choose
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
-from libs.models.work import EntitiesWork, GoOn, InputSequence, Output, Prepared, StructureWork, Work, go_on_anyway
+from libs.models.work import (
+    EntitiesWork,
+    GoOn,
+    InputSequence,
+    Output,
+    Prepared,
+    StructureWork,
+    Work,
+    go_on_anyway,
+)
 
 _ENDINGS: Final = (".", "!", "?")
 
@@ -33,18 +44,26 @@ class SchemaNotes:
 
 
 class SchemaProcessor(ABC):
-    """The processor of one model. A subclass knows the head's input (`places`) and what its output says (`answer`)."""
+    """The processor of one model. A subclass knows the head's input (`places`) and what its output
+    says (`answer`).
+    """
 
     def __init__(self, card: Card, frame: WordFrame) -> None:
         self._card, self._frame = card, frame
 
     @abstractmethod
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> object:
-        """The head's input for a text's sequence. Raises InvalidInput for a schema that the tokenizer does not know."""
+        """The head's input for a text's sequence. Raises InvalidInput for a schema that the
+        tokenizer does not know.
+        """
 
     @abstractmethod
-    def answer(self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str) -> Extraction:
-        """All that was found in a text, by the head's output for it. Raises InvalidInput with `path` if that is too much."""
+    def answer(
+        self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
+    ) -> Extraction:
+        """All that was found in a text, by the head's output for it. Raises InvalidInput with
+        `path` if that is too much.
+        """
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         need_task(work, self._card)
@@ -52,26 +71,41 @@ class SchemaProcessor(ABC):
             raise unsupported(work, self._card)
         schema, path = _schema_of(work, self._card)
         prompt = prompt_of(schema)
-        framed = self._frame.encode([ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on)
-        sequences = [InputSequence(one.ids, input=self.places(schema, prompt, one)) for one in framed]
-        return Prepared(work, "structure", sequences, SchemaNotes(schema, prompt, [one.words for one in framed]))
+        framed = self._frame.encode(
+            [ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on
+        )
+        sequences = [
+            InputSequence(one.ids, input=self.places(schema, prompt, one)) for one in framed
+        ]
+        return Prepared(
+            work, "structure", sequences, SchemaNotes(schema, prompt, [one.words for one in framed])
+        )
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+    ) -> Result:
         work, notes = prepared.work, cast("SchemaNotes", prepared.notes)
         if not isinstance(work, EntitiesWork | StructureWork):
             raise unsupported(work, self._card)
         texts = enumerate(zip(work.texts, notes.words, outputs, strict=True))
-        items = (self.answer(text, words, notes, output, item_path(number)) for number, (text, words, output) in texts)
+        items = (
+            self.answer(text, words, notes, output, item_path(number))
+            for number, (text, words, output) in texts
+        )
         if isinstance(work, EntitiesWork) and work.flat:
             items = (Extraction(entities=_apart(found.entities)) for found in items)
         return extracted(items, prepared.answer_bytes, go_on)
 
 
 def _schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:
-    """The work's schema and its path in a request. Raises InvalidInput for one that asks for nothing."""
+    """The work's schema and its path in a request. Raises InvalidInput for one that asks for
+    nothing.
+    """
     if isinstance(work, EntitiesWork):
         need_labels(work.labels, card, "entities.labels")
-        return Schema(tuple(map(SchemaLabel, dict.fromkeys(work.labels))), threshold=work.threshold), "entities.labels"
+        return Schema(
+            tuple(map(SchemaLabel, dict.fromkeys(work.labels))), threshold=work.threshold
+        ), "entities.labels"
     schema = work.schema
     if not (schema.entities or schema.classifications or schema.relations or schema.structures):
         raise InvalidInput("the schema asks for nothing", field="structure")
@@ -88,8 +122,11 @@ def _apart(entities: Sequence[Entity]) -> tuple[Entity, ...]:
     if not entities:
         return ()
     starts, ends = (
-        np.array(places, dtype=np.int64) for places in zip(*((one.start, one.end - 1) for one in entities), strict=True)
+        np.array(places, dtype=np.int64)
+        for places in zip(*((one.start, one.end - 1) for one in entities), strict=True)
     )
     scores = np.array([one.score for one in entities], dtype=np.float32)
-    chosen = choose(Candidates(starts, ends, np.arange(len(entities)), scores), int(ends.max()) + 1, flat=True)
+    chosen = choose(
+        Candidates(starts, ends, np.arange(len(entities)), scores), int(ends.max()) + 1, flat=True
+    )
     return tuple(entities[number] for number in chosen.labels)

@@ -1,6 +1,8 @@
-"""Scores relations between the entities that were found, on the host, as the pairs are known only after the forward.
+"""Scores relations between the entities that were found, on the host, as the pairs are known only
+after the forward.
 
-The last step of a relations job, in the worker's threads. Layers and names are those of the gliner package's relation models.
+The last step of a relations job, in the worker's threads. Layers and names are those of the gliner
+package's relation models.
 """
 
 from __future__ import annotations
@@ -30,19 +32,31 @@ class Linking(Protocol):
 
 
 class PairScorer(nn.Module):
-    """`linking` None: all pairs are candidates. `whole`: linking depends on all candidate spans, not on the pair alone."""
+    """`linking` None: all pairs are candidates. `whole`: linking depends on all candidate spans,
+    not on the pair alone.
+    """
 
-    def __init__(self, marker: SpanMarker, pair: TwoLayers, linking: Linking | None, *, whole: bool) -> None:
+    def __init__(
+        self, marker: SpanMarker, pair: TwoLayers, linking: Linking | None, *, whole: bool
+    ) -> None:
         super().__init__()
         self.marker, self.pair, self._linking, self.whole = marker, pair, linking, whole
         self.requires_grad_(False)
 
     @torch.inference_mode()
-    def forward(self, words: Array, relations: Array, spans: Candidates, chosen: NDArray[np.int64], threshold: float) -> Array:
-        """Scores [chosen, chosen, relations] of head, tail and relation; 0 for pairs that are no candidates.
+    def forward(
+        self,
+        words: Array,
+        relations: Array,
+        spans: Candidates,
+        chosen: NDArray[np.int64],
+        threshold: float,
+    ) -> Array:
+        """Scores [chosen, chosen, relations] of head, tail and relation; 0 for pairs that are no
+        candidates.
 
-        words [words, size] and relations [relations, size]: states of one text. `chosen`: rows of the entities, one or more, among
-        `spans`.
+        words [words, size] and relations [relations, size]: states of one text. `chosen`: rows of
+        the entities, one or more, among `spans`.
         """
         starts, ends, rows = (torch.from_numpy(part) for part in (spans.starts, spans.ends, chosen))
         entities = self.marker.forward(torch.from_numpy(words), starts, ends)
@@ -50,11 +64,15 @@ class PairScorer(nn.Module):
         if self._linking is not None:
             linked = self._linking(entities)[rows][:, rows] >= threshold
         linked.fill_diagonal_(False)
-        scores: Array = (self._logits(entities[rows], torch.from_numpy(relations)).sigmoid() * linked[:, :, None]).numpy()
+        scores: Array = (
+            self._logits(entities[rows], torch.from_numpy(relations)).sigmoid() * linked[:, :, None]
+        ).numpy()
         return scores
 
     def _logits(self, entities: Tensor, relations: Tensor) -> Tensor:
-        """The dot product of a pair's and a relation's representation: one head entity at a time, which bounds memory."""
+        """The dot product of a pair's and a relation's representation: one head entity at a time,
+        which bounds memory.
+        """
         size = entities.shape[1]
         inner = self.pair.inner
         heads = F.linear(entities, inner.weight[:, :size])
@@ -63,7 +81,9 @@ class PairScorer(nn.Module):
         return torch.stack([torch.addmm(base, (head + tails).relu(), keys.T) for head in heads])
 
 
-def linking_of(kind: Adjacency, state: Mapping[str, Tensor], *, size: int, file: str) -> Linking | None:
+def linking_of(
+    kind: Adjacency, state: Mapping[str, Tensor], *, size: int, file: str
+) -> Linking | None:
     """Raises ModelBroken for tensors that are missing or misshapen."""
     stem = "relations_rep_layer.relation_rep_layer"
     if kind == "dot":
@@ -72,7 +92,10 @@ def linking_of(kind: Adjacency, state: Mapping[str, Tensor], *, size: int, file:
         project = _linear(state, f"{stem}.proj", (size, size), file)
         return lambda entities: _similar(project.forward(entities))
     if kind == "mlp":
-        inner, outer = _linear(state, f"{stem}.mlp.0", (size, size * 2), file), _linear(state, f"{stem}.mlp.2", (1, size), file)
+        inner, outer = (
+            _linear(state, f"{stem}.mlp.0", (size, size * 2), file),
+            _linear(state, f"{stem}.mlp.2", (1, size), file),
+        )
         return lambda entities: _by_pairs(inner, outer, entities)
     if kind == "gcn":
         layer, project = (
@@ -83,10 +106,14 @@ def linking_of(kind: Adjacency, state: Mapping[str, Tensor], *, size: int, file:
     return None
 
 
-def _linear(state: Mapping[str, Tensor], stem: str, shape: tuple[int, int], file: str) -> HeadLinear:
+def _linear(
+    state: Mapping[str, Tensor], stem: str, shape: tuple[int, int], file: str
+) -> HeadLinear:
     check_shape(state, f"{stem}.weight", shape, file)
     check_shape(state, f"{stem}.bias", shape[:1], file)
-    return HeadLinear({name: state[name].cpu() for name in (f"{stem}.weight", f"{stem}.bias")}, stem, "identity")
+    return HeadLinear(
+        {name: state[name].cpu() for name in (f"{stem}.weight", f"{stem}.bias")}, stem, "identity"
+    )
 
 
 def _similar(entities: Tensor) -> Tensor:
@@ -102,7 +129,9 @@ def _by_pairs(inner: HeadLinear, outer: HeadLinear, entities: Tensor) -> Tensor:
 
 
 def _by_graph(layer: HeadLinear, project: HeadLinear, entities: Tensor) -> Tensor:
-    """One graph convolution (GCN, arXiv 1609.02907) over the entities' similarities, then the similarities of its outputs."""
+    """One graph convolution (GCN, arXiv 1609.02907) over the entities' similarities, then the
+    similarities of its outputs.
+    """
     edges = _similar(entities) + torch.eye(len(entities))
     scale = edges.sum(dim=1).clamp(min=1e-6).rsqrt()
     moved = layer.forward((scale[:, None] * edges * scale) @ entities).relu()

@@ -1,7 +1,8 @@
-"""A schema as the beginning of a sequence (GLiNER2), and where in it the tokens stand whose states answer it.
+"""A schema as the beginning of a sequence (GLiNER2), and where in it the tokens stand whose states
+answer it.
 
-Each task is `( [P] name ( marker field marker field … ) )`, descriptions being part of the name. Choices of fields stand after them
-as words of the text, since they are scored as spans are.
+Each task is `( [P] name ( marker field marker field … ) )`, descriptions being part of the name.
+Choices of fields stand after them as words of the text, since they are scored as spans are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ from libs.models.text.heads.extraction.structure import FieldQuery, SpanTask
 NAME: Final = "[P]"
 ENTITY, RELATION, FIELD, CLASS = "[E]", "[R]", "[C]", "[L]"
 BETWEEN, BEFORE_TEXT, DESCRIPTION = "[SEP_STRUCT]", "[SEP_TEXT]", "[DESCRIPTION]"
-MARKERS: Final = (NAME, ENTITY, RELATION, FIELD, CLASS, BETWEEN, BEFORE_TEXT, DESCRIPTION, "[EXAMPLE]", "[OUTPUT]")
+MARKERS: Final = (
+    NAME,
+    ENTITY,
+    RELATION,
+    FIELD,
+    CLASS,
+    BETWEEN,
+    BEFORE_TEXT,
+    DESCRIPTION,
+    "[EXAMPLE]",
+    "[OUTPUT]",
+)
 THRESHOLD: Final = 0.5
 """The gliner2 package's default."""
 
@@ -45,13 +57,20 @@ def prompt_of(schema: Schema) -> SchemaPrompt:
     """Raises InvalidInput with the path of a text that holds a marker."""
     for path, text in _texts(schema):
         if marker := next((marker for marker in MARKERS if marker in text), None):
-            raise InvalidInput(f"{path} holds {marker}, by which the model tells the parts of a schema", field=path)
+            raise InvalidInput(
+                f"{path} holds {marker}, by which the model tells the parts of a schema", field=path
+            )
     made = SchemaPrompt()
     default = THRESHOLD if schema.threshold is None else schema.threshold
     words, places = _choices(schema.structures)
     for structure in schema.structures:
         described = [SchemaLabel(one.name, one.description) for one in structure.fields]
-        made.fields += _add(made, _described(structure.name, described), FIELD, [one.name for one in structure.fields])
+        made.fields += _add(
+            made,
+            _described(structure.name, described),
+            FIELD,
+            [one.name for one in structure.fields],
+        )
         fields = [
             FieldQuery(
                 default if one.threshold is None else one.threshold,
@@ -62,8 +81,17 @@ def prompt_of(schema: Schema) -> SchemaPrompt:
         ]
         made.tasks.append(SpanTask(tuple(fields)))
     if schema.entities:
-        made.fields += _add(made, _described("entities", schema.entities), ENTITY, [one.name for one in schema.entities])
-        made.tasks.append(SpanTask(tuple(FieldQuery(_threshold(one, default)) for one in schema.entities), once=True))
+        made.fields += _add(
+            made,
+            _described("entities", schema.entities),
+            ENTITY,
+            [one.name for one in schema.entities],
+        )
+        made.tasks.append(
+            SpanTask(
+                tuple(FieldQuery(_threshold(one, default)) for one in schema.entities), once=True
+            )
+        )
     for relation in schema.relations:
         name = f"{relation.name}: {relation.description}" if relation.description else relation.name
         made.fields += _add(made, name, RELATION, ["head", "tail"])
@@ -71,7 +99,9 @@ def prompt_of(schema: Schema) -> SchemaPrompt:
     names = made.names[:]
     for question in schema.classifications:
         name = f"{question.name}: {question.description}" if question.description else question.name
-        made.classes += _add(made, _described(name, question.labels), CLASS, [one.name for one in question.labels])
+        made.classes += _add(
+            made, _described(name, question.labels), CLASS, [one.name for one in question.labels]
+        )
     made.names = names  # how often a classification is answered is not asked
     made.words[-1] = BEFORE_TEXT
     begin = len(made.words)
@@ -83,13 +113,24 @@ def prompt_of(schema: Schema) -> SchemaPrompt:
 def _add(made: SchemaPrompt, name: str, marker: str, fields: Sequence[str]) -> list[int]:
     """Adds a task; returns the indices of its fields' markers."""
     begin = len(made.words)
-    made.words += ["(", NAME, name, "(", *(word for one in fields for word in (marker, one)), ")", ")", BETWEEN]
+    made.words += [
+        "(",
+        NAME,
+        name,
+        "(",
+        *(word for one in fields for word in (marker, one)),
+        ")",
+        ")",
+        BETWEEN,
+    ]
     made.names.append(begin + 1)
     return [begin + 4 + 2 * number for number in range(len(fields))]
 
 
 def _described(name: str, labels: Iterable[SchemaLabel]) -> str:
-    return name + "".join(f" {DESCRIPTION} {one.name}: {one.description}" for one in labels if one.description)
+    return name + "".join(
+        f" {DESCRIPTION} {one.name}: {one.description}" for one in labels if one.description
+    )
 
 
 def _threshold(label: SchemaLabel, default: float) -> float:
@@ -97,14 +138,23 @@ def _threshold(label: SchemaLabel, default: float) -> float:
 
 
 def _choices(structures: Sequence[SchemaStructure]) -> tuple[list[str], dict[str, int]]:
-    """The words before the text that hold all choices, and the number of each choice among the distinct ones, in lower case."""
+    """The words before the text that hold all choices, and the number of each choice among the
+    distinct ones, in lower case.
+    """
     words: list[str] = []
     for structure in structures:
         bound = [one for one in structure.fields if one.choices]
         if bound:
-            inner = [word for one in bound for word in (one.name, "(", *_joined(one.choices), ")", ",")][:-1]
+            inner = [
+                word for one in bound for word in (one.name, "(", *_joined(one.choices), ")", ",")
+            ][:-1]
             words += ["(", f"{structure.name}:", *inner, ")"]
-    names = (choice.lower() for structure in structures for one in structure.fields for choice in one.choices)
+    names = (
+        choice.lower()
+        for structure in structures
+        for one in structure.fields
+        for choice in one.choices
+    )
     return words, {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 
@@ -113,7 +163,9 @@ def _joined(choices: Sequence[str]) -> list[str]:
 
 
 def _firsts(words: Sequence[str], structures: Sequence[SchemaStructure]) -> list[int]:
-    """Where each distinct choice stands among the words: the first word that is the same, as the package looks for it."""
+    """Where each distinct choice stands among the words: the first word that is the same, as the
+    package looks for it.
+    """
     places: dict[str, int] = {}
     for number, word in enumerate(words):
         places.setdefault(word.lower(), number)
@@ -147,11 +199,19 @@ def _label_texts(path: str, labels: Sequence[SchemaLabel]) -> Iterator[tuple[str
 
 @cache
 def word_pattern() -> re.Pattern[str]:
-    """What the gliner2 package takes for a word: an address, a handle, letters with their marks, or any other character alone.
+    """What the gliner2 package takes for a word: an address, a handle, letters with their marks, or
+    any other character alone.
 
-    The parts of a mail address are bounded, unlike the package's, so that a long text without any takes no quadratic time.
+    The parts of a mail address are bounded, unlike the package's, so that a long text without any
+    takes no quadratic time.
     """
-    marks = "".join(chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)).startswith("M"))
+    marks = "".join(
+        chr(code)
+        for code in range(sys.maxunicode + 1)
+        if unicodedata.category(chr(code)).startswith("M")
+    )
     letter = rf"[\w{marks}\u200c\u200d]"
     address, mail = r"(?:https?://|www\.)\S+", r"[a-z0-9._%+-]{1,256}@[a-z0-9.-]{1,256}\.[a-z]{2,}"
-    return re.compile(rf"{address}|{mail}|@[a-z0-9_]+|{letter}+(?:[-_]{letter}+)*|\S", re.IGNORECASE)
+    return re.compile(
+        rf"{address}|{mail}|@[a-z0-9_]+|{letter}+(?:[-_]{letter}+)*|\S", re.IGNORECASE
+    )

@@ -1,4 +1,5 @@
-"""Decodes scores of words and spans to entities that do not conflict (greedy search), as the gliner package does.
+"""Decodes scores of words and spans to entities that do not conflict (greedy search), as the gliner
+package does.
 
 The last step of an entities job, in the worker's threads. Everything here counts in words.
 """
@@ -19,7 +20,9 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Spans that reach the threshold: first and last word, index of the best label, its score. All [candidates]."""
+    """Spans that reach the threshold: first and last word, index of the best label, its score. All
+    [candidates].
+    """
 
     starts: Ids
     ends: Ids
@@ -34,17 +37,26 @@ class Candidates:
 
 
 def of_spans(scores: Array, words: int, width: int, threshold: float) -> Candidates:
-    """Candidates from `scores` [spans, labels] of all spans up to `width` words, in `spans_of`'s order."""
+    """Candidates from `scores` [spans, labels] of all spans up to `width` words, in `spans_of`'s
+    order.
+    """
     starts, ends = spans_of(words, width)
     labels, best = scores.argmax(axis=1), scores.max(axis=1)
     rows = np.flatnonzero(best >= threshold)
-    return Candidates(starts[rows].astype(np.int64), ends[rows].astype(np.int64), labels[rows], best[rows])
+    return Candidates(
+        starts[rows].astype(np.int64), ends[rows].astype(np.int64), labels[rows], best[rows]
+    )
 
 
 def of_words(scores: Array, threshold: float) -> Candidates:
-    """Candidates from `scores` [words, labels, 3]: of a word's beginning, ending and being inside an entity."""
+    """Candidates from `scores` [words, labels, 3]: of a word's beginning, ending and being inside
+    an entity.
+    """
     words = len(scores)
-    best, labels = np.full((words, words), -1, dtype=np.float32), np.zeros((words, words), dtype=np.int64)
+    best, labels = (
+        np.full((words, words), -1, dtype=np.float32),
+        np.zeros((words, words), dtype=np.int64),
+    )
     for label, table in enumerate(_tables(scores)):
         better = table > best
         best[better], labels[better] = table[better], label
@@ -65,18 +77,24 @@ def of_words_by_label(scores: Array, threshold: float) -> Candidates:
 
 
 def _tables(scores: Array) -> Iterator[Array]:
-    """For each label the scores of all spans [words, words], by first and last word; -1 for no span.
+    """For each label the scores of all spans [words, words], by first and last word; -1 for no
+    span.
 
-    A span's score is the minimum of its first word's begin score, its last word's end score and all its words' inside scores.
+    A span's score is the minimum of its first word's begin score, its last word's end score and all
+    its words' inside scores.
     """
     ordered = np.triu(np.ones((len(scores), len(scores)), dtype=bool))
     for begins, ends, within in scores.transpose(1, 2, 0):
         lowest = np.minimum.accumulate(np.where(ordered, within, np.float32(1)), axis=1)
-        yield np.where(ordered, np.minimum(np.minimum(begins[:, None], ends), lowest), np.float32(-1))
+        yield np.where(
+            ordered, np.minimum(np.minimum(begins[:, None], ends), lowest), np.float32(-1)
+        )
 
 
 def choose(found: Candidates, words: int, *, flat: bool) -> Candidates:
-    """Greedy selection of the best compatible candidates, ordered by start: `flat`: none overlap; else they may only nest."""
+    """Greedy selection of the best compatible candidates, ordered by start: `flat`: none overlap;
+    else they may only nest.
+    """
     ranked = found.take(np.argsort(-found.scores, kind="stable"))
     chosen = ranked.take(disjoint(ranked, words) if flat else _nested(ranked))
     return chosen.take(np.argsort(chosen.starts, kind="stable"))

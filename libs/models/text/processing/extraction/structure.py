@@ -1,4 +1,6 @@
-"""Answers to a schema, or to labels of entities alone, with a GLiNER2 model: what the gliner2 package's `extract` finds."""
+"""Answers to a schema, or to labels of entities alone, with a GLiNER2 model: what the gliner2
+package's `extract` finds.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from libs.models.work import Output, SparseRow
 Array = NDArray[np.float32]
 Ids = NDArray[np.int32]
 _ANSWER: Final = (16, 1 << 16)
-"""An answer's texts have at most so many times the text's characters, and so many more: a low threshold finds much."""
+"""An answer's texts have at most so many times the text's characters, and so many more: a low
+threshold finds much.
+"""
 
 
 class StructureProcessor(SchemaProcessor):
@@ -48,7 +52,9 @@ class StructureProcessor(SchemaProcessor):
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
         return _places(prompt, framed)
 
-    def answer(self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str) -> Extraction:
+    def answer(
+        self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
+    ) -> Extraction:
         row = cast("tuple[Array, Array, SparseRow]", output)
         return _Answers(text, words, self._width, notes, row, path).extraction()
 
@@ -59,7 +65,10 @@ def _places(prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
         for numbers in (prompt.names, prompt.fields, prompt.classes, prompt.choices)
     )
     if (choices < 0).any():
-        raise InvalidInput("a choice of the schema has nothing that the model's tokenizer knows", field="structure.structures")
+        raise InvalidInput(
+            "a choice of the schema has nothing that the model's tokenizer knows",
+            field="structure.structures",
+        )
     return SchemaPlaces(tuple(prompt.tasks), names, fields, classes, framed.pieces, choices)
 
 
@@ -77,7 +86,9 @@ class AnswerBound:
 
     def exceeded(self) -> InvalidInput:
         """The error for a text with too long an answer, to be raised by the caller."""
-        message = f"more is found in {self._path} than can be answered: raise thresholds, or ask for less"
+        message = (
+            f"more is found in {self._path} than can be answered: raise thresholds, or ask for less"
+        )
         return InvalidInput(message, field=self._path)
 
 
@@ -85,7 +96,13 @@ class _Answers:
     """One text's answers, from the head's output for it."""
 
     def __init__(
-        self, text: str, words: Words, width: int, notes: SchemaNotes, row: tuple[Array, Array, SparseRow], path: str
+        self,
+        text: str,
+        words: Words,
+        width: int,
+        notes: SchemaNotes,
+        row: tuple[Array, Array, SparseRow],
+        path: str,
     ) -> None:
         self._text, self._words, self._notes = text, words, notes
         self._counts, self._classes, self._found = row
@@ -103,9 +120,15 @@ class _Answers:
             if task < len(schema.structures):
                 structures += self._structure(task, fields)
             elif task < first:
-                entities = [one for query, found in fields for one in self._entities(schema.entities[query.field].name, found)]
+                entities = [
+                    one
+                    for query, found in fields
+                    for one in self._entities(schema.entities[query.field].name, found)
+                ]
             else:
-                relations += self._relation(schema.relations[task - first].name, [found for _, found in fields])
+                relations += self._relation(
+                    schema.relations[task - first].name, [found for _, found in fields]
+                )
         return Extraction(
             entities=tuple(sorted(entities, key=lambda one: (one.start, one.end))),
             relations=tuple(sorted(relations, key=lambda one: -one.score)),
@@ -117,22 +140,34 @@ class _Answers:
         """For each query its columns, ascending, and their probabilities."""
         columns = len(self._starts) + len(self._notes.prompt.choices)
         queries = queries_of(tasks, self._counts)
-        bounds = np.searchsorted(self._found.indices, np.arange(len(queries) + 1, dtype=np.int64) * columns)
+        bounds = np.searchsorted(
+            self._found.indices, np.arange(len(queries) + 1, dtype=np.int64) * columns
+        )
         for number, query in enumerate(queries):
             own = slice(int(bounds[number]), int(bounds[number + 1]))
-            yield query, (self._found.indices[own] - np.int32(number * columns), self._found.values[own])
+            yield (
+                query,
+                (self._found.indices[own] - np.int32(number * columns), self._found.values[own]),
+            )
 
     def _spans(self, found: tuple[Ids, Array]) -> Iterator[tuple[int, int, float]]:
-        """Spans that overlap none better, best first: code points within the text as it was sent, and score."""
+        """Spans that overlap none better, best first: code points within the text as it was sent,
+        and score.
+        """
         columns, scores = found
         starts, ends = self._starts[columns].astype(np.int64), self._ends[columns].astype(np.int64)
-        ranked = Candidates(starts, ends, np.zeros_like(starts), scores).take(np.argsort(-scores, kind="stable"))
+        ranked = Candidates(starts, ends, np.zeros_like(starts), scores).take(
+            np.argsort(-scores, kind="stable")
+        )
         for row in disjoint(ranked, len(self._words)):
             first, last = int(ranked.starts[row]), int(ranked.ends[row])
             if self._words.starts[last] >= len(self._text):  # the full stop that `ended` added
                 last -= 1
             if first <= last:
-                start, end = int(self._words.starts[first]), min(int(self._words.ends[last]), len(self._text))
+                start, end = (
+                    int(self._words.starts[first]),
+                    min(int(self._words.ends[last]), len(self._text)),
+                )
                 self._bound.claim(end - start)
                 yield start, end, float(ranked.scores[row])
 
@@ -151,11 +186,17 @@ class _Answers:
             return []
         return [Relation(head, tail, label, min(head.score, tail.score))]
 
-    def _structure(self, number: int, fields: Sequence[tuple[Query, tuple[Ids, Array]]]) -> list[Structure]:
+    def _structure(
+        self, number: int, fields: Sequence[tuple[Query, tuple[Ids, Array]]]
+    ) -> list[Structure]:
         """One instance, if a field of it has a value."""
         schema = self._notes.schema.structures[number]
         made = [
-            Field(schema.fields[query.field].name, self._values(number, query.field, found), not schema.fields[query.field].single)
+            Field(
+                schema.fields[query.field].name,
+                self._values(number, query.field, found),
+                not schema.fields[query.field].single,
+            )
             for query, found in fields
         ]
         return [Structure(schema.name, tuple(made))] if any(one.values for one in made) else []
@@ -163,18 +204,34 @@ class _Answers:
     def _values(self, structure: int, number: int, found: tuple[Ids, Array]) -> tuple[Value, ...]:
         asked = self._notes.schema.structures[structure].fields[number]
         if asked.choices:
-            return self._chosen(asked, self._notes.prompt.tasks[structure].fields[number].choices or (), found)
+            return self._chosen(
+                asked, self._notes.prompt.tasks[structure].fields[number].choices or (), found
+            )
         spans = self._spans(found)
         if asked.single:
             spans = iter([span for span in [next(spans, None)] if span is not None])
         return tuple(Value(self._text[start:end], score, start, end) for start, end, score in spans)
 
-    def _chosen(self, asked: SchemaField, places: Sequence[int], found: tuple[Ids, Array]) -> tuple[Value, ...]:
-        scores = dict(zip((found[0] - np.int32(len(self._starts))).tolist(), found[1].tolist(), strict=True))
-        values = [Value(choice, scores[place]) for choice, place in zip(asked.choices, places, strict=True) if place in scores]
+    def _chosen(
+        self, asked: SchemaField, places: Sequence[int], found: tuple[Ids, Array]
+    ) -> tuple[Value, ...]:
+        scores = dict(
+            zip((found[0] - np.int32(len(self._starts))).tolist(), found[1].tolist(), strict=True)
+        )
+        values = [
+            Value(choice, scores[place])
+            for choice, place in zip(asked.choices, places, strict=True)
+            if place in scores
+        ]
         for value in values:
             self._bound.claim(len(value.text))
-        return tuple(values if not asked.single else [max(values, key=lambda one: one.score)] if values else [])
+        return tuple(
+            values
+            if not asked.single
+            else [max(values, key=lambda one: one.score)]
+            if values
+            else []
+        )
 
 
 def classifications(schema: Schema, logits: Array) -> Iterator[Classification]:
@@ -189,7 +246,13 @@ def classifications(schema: Schema, logits: Array) -> Iterator[Classification]:
 def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, ...]:
     """Those that reach the threshold, and the best one in any case."""
     scores = sigmoid(logits) if question.multi_label else softmax(logits)
-    ranked = best_first([(one.name, score) for one, score in zip(question.labels, scores, strict=True)], None)
+    ranked = best_first(
+        [(one.name, score) for one, score in zip(question.labels, scores, strict=True)], None
+    )
     if question.threshold is None:
         return ranked
-    return tuple(one for number, one in enumerate(ranked) if number == 0 or np.float32(one.score) >= np.float32(question.threshold))
+    return tuple(
+        one
+        for number, one in enumerate(ranked)
+        if number == 0 or np.float32(one.score) >= np.float32(question.threshold)
+    )

@@ -1,7 +1,9 @@
-"""Texts as words, for models that label words: the gliner package's word splitting, and the words' positions among the tokens.
+"""Texts as words, for models that label words: the gliner package's word splitting, and the words'
+positions among the tokens.
 
-The first step of an entities or relations job, in the worker's threads. A sequence is the labels, each after a marker, then the
-text's words; every word is tokenised on its own, as the models were trained.
+The first step of an entities or relations job, in the worker's threads. A sequence is the labels,
+each after a marker, then the text's words; every word is tokenised on its own, as the models were
+trained.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
 _WORD_CHARACTERS: Final = 16
 _CHARACTERS_A_TOKEN: Final = 16
-"""Nearly all tokens have fewer; a normaliser may make eighteen characters of one, and a text may be one very long word."""
+"""Nearly all tokens have fewer; a normaliser may make eighteen characters of one, and a text may be
+one very long word.
+"""
 _WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
 
@@ -47,8 +51,8 @@ class Words:
 class Framed:
     """A sequence's tokens and their words. Rows count from the sequence's first token.
 
-    `prompt`: the first token of each word of the prompt, -1 for one without tokens. `pieces`: rows of the tokens that make the
-    words, `sizes` of them each. `words`: those that were kept.
+    `prompt`: the first token of each word of the prompt, -1 for one without tokens. `pieces`: rows
+    of the tokens that make the words, `sizes` of them each. `words`: those that were kept.
     """
 
     ids: Ids
@@ -60,7 +64,9 @@ class Framed:
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """The tokens that all texts of a job share: those before a text, with their words (-1: none), and those after it."""
+    """The tokens that all texts of a job share: those before a text, with their words (-1: none),
+    and those after it.
+    """
 
     ids: Ids
     owners: Ids
@@ -69,9 +75,11 @@ class _Front:
 
 
 class WordFrame:
-    """`limit`: the longest sequence in tokens; `max_words` of a text. `word`: what a word is, which spans no space.
+    """`limit`: the longest sequence in tokens; `max_words` of a text. `word`: what a word is, which
+    spans no space.
 
-    `lowercase`: the model reads words in lower case. `framed`: it reads the tokenizer's special tokens around a text.
+    `lowercase`: the model reads words in lower case. `framed`: it reads the tokenizer's special
+    tokens around a text.
     """
 
     def __init__(
@@ -87,16 +95,31 @@ class WordFrame:
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer, self._limit, self._max_words, self._pooling = tokenizer, limit, max_words, pooling
+        self._tokenizer, self._limit, self._max_words, self._pooling = (
+            tokenizer,
+            limit,
+            max_words,
+            pooling,
+        )
         self._word, self._lowercase = word, lowercase
         # Special tokens before and after a text.
         around = tokenizer.encode(["a"], is_pretokenized=True)
-        before, after = run_of_ones(around.special_tokens_mask), run_of_ones(reversed(around.special_tokens_mask))
+        before, after = (
+            run_of_ones(around.special_tokens_mask),
+            run_of_ones(reversed(around.special_tokens_mask)),
+        )
         ids = np.array(around.ids, dtype=np.int32)
-        self._head, self._tail = (ids[:before], ids[len(ids) - after :]) if framed else (ids[:0], ids[:0])
+        self._head, self._tail = (
+            (ids[:before], ids[len(ids) - after :]) if framed else (ids[:0], ids[:0])
+        )
 
     def encode(
-        self, texts: Sequence[str], prompt: Sequence[str], truncation: Truncation, labels_path: str, go_on: GoOn = go_on_anyway
+        self,
+        texts: Sequence[str],
+        prompt: Sequence[str],
+        truncation: Truncation,
+        labels_path: str,
+        go_on: GoOn = go_on_anyway,
     ) -> list[Framed]:
         """Tokenises each text after the words of the prompt, which are tokenised once.
 
@@ -105,10 +128,16 @@ class WordFrame:
         front = self._front(prompt, go_on)
         found: list[Framed] = []
         for numbers in sliced([len(text) for text in texts], go_on):
-            split = [self._split(texts[number], truncation, item_path(number)) for number in numbers]
-            encodings = self._tokenizer.encode_batch([words for words, _ in split], is_pretokenized=True, add_special_tokens=False)
+            split = [
+                self._split(texts[number], truncation, item_path(number)) for number in numbers
+            ]
+            encodings = self._tokenizer.encode_batch(
+                [words for words, _ in split], is_pretokenized=True, add_special_tokens=False
+            )
             for number, encoding, (_, words) in zip(numbers, encodings, split, strict=True):
-                found.append(self._frame(front, encoding, words, truncation, item_path(number), labels_path))
+                found.append(
+                    self._frame(front, encoding, words, truncation, item_path(number), labels_path)
+                )
         return found
 
     def _front(self, prompt: Sequence[str], go_on: GoOn) -> _Front:
@@ -116,14 +145,18 @@ class WordFrame:
         ids, owners = [self._head], [np.full_like(self._head, -1)]
         for numbers in sliced([len(word) for word in prompt], go_on):
             words = [prompt[number] for number in numbers]
-            encoding = self._tokenizer.encode_batch([words], is_pretokenized=True, add_special_tokens=False)[0]
+            encoding = self._tokenizer.encode_batch(
+                [words], is_pretokenized=True, add_special_tokens=False
+            )[0]
             ids.append(np.array(encoding.ids, dtype=np.int32))
             owners.append(np.array(encoding.word_ids, dtype=np.int32) + np.int32(numbers.start))
         return _Front(np.concatenate(ids), np.concatenate(owners), self._tail, len(prompt))
 
     def _split(self, text: str, truncation: Truncation, where: str) -> tuple[list[str], Words]:
         if truncation == "start":
-            kept = list(deque(self._word.finditer(text, self._last_words(text)), maxlen=self._max_words))
+            kept = list(
+                deque(self._word.finditer(text, self._last_words(text)), maxlen=self._max_words)
+            )
         else:
             kept = list(islice(self._word.finditer(text), self._max_words + 1))
             if len(kept) > self._max_words and truncation == "none":
@@ -134,17 +167,23 @@ class WordFrame:
                 )
             kept = kept[: self._max_words]
         places = np.array([match.span() for match in kept], dtype=np.int32).reshape(-1, 2)
-        return [self._shortened(match.group(), truncation) for match in kept], Words(places[:, 0], places[:, 1])
+        return [self._shortened(match.group(), truncation) for match in kept], Words(
+            places[:, 0], places[:, 1]
+        )
 
     def _shortened(self, word: str, truncation: Truncation) -> str:
-        """The part of a word that can matter: a longer one has more tokens than the model takes, and is dropped."""
+        """The part of a word that can matter: a longer one has more tokens than the model takes,
+        and is dropped.
+        """
         most = _CHARACTERS_A_TOKEN * self._limit
         if len(word) > most:
             word = word[-most:] if truncation == "start" else word[:most]
         return word.lower() if self._lowercase else word
 
     def _last_words(self, text: str) -> int:
-        """A position that as many words follow as are kept, or 0. It is at a space, which no word spans."""
+        """A position that as many words follow as are kept, or 0. It is at a space, which no word
+        spans.
+        """
         size = _WORD_CHARACTERS * self._max_words
         while size < len(text):
             space = _SPACE.search(text, len(text) - size)
@@ -156,14 +195,22 @@ class WordFrame:
         return 0
 
     def _frame(
-        self, front: _Front, encoding: Encoding, words: Words, truncation: Truncation, where: str, labels_path: str
+        self,
+        front: _Front,
+        encoding: Encoding,
+        words: Words,
+        truncation: Truncation,
+        where: str,
+        labels_path: str,
     ) -> Framed:
         prompt = front.words
         ids = np.concatenate([front.ids, np.array(encoding.ids, dtype=np.int32), front.tail])
         if not len(ids):
             raise InvalidInput(f"{where} has nothing that the model's tokenizer knows", field=where)
         own = np.array(encoding.word_ids, dtype=np.int32)
-        owners = np.concatenate([front.owners, own + np.int32(prompt), np.full_like(front.tail, -1)])
+        owners = np.concatenate(
+            [front.owners, own + np.int32(prompt), np.full_like(front.tail, -1)]
+        )
         firsts = np.flatnonzero((owners >= 0) & (np.diff(owners, prepend=-1) != 0)).astype(np.int32)
         tail = len(ids) - 1 - int(np.max(np.flatnonzero(owners >= 0), initial=-1))
         text = firsts[owners[firsts] >= prompt]
@@ -174,14 +221,20 @@ class WordFrame:
             raise InvalidInput(message, field=labels_path)
         if len(ids) > self._limit:
             if truncation == "none":
-                message = f"{where} has {len(ids)} tokens, labels included; the model takes {self._limit}"
-                raise InputTooLong(f"{message}. Shorten it, or have it cut: truncation END or START", field=where)
+                message = (
+                    f"{where} has {len(ids)} tokens, labels included; the model takes {self._limit}"
+                )
+                raise InputTooLong(
+                    f"{message}. Shorten it, or have it cut: truncation END or START", field=where
+                )
             text, ends = _fit(text, ends, self._limit - begin - tail, truncation)
         first, last = (int(text[0]), int(ends[-1])) if len(text) else (begin, begin)
         rows = np.full(prompt, -1, dtype=np.int32)
         rows[owners[firsts[firsts < begin]]] = firsts[firsts < begin]
         pieces, sizes = self._pieces(text - first + begin, ends - first + begin)
-        numbers = owners[text] - prompt  # a word without tokens, such as a lone accent, has no number here
+        numbers = (
+            owners[text] - prompt
+        )  # a word without tokens, such as a lone accent, has no number here
         return Framed(
             ids=np.concatenate([ids[:begin], ids[first:last], ids[len(ids) - tail :]]),
             prompt=rows,
@@ -191,7 +244,9 @@ class WordFrame:
         )
 
     def _pieces(self, starts: Ids, ends: Ids) -> tuple[Ids, Ids]:
-        """The rows that represent each word, of its tokens `starts[i]:ends[i]`, and their number."""
+        """The rows that represent each word, of its tokens `starts[i]:ends[i]`, and their
+        number.
+        """
         if self._pooling == "first":
             return starts, np.ones_like(starts)
         if self._pooling == "last":

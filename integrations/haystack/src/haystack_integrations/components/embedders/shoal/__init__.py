@@ -1,4 +1,6 @@
-"""Embedders of Haystack over a Shoal mesh: dense, sparse and multi-vector, each for documents and for the text of a query."""
+"""Embedders of Haystack over a Shoal mesh: dense, sparse and multi-vector, each for documents and
+for the text of a query.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Embedders: queries and documents are encoded in their roles, and documents come back as new objects."""
+"""Embedders: queries and documents are encoded in their roles, and documents come back as new
+objects.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from .of_model import TOKEN, OfModel, checked, checked_text, texts
 
 
 class _OfDocuments(OfModel):
-    """`meta_fields_to_embed`: the fields of a document's meta that the model reads, before its content, joined by
-    `embedding_separator`. Other arguments as for `OfModel`."""
+    """`meta_fields_to_embed`: the fields of a document's meta that the model reads, before its
+    content, joined by `embedding_separator`. Other arguments as for `OfModel`."""
 
     def __init__(
         self,
@@ -38,10 +40,17 @@ class _OfDocuments(OfModel):
             query_instruction=query_instruction,
             options=options,
         )
-        self._written |= {"meta_fields_to_embed": meta_fields_to_embed, "embedding_separator": embedding_separator}
+        self._written |= {
+            "meta_fields_to_embed": meta_fields_to_embed,
+            "embedding_separator": embedding_separator,
+        }
 
     def _texts(self, documents: list[Document]) -> list[str]:
-        return texts(checked(documents), self._written["meta_fields_to_embed"] or [], self._written["embedding_separator"])
+        return texts(
+            checked(documents),
+            self._written["meta_fields_to_embed"] or [],
+            self._written["embedding_separator"],
+        )
 
 
 @component
@@ -70,10 +79,14 @@ class ShoalDocumentEmbedder(_OfDocuments):
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(documents, await self._handle.adense(self._texts(documents), "document"))
+        return self._answer(
+            documents, await self._handle.adense(self._texts(documents), "document")
+        )
 
     def _answer(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
-        made = [replace(document, embedding=row) for document, row in zip(documents, rows, strict=True)]
+        made = [
+            replace(document, embedding=row) for document, row in zip(documents, rows, strict=True)
+        ]
         return {"documents": made, "meta": self._meta}
 
 
@@ -103,10 +116,15 @@ class ShoalSparseDocumentEmbedder(_OfDocuments):
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(documents, await self._handle.asparse(self._texts(documents), "document"))
+        return self._answer(
+            documents, await self._handle.asparse(self._texts(documents), "document")
+        )
 
     def _answer(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
-        made = [replace(document, sparse_embedding=SparseEmbedding(*row)) for document, row in zip(documents, rows, strict=True)]
+        made = [
+            replace(document, sparse_embedding=SparseEmbedding(*row))
+            for document, row in zip(documents, rows, strict=True)
+        ]
         return {"documents": made, "meta": self._meta}
 
 
@@ -128,18 +146,25 @@ class ShoalMultiVectorTextEmbedder(OfModel):
 
 @component
 class ShoalMultiVectorDocumentEmbedder(_OfDocuments):
-    """Documents with the vectors of their tokens, as `meta["multi_vector"]`: Haystack's documents have no field for them."""
+    """Documents with the vectors of their tokens, as `meta["multi_vector"]`: Haystack's documents
+    have no field for them.
+    """
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(documents, self._handle.multi_vector(self._texts(documents), "document"))
+        return self._answer(
+            documents, self._handle.multi_vector(self._texts(documents), "document")
+        )
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(documents, await self._handle.amulti_vector(self._texts(documents), "document"))
+        return self._answer(
+            documents, await self._handle.amulti_vector(self._texts(documents), "document")
+        )
 
     def _answer(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
         made = [
-            replace(document, meta=document.meta | {"multi_vector": row}) for document, row in zip(documents, rows, strict=True)
+            replace(document, meta=document.meta | {"multi_vector": row})
+            for document, row in zip(documents, rows, strict=True)
         ]
         return {"documents": made, "meta": self._meta}

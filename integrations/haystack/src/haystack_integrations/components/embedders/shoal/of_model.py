@@ -1,4 +1,6 @@
-"""What all components of shoal-haystack share: their configuration, which is their serialised form, and their life."""
+"""What all components of shoal-haystack share: their configuration, which is their serialised form,
+and their life.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ TOKEN = Secret.from_env_var("SHOAL_TOKEN", strict=False)
 class OfModel:
     """A component that asks one model.
 
-    `model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default SHOAL_ADDRESS, else 127.0.0.1:50051.
-    `token`: a Secret; one from a variable is written as the variable's name, one from a string cannot be written. `timeout`:
-    seconds for a request, retries included. `query_instruction` replaces the model's prompt of queries. `options`: further
+    `model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default
+    SHOAL_ADDRESS, else 127.0.0.1:50051. `token`: a Secret; one from a variable is written as the
+    variable's name, one from a string cannot be written. `timeout`: seconds for a request, retries
+    included. `query_instruction` replaces the model's prompt of queries. `options`: further
     arguments of `shoal.Client`'s calls, such as {"dimensions": 256}.
     """
 
@@ -52,7 +55,9 @@ class OfModel:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The component's type and arguments. Raises ValueError for a token that is not from the environment."""
+        """The component's type and arguments. Raises ValueError for a token that is not from the
+        environment.
+        """
         return default_to_dict(self, **self._written)
 
     @classmethod
@@ -76,20 +81,33 @@ class OfModel:
 def checked_text(text: object) -> str:
     """Raises TypeError for anything but a string."""
     if not isinstance(text, str):
-        raise TypeError(f"a text is embedded, not {type(text).__name__}; documents are for the document embedder")
+        raise TypeError(
+            f"a text is embedded, not {type(text).__name__}; documents are for the document embedder"
+        )
     return text
 
 
 def checked(documents: object) -> list[Document]:
     """Raises TypeError for anything but a list of documents."""
-    if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
+    if not isinstance(documents, list) or not all(
+        isinstance(document, Document) for document in documents
+    ):
         raise TypeError("a list of Documents is taken; a text is for the text embedder")
     return documents
 
 
-def texts(documents: list[Document], meta_fields: list[str] = [], separator: str = "\n") -> list[str]:  # noqa: B006
+def texts(
+    documents: list[Document],
+    meta_fields: list[str] = [],  # noqa: B006
+    separator: str = "\n",
+) -> list[str]:
     """What the model reads of each: those of its meta fields that it has, then its content."""
     return [
-        separator.join([*(str(document.meta[name]) for name in meta_fields if document.meta.get(name)), document.content or ""])
+        separator.join(
+            [
+                *(str(document.meta[name]) for name in meta_fields if document.meta.get(name)),
+                document.content or "",
+            ]
+        )
         for document in documents
     ]

@@ -17,9 +17,10 @@ _KEYS = {"entities": "named_entities", "labels": "labels", "relations": "relatio
 
 @component
 class ShoalExtractor(OfModel):
-    """Documents as new objects with what is found in them in their meta: `named_entities`, `labels` or `relations`, maps with the
-    fields of shoal's `Entity`, `LabelScore` or `Relation`. `labels`: what to look for, for zero-shot models; else the model's own.
-    Other arguments as for `OfModel`."""
+    """Documents as new objects with what is found in them in their meta: `named_entities`, `labels`
+    or `relations`, maps with the fields of shoal's `Entity`, `LabelScore` or `Relation`. `labels`:
+    what to look for, for zero-shot models; else the model's own. Other arguments as for
+    `OfModel`."""
 
     def __init__(
         self,
@@ -50,12 +51,24 @@ class ShoalExtractor(OfModel):
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(documents, self._handle.extract(texts(checked(documents)), self._find, self._labels))
+        return self._answer(
+            documents, self._handle.extract(texts(checked(documents)), self._find, self._labels)
+        )
 
     @component.output_types(documents=list[Document])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(documents, await self._handle.aextract(texts(checked(documents)), self._find, self._labels))
+        return self._answer(
+            documents,
+            await self._handle.aextract(texts(checked(documents)), self._find, self._labels),
+        )
 
-    def _answer(self, documents: list[Document], found: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    def _answer(
+        self, documents: list[Document], found: list[list[dict[str, Any]]]
+    ) -> dict[str, Any]:
         pairs = zip(documents, found, strict=True)
-        return {"documents": [replace(document, meta=document.meta | {_KEYS[self._find]: one}) for document, one in pairs]}
+        return {
+            "documents": [
+                replace(document, meta=document.meta | {_KEYS[self._find]: one})
+                for document, one in pairs
+            ]
+        }

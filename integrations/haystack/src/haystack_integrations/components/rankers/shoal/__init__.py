@@ -14,8 +14,9 @@ __all__ = ["ShoalRanker"]
 
 @component
 class ShoalRanker(OfModel):
-    """The `top_k` best documents (None: all), best first, as new objects with their `score`. Any model that scores may serve: a
-    cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine). Other arguments as for `OfModel`."""
+    """The `top_k` best documents (None: all), best first, as new objects with their `score`. Any
+    model that scores may serve: a cross-encoder, a language model, late interaction (MaxSim) or an
+    embedder (cosine). Other arguments as for `OfModel`."""
 
     def __init__(
         self,
@@ -42,12 +43,21 @@ class ShoalRanker(OfModel):
         self._written |= {"top_k": _positive(top_k)}
 
     @component.output_types(documents=list[Document])
-    def run(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, Any]:
-        return _answer(documents, self._handle.rank(query, texts(checked(documents)), self._limit(top_k)))
+    def run(
+        self, query: str, documents: list[Document], top_k: int | None = None
+    ) -> dict[str, Any]:
+        return _answer(
+            documents, self._handle.rank(query, texts(checked(documents)), self._limit(top_k))
+        )
 
     @component.output_types(documents=list[Document])
-    async def run_async(self, query: str, documents: list[Document], top_k: int | None = None) -> dict[str, Any]:
-        return _answer(documents, await self._handle.arank(query, texts(checked(documents)), self._limit(top_k)))
+    async def run_async(
+        self, query: str, documents: list[Document], top_k: int | None = None
+    ) -> dict[str, Any]:
+        return _answer(
+            documents,
+            await self._handle.arank(query, texts(checked(documents)), self._limit(top_k)),
+        )
 
     def _limit(self, top_k: int | None) -> int:
         return _positive(top_k) or self._written["top_k"] or 0

@@ -1,0 +1,220 @@
+"""`python -m tools.prose [--count] [PATH ...]`: check names and sentences against the style rules.
+
+This is part of `make check`. It reads comments, docstrings and messages of Python files, comments
+of Lua and proto files, and the prose of Markdown pages. In tests, string literals are data and are
+not read. Code in backticks and fenced blocks is skipped.
+
+A line that must keep such a word (a quotation, a third party's text) is listed in `_ALLOWED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+MAX_ALLOWED: Final = 30
+MAX_SUBJECT_CHARACTERS: Final = 72
+
+_WORDS: Final = {
+    r"told|tells?|telling": "report, return, log, stream or distinguish",
+    r"comes?|came|coming": "arrive, start, return or receive",
+    r"what (?:is|are|was|were|it|they|an?|the)\b": "the noun itself",
+    r"somebody|nobody|everybody|somebody's|nobody's|everybody's": "a client, a caller, no worker",
+    r"so (?:many|much|long)\b": "the number, the limit, the duration",
+    r"anew": "again",
+    r"meanwhile": "while …",
+    r"lately": "recently",
+    r"besides?": "next to, in addition to",
+    r"whose": "two sentences",
+    r"mend(?:s|ed|ing)?": "fix",
+    r"pictures?": "image",
+    r"of (?:(?:its|their|our|his|your) own|ours|theirs)": "its, our, their",
+    r"there (?:is|are|was|were) no\b": "no … exists",
+}
+_PATTERN: Final = re.compile(
+    "|".join(rf"(?P<w{number}>\b(?:{words})\b)" for number, words in enumerate(_WORDS)),
+    re.IGNORECASE,
+)
+_ADVICE: Final = list(_WORDS.values())
+_FRAGMENT: Final = re.compile(
+    r"(?:Of|What|How|As|Where|Which|Whose|Those|Whether|That|For|From|By|To|With|In|On|At|So) "
+    r"|[a-z]"
+)
+"""First words of a docstring that continue the function's name instead of making a sentence."""
+_TEST_NAME: Final = re.compile(r"test_(?:an?|the|what|how|that|which|whose)_")
+_CONSTANT: Final = re.compile(r"_?(?:MOST|LEAST|LONGEST|SHORTEST|FEWEST)(?:_|$)")
+_GENERIC: Final = frozenset(
+    ["of", "by", "look", "come", "comes", "told", "tell", "answer", "go_on", "between", "at_once"]
+)
+_CODE: Final = re.compile(r"``[^`]+``|`[^`]*`|https?://\S+|<!--.*?-->")
+_GENERATED: Final = re.compile(r"pb2|^libs/api/shoal/v1/|^docs/reference/|recorded\.json")
+_ALLOWED: Final[frozenset[tuple[str, str]]] = frozenset()
+"""Pairs of a file and a part of the line."""
+
+Reader = Callable[[str, str], "Iterator[Finding]"]
+"""Takes a path and the file's text."""
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    path: str
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule}: {self.text.strip()[:120]}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.prose", description=__doc__)
+    parser.add_argument("paths", nargs="*", help="files or folders; the whole repository if none")
+    parser.add_argument("--count", action="store_true", help="print findings by folder and rule")
+    parser.add_argument("--commits", metavar="RANGE", help="check commit subjects, as main..HEAD")
+    options = parser.parse_args(arguments)
+    if len(_ALLOWED) > MAX_ALLOWED:
+        sys.exit(f"{len(_ALLOWED)} exceptions are listed; at most {MAX_ALLOWED} are allowed")
+    found = sorted(findings(options.paths))
+    if options.commits:
+        found += commit_findings(options.commits)
+    if options.count:
+        for (folder, rule), count in sorted(
+            Counter(("/".join(f.path.split("/")[:2]), f.rule) for f in found).items()
+        ):
+            print(f"{count:6} {folder:28} {rule}")
+    else:
+        print(*found, sep="\n", end="\n" if found else "")
+    print(f"{len(found)} findings", file=sys.stderr)
+    sys.exit(bool(found))
+
+
+def findings(paths: Iterable[str] = ()) -> Iterator[Finding]:
+    """Check the tracked files below `paths`, or every tracked file."""
+    for path in _tracked(paths):
+        if _GENERATED.search(path) or not (ROOT / path).is_file():
+            continue
+        read = _READERS.get(Path(path).suffix)
+        if read is None:
+            continue
+        for finding in read(path, (ROOT / path).read_text("utf-8")):
+            if not any(path == file and part in finding.text for file, part in _ALLOWED):
+                yield finding
+
+
+def commit_findings(commits: str) -> list[Finding]:
+    """Check the subjects of a range of commits; merges are exempt."""
+    lines = _git("log", "--no-merges", "--format=%h %s", commits).splitlines()
+    found = []
+    for line in lines:
+        commit, _, subject = line.partition(" ")
+        if len(subject) > MAX_SUBJECT_CHARACTERS or subject.endswith("."):
+            found.append(Finding(commit, 0, "commit subject", subject))
+    return found
+
+
+def python_findings(path: str, source: str) -> Iterator[Finding]:
+    tree = ast.parse(source)
+    is_test = path.startswith("tests/") or "/tests/" in path
+    docstrings = _docstring_lines(tree)
+    for node in ast.walk(tree):
+        yield from _name_findings(path, node, is_test=is_test)
+        yield from _docstring_findings(path, node)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield from _word_findings(path, token.start[0], token.string)
+        elif token.type == tokenize.STRING:
+            is_docstring = token.start[0] in docstrings
+            if is_docstring or (not is_test and " " in token.string):
+                yield from _word_findings(path, token.start[0], token.string)
+
+
+def markdown_findings(path: str, source: str) -> Iterator[Finding]:
+    is_fenced = False
+    for number, line in enumerate(source.split("\n"), start=1):
+        if line.lstrip().startswith(("```", "~~~")):
+            is_fenced = not is_fenced
+        elif not is_fenced:
+            yield from _word_findings(path, number, line)
+
+
+def comment_findings(mark: str) -> Reader:
+    def read(path: str, source: str) -> Iterator[Finding]:
+        for number, line in enumerate(source.split("\n"), start=1):
+            _, found, comment = line.partition(mark)
+            if found:
+                yield from _word_findings(path, number, comment)
+
+    return read
+
+
+def _word_findings(path: str, line: int, text: str) -> Iterator[Finding]:
+    shown = _CODE.sub(lambda code: " " * len(code[0]), text)
+    lines = text.split("\n")
+    for match in _PATTERN.finditer(shown):
+        group = match.lastgroup or "w0"
+        row = shown.count("\n", 0, match.start())
+        rule = f"write {_ADVICE[int(group[1:])]!r} for {match[0].lower()!r}"
+        yield Finding(path, line + row, rule, lines[row])
+
+
+def _name_findings(path: str, node: ast.AST, *, is_test: bool) -> Iterator[Finding]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if is_test and _TEST_NAME.match(node.name):
+            yield Finding(path, node.lineno, "test name", node.name)
+        if node.name.lstrip("_") in _GENERIC:
+            yield Finding(path, node.lineno, "generic function name", node.name)
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name) and _CONSTANT.match(target.id):
+                yield Finding(path, node.lineno, "constant begins with MAX_ or MIN_", target.id)
+
+
+def _docstring_findings(path: str, node: ast.AST) -> Iterator[Finding]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        text = ast.get_docstring(node)
+        if text and _FRAGMENT.match(text):
+            line = node.body[0].lineno
+            yield Finding(path, line, "docstring is a fragment", text.split("\n", 1)[0])
+
+
+def _docstring_lines(tree: ast.Module) -> set[int]:
+    """Return the first lines of strings that are statements: docstrings of any kind."""
+    return {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
+
+
+def _tracked(paths: Iterable[str]) -> list[str]:
+    return sorted(set(_git("ls-files", "--", *paths).splitlines()))
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+_READERS: Final[dict[str, Reader]] = {
+    ".py": python_findings,
+    ".md": markdown_findings,
+    ".lua": comment_findings("--"),
+    ".proto": comment_findings("//"),
+}
+
+if __name__ == "__main__":
+    main()
