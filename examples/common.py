@@ -101,16 +101,27 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
 def _advice(error: Exception) -> str:
     match error:
         case shoal.errors.CannotConnect():
-            return "Is a mesh running at --endpoint? `shoal up` starts one; without --endpoint the example starts its own."
+            return (
+                "Is a mesh running at --endpoint? `shoal up` starts one; without --endpoint the "
+                "example starts its own."
+            )
         case shoal.errors.ModelNotFound():
             return (
-                "Models come from the Hugging Face hub, or from folders: SHOAL_MODELS=org/name=/path for a mesh that the example "
-                "starts, `shoal up --model org/name=/path` for one of your own (docs/quickstart.md)."
+                "Models come from the Hugging Face hub, or from folders: "
+                "SHOAL_MODELS=org/name=/path for a mesh that the example "
+                "starts, `shoal up --model org/name=/path` for one of your own "
+                "(docs/quickstart.md)."
             )
         case shoal.errors.TaskNotSupported():
-            return "docs/models.md lists which models encode, score and extract; `shoal models` shows what a running mesh can do."
+            return (
+                "docs/models.md lists which models encode, score and extract; `shoal models` "
+                "shows what a running mesh can do."
+            )
         case shoal.errors.DeadlinePassed():
-            return "Fetching a model may take longer than a call may last: run the example again, or first `shoal models load`."
+            return (
+                "Fetching a model may take longer than a call may last: run the example again, "
+                "or first `shoal models load`."
+            )
     return ""
 
 
@@ -156,7 +167,10 @@ async def model_or_random(
         return
     if endpoint:
         raise Advice(
-            "--endpoint needs --model: a running mesh does not know the model with random weights that this example makes"
+            (
+                "--endpoint needs --model: a running mesh does not know the model with random "
+                "weights that this example makes"
+            )
         )
     with tempfile.TemporaryDirectory(prefix="shoal-random-") as folder:
         write(Path(folder))

@@ -1,9 +1,10 @@
 """Entities and relations of documents as a graph: a GraphML file, and a page that draws it and
 needs no network.
 
-    python -m examples.graph python -m examples.graph --query Belgium python -m examples.graph
-    --documents my/texts --labels person,company,product --relations "works for,makes" python -m
-    examples.graph --extractor urchade/gliner_small-v2.1
+    python -m examples.graph
+    python -m examples.graph --query Belgium
+    python -m examples.graph --documents my/texts --labels person,company,product --relations "works for,makes"
+    python -m examples.graph --extractor urchade/gliner_small-v2.1
 
 The documents are definitions of places, battles and people from WordNet 3.0 (licence in
 examples/data/LICENSE-WordNet), which says itself what kind of thing each is and what lies in what;
@@ -401,7 +402,10 @@ async def build(
     if not options.extractor:
         kinds, mentions = await judged(client, options, documents)
         edges = await related(client, options, documents, kinds, mentions)
-        how = f"No extractor: capitalised words, judged by similarity to the labels with {options.embedder}; relations likewise."
+        how = (
+            "No extractor: capitalised words, judged by similarity to the labels with "
+            f"{options.embedder}; relations likewise."
+        )
         return Graph(kinds, edges, how)
     kinds, mentions = await extracted(client, options, documents)
     card = (await client.models.get(options.extractor)).card
@@ -411,7 +415,10 @@ async def build(
             more | kinds, edges, f"Entities and relations extracted by {options.extractor}."
         )
     edges = await related(client, options, documents, kinds, mentions)
-    how = f"Entities extracted by {options.extractor}; relations judged by similarity with {options.embedder}."
+    how = (
+        f"Entities extracted by {options.extractor}; relations judged by similarity with "
+        f"{options.embedder}."
+    )
     return Graph(kinds, edges, how)
 
 

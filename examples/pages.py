@@ -2,8 +2,9 @@
 vectors, and so does a question; a page's score is the sum over the question's vectors of the
 highest similarity to one of the page's (MaxSim, arXiv 2407.01449).
 
-    python -m examples.pages python -m examples.pages --model vidore/colSmol-256M python -m
-    examples.pages --pdf report.pdf --ask "What did it cost in 2024?" --model vidore/colqwen2-v1.0
+    python -m examples.pages
+    python -m examples.pages --model vidore/colSmol-256M
+    python -m examples.pages --pdf report.pdf --ask "What did it cost in 2024?" --model vidore/colqwen2-v1.0
 
 Without --model a small ColSmol with random weights runs (examples/random_models.py), so that
 everything works without a network; its ranking means nothing, and the output says so. Without --pdf
@@ -164,7 +165,10 @@ def sources(options: Options) -> list[Path]:
     files = list(options.pdf) or [file for file in MANUALS if file.is_file()]
     if not files:
         raise Advice(
-            "there are no PDFs here: name some by --pdf, or `apt-get install libtasn1-doc shared-mime-info`"
+            (
+                "there are no PDFs here: name some by --pdf, or `apt-get install libtasn1-doc "
+                "shared-mime-info`"
+            )
         )
     return files
 
@@ -331,7 +335,10 @@ def report(
         1000 * seconds[stage] / len(pages) for stage in ("rendering", "encoding")
     )
     print(
-        f"{model}: {len(pages)} pages of {vectors:.0f} vectors; {rendering:.0f} ms to render a page, {encoding:.0f} ms to encode it"
+        (
+            f"{model}: {len(pages)} pages of {vectors:.0f} vectors; {rendering:.0f} ms to render a "
+            f"page, {encoding:.0f} ms to encode it"
+        )
     )
     print("bytes of a page: " + ", ".join(f"{size:,.0f} as {name}" for name, size in sizes.items()))
     if not options.model:
@@ -349,8 +356,10 @@ def report(
     if right and options.model:
         print(f"a page with the answer is first for {sum(right)} of {len(right)} questions")
     print(
-        f"with any weights: {checks.found_themselves} of {checks.pages} pages are the best for their own vectors; scores of the "
-        f"mesh and those computed here differ by {checks.score_error:.1e}; the same page is first as {', '.join(checks.same_first)}"
+        f"with any weights: {checks.found_themselves} of {checks.pages} pages are the best for "
+        "their own vectors; scores of the "
+        f"mesh and those computed here differ by {checks.score_error:.1e}; the same page is "
+        f"first as {', '.join(checks.same_first)}"
     )
 
 

@@ -1,9 +1,9 @@
 """Search in photographs by text: photographs and texts become vectors of one space, and the nearest
 photographs are the answer.
 
-    python -m examples.photos python -m examples.photos --model openai/clip-vit-base-patch32 python
-    -m examples.photos --photos ~/Pictures --ask "a dog on a beach" --model
-    google/siglip-base-patch16-224
+    python -m examples.photos
+    python -m examples.photos --model openai/clip-vit-base-patch32
+    python -m examples.photos --photos ~/Pictures --ask "a dog on a beach" --model google/siglip-base-patch16-224
 
 Without --model a small CLIP with random weights runs (examples/random_models.py), so that
 everything works without a network; its ranking means nothing, and the output says so. Photographs
@@ -143,7 +143,10 @@ def gathered(options: Options) -> list[Photo]:
             found.append(Photo(file, shows, licence))
     if not found:
         raise Advice(
-            "no package with photographs is installed: pip install scikit-image, or name a folder by --photos"
+            (
+                "no package with photographs is installed: pip install scikit-image, or name a "
+                "folder by --photos"
+            )
         )
     return found[: options.limit]
 
@@ -213,7 +216,10 @@ async def search(options: Options) -> None:
         return
     megabytes = sum(file.stat().st_size for file in files) / 1e6
     print(
-        f"{model}: {len(files)} photographs, {megabytes:.1f} MB, in {seconds:.2f} s: {len(files) / seconds:.1f} a second"
+        (
+            f"{model}: {len(files)} photographs, {megabytes:.1f} MB, in {seconds:.2f} s: "
+            f"{len(files) / seconds:.1f} a second"
+        )
     )
     if note:
         print(note)
@@ -257,8 +263,10 @@ async def checked(
 
 def told(checks: Checks) -> str:
     return (
-        f"with any weights: {checks.found_themselves} of {checks.photos} photographs are nearest to a PNG of their own pixels "
-        f"(cosine at least {checks.lowest_cosine:.4f}), {checks.halves_found} to a copy of half the size; images have "
+        f"with any weights: {checks.found_themselves} of {checks.photos} photographs are nearest "
+        "to a PNG of their own pixels "
+        f"(cosine at least {checks.lowest_cosine:.4f}), {checks.halves_found} to a copy of half "
+        "the size; images have "
         f"{checks.dimensions[0]} dimensions, texts {checks.dimensions[1]}"
     )
 
@@ -301,10 +309,15 @@ def contact_sheet(
         figure(number, f"{photo.file.name} {photo.licence}") for number, photo in enumerate(photos)
     )
     warning = f"<p><strong>{html.escape(note)}</strong></p>" if note else ""
-    style = "body{font:14px sans-serif;margin:2em}div{display:flex;flex-wrap:wrap;gap:1em}figure{margin:0;width:200px}"
+    style = (
+        "body{font:14px "
+        "sans-serif;margin:2em}div{display:flex;flex-wrap:wrap;gap:1em}figure{margin:0;width:200px}"
+    )
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Photographs</title><style>{style}</style>'
-        f"<h1>Photographs by text</h1>{warning}{''.join(rows)}<h2>All {len(photos)}</h2><div>{everything}</div></html>{os.linesep}"
+        '<!doctype html><html lang="en"><meta '
+        f'charset="utf-8"><title>Photographs</title><style>{style}</style>'
+        f"<h1>Photographs by text</h1>{warning}{''.join(rows)}<h2>All "
+        f"{len(photos)}</h2><div>{everything}</div></html>{os.linesep}"
     )
 
 

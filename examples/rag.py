@@ -1,9 +1,9 @@
 """Hybrid search over this repository's pages: dense + sparse + rerank, and what each stage is
 worth.
 
-    python -m examples.rag python -m examples.rag --ask "What happens to my request when a worker
-    dies?" python -m examples.rag --store qdrant --reranker cross-encoder/ms-marco-MiniLM-L-6-v2
-    --sparse naver/splade-v3
+    python -m examples.rag
+    python -m examples.rag --ask "What happens to my request when a worker dies?"
+    python -m examples.rag --store qdrant --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 --sparse naver/splade-v3
 
 Quality is nDCG@10 over the questions of examples/data/questions.tsv, each with the section that
 answers it (gain 2) and those that help (gain 1). A section is as good as its best passage. Dense
@@ -159,7 +159,11 @@ def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
             found += [Passage(f"{name} > {heading}", title, text) for text in pieces(body)]
     if not found:
         raise Advice(
-            f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this in a checkout of the repository"
+            (
+                f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this "
+                "in a "
+                "checkout of the repository"
+            )
         )
     return found
 
@@ -211,7 +215,11 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
         text, *judged = line.split("\t")
         if len(judged) != 2:
             raise Advice(
-                f"{file}:{number}: expected a question, a section and other sections, separated by tabs"
+                (
+                    f"{file}:{number}: expected a question, a section and other sections, "
+                    "separated "
+                    "by tabs"
+                )
             )
         best, others = judged
         gains = {section: 1 for section in others.split(" | ") if section} | {best: 2}
@@ -224,7 +232,10 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
         }
         if gone := gains.keys() - known:
             raise Advice(
-                f"{file}:{number}: there is no section {sorted(gone)[0]!r}: name the one that answers {text!r} now"
+                (
+                    f"{file}:{number}: there is no section {sorted(gone)[0]!r}: name the one that "
+                    f"answers {text!r} now"
+                )
             )
         found.append(Question(text, gains))
     return found[:limit]
@@ -377,7 +388,8 @@ class Bm25:
 _COMMON = frozenset(
     re.findall(
         r"\w+",
-        "a an and are as at be by can do does for from has have how i if in is it its me my no not of on or so than that the their "
+        "a an and are as at be by can do does for from has have how i if in is it its me my no "
+        "not of on or so than that the their "
         "then there they this to was what when where which who why will with you your",
     )
 )
@@ -535,7 +547,10 @@ async def evaluate(options: Options) -> None:
     asked = questions(options.questions, library, options.limit)
     if not asked:
         raise Advice(
-            f"{options.questions} has no question that these pages answer: name others by --pages or --questions"
+            (
+                f"{options.questions} has no question that these pages answer: name others by "
+                "--pages or --questions"
+            )
         )
     store = open_store(options.store)
     async with common.mesh(options.endpoint) as client:
@@ -576,10 +591,16 @@ async def evaluate(options: Options) -> None:
         )
         return
     print(
-        f"embedder {options.embedder}, sparse {options.sparse or 'BM25'}, reranker {options.reranker}{note(options)}"
+        (
+            f"embedder {options.embedder}, sparse {options.sparse or 'BM25'}, reranker "
+            f"{options.reranker}{note(options)}"
+        )
     )
     print(
-        f"{len(library):,} passages indexed in {seconds['indexing']:.1f} s, dense vectors in {options.store}"
+        (
+            f"{len(library):,} passages indexed in {seconds['indexing']:.1f} s, dense vectors in "
+            f"{options.store}"
+        )
     )
     common.table(
         f"{len(asked)} questions",

@@ -28,7 +28,10 @@ from torch import Tensor
 
 CLIP = "random/clip"
 COLSMOL = "random/colsmol"
-WARNING = "Random weights: every ranking below means nothing. --model names a published model, which is fetched from the hub."
+WARNING = (
+    "Random weights: every ranking below means nothing. --model names a published model, which "
+    "is fetched from the hub."
+)
 
 _VISION = {
     "hidden_size": 128,

@@ -1,8 +1,8 @@
 """Puts descriptions of goods into a tree of 10,000 categories: retrieve by embedding, rerank,
 classify the branch.
 
-    python -m examples.taxonomy python -m examples.taxonomy --reranker
-    cross-encoder/ms-marco-MiniLM-L-6-v2 --extractor knowledgator/gliclass-base-v3.0
+    python -m examples.taxonomy
+    python -m examples.taxonomy --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 --extractor knowledgator/gliclass-base-v3.0
 
 The tree is WordNet 3.0's of artefacts and food (licence in examples/data/LICENSE-WordNet). An item
 is the definition of a category that has none below it, and the mesh never sees that definition with
@@ -300,7 +300,10 @@ def examples(
     alone, last = best(candidates, scores[0])[:, 0], best(candidates, scores[-1])[:, 0]
     for item, wanted, first, final in list(zip(items, truth, alone, last, strict=True))[:5]:
         print(
-            f"{item}\n  is {tree.short(wanted)}; embedding alone: {tree.short(first)}; all stages: {tree.short(final)}"
+            (
+                f"{item}\n  is {tree.short(wanted)}; embedding alone: {tree.short(first)}; all "
+                f"stages: {tree.short(final)}"
+            )
         )
 
 

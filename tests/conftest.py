@@ -27,8 +27,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     gc.disable()
 
 LONG = (
-    "test_chaos.py", "test_keda_processes.py", "test_minilm.py", "test_zipf.py", "test_rolling.py", "test_fifty.py", "test_life.py",
-    "test_families.py", "test_scheduler.py", "test_decoders.py", "test_lora.py", "test_failover.py", "test_sentinel.py",
+    "test_chaos.py", "test_keda_processes.py", "test_minilm.py", "test_zipf.py", "test_rolling.py",
+    "test_fifty.py", "test_life.py",
+    "test_families.py", "test_scheduler.py", "test_decoders.py", "test_lora.py", "test_failover.py",
+    "test_sentinel.py",
 )  # fmt: skip
 
 # What is tested of a commit is the same each time; `make properties` tries other examples

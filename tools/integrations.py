@@ -131,7 +131,11 @@ def faults(one: Integration, result: Mapping[str, Any] | None) -> list[str]:
 
 def tables(found: Mapping[str, Any]) -> str:
     lines = [
-        "| framework | distribution | dense | sparse | multi-vector | rerank | extract | async | serialisation | seen |",
+        (
+            "| framework | distribution | dense | sparse | multi-vector | rerank | extract | "
+            "async | "
+            "serialisation | seen |"
+        ),
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in integrations():

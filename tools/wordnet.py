@@ -1,8 +1,8 @@
 """`python -m tools.wordnet FOLDER`: the data of the examples, from the files of WordNet 3.0 in
 FOLDER.
 
-    tools/debian_package.sh wordnet-base .cache/wordnet python -m tools.wordnet
-    .cache/wordnet/usr/share/wordnet
+    tools/debian_package.sh wordnet-base .cache/wordnet
+    python -m tools.wordnet .cache/wordnet/usr/share/wordnet
 
 Writes examples/data/categories.tsv.gz (columns: number, number of the category above or empty,
 names, definition), 10,000 kinds of goods with those above first, and examples/data/entries.tsv.gz

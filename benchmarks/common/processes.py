@@ -99,7 +99,10 @@ class LineProcess:
         line = await self._answers.readline()
         if not line:
             raise RuntimeError(
-                f"{self._module} ended with status {await self._process.wait()}; see its words above"
+                (
+                    f"{self._module} ended with status {await self._process.wait()}; see its words "
+                    "above"
+                )
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -197,7 +200,10 @@ class HttpPool:
     async def post(self, path: str, body: bytes) -> bytes:
         """The answer's body. Raises RuntimeError on any status but 200."""
         reader, writer = await self._connection()
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: "
+            f"application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         writer.write(head.encode() + body)
         status, *fields = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         lengths = [

@@ -45,7 +45,8 @@ class Mix:
         ordered = sorted(self.lengths)
         median, p95 = quantile(ordered, 0.5), quantile(ordered, 0.95)
         return (
-            f"{len(self.texts)} texts, {self.tokens:,} tokens: median {median:g}, mean {fmean(ordered):.1f}, p95 {p95:g}, "
+            f"{len(self.texts)} texts, {self.tokens:,} tokens: median {median:g}, mean "
+            f"{fmean(ordered):.1f}, p95 {p95:g}, "
             f"min {ordered[0]}, max {ordered[-1]} (sha256 {self.digest})"
         )
 

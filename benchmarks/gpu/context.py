@@ -22,7 +22,8 @@ from benchmarks.gpu.report import NO_CUDA, Report, Row, Target
 # Dense bfloat16 FLOP/s without sparsity, from NVIDIA's datasheets, by a part of torch's name of the
 # device; the first that fits.
 PEAKS: Final[Mapping[str, float]] = {
-    "B200": 2250e12, "GH200": 989e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
+    "B200": 2250e12, "GH200": 989e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12,
+    "H100": 989e12, "A100": 312e12,
     "A10G": 70e12, "A10": 125e12, "L40S": 362e12, "L4": 121e12,
 }  # fmt: skip
 PACKAGES: Final = (

@@ -21,7 +21,8 @@ from tests.parity.checkpoints import random_model, write_tokenizer
 
 TINY_CONFIG: Final[Mapping[str, object]] = {"intermediate_size": 64}
 FLOPS_SAY: Final = (
-    "FLOPs: 2 for each weight of the encoder's linear layers and token, and 4 x heads x head size for each query and key "
+    "FLOPs: 2 for each weight of the encoder's linear layers and token, and 4 x heads x head "
+    "size for each query and key "
     "that it sees (causal: half; a window: at most its keys); no pooler, no embeddings"
 )
 
@@ -66,7 +67,8 @@ def checkpoint(shape: Shape) -> tuple[Path, transformers.PreTrainedModel]:
 def write(shape: Shape, directory: Path) -> transformers.PreTrainedModel:
     """Write the checkpoint, and return transformers' model of it, in bfloat16 on the CPU."""
     model = random_model(
-        shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads, positions=POSITIONS, vocabulary=shape.vocabulary,
+        shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads,
+        positions=POSITIONS, vocabulary=shape.vocabulary,
         config=shape.config,
     ).to(torch.bfloat16)  # fmt: skip
     model.save_pretrained(directory)

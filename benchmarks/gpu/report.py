@@ -122,7 +122,8 @@ def read(path: Path) -> Report:
 
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "schema": int, "step": str, "status": str, "reason": str, "is_rehearsal": bool, "machine": dict, "tree": str, "began": str,
+    "schema": int, "step": str, "status": str, "reason": str, "is_rehearsal": bool, "machine": dict,
+    "tree": str, "began": str,
     "seconds": (int, float), "rows": list, "targets": list, "notes": list, "log_tail": str,
 }  # fmt: skip
 

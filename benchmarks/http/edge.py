@@ -2,15 +2,14 @@
 targets.
 
 1. What the edge adds to a single query: the same text by HTTP through the edge of a whole mesh and
-   by gRPC to its router, in
-   turns, one after the other; the same before a stub of a router, where nothing else takes time.
+   by gRPC to its router, in turns, one after the other; the same before a stub of a router, where
+   nothing else takes time.
 2. Singles/s of one edge on one core: the edge is pinned to the first core; a stub of a router
-   (`stub_router.py`), which answers
-   at once with a ready-made vector, and the connections (`load.py`) share the last one. CPU of each
-   process says who waits.
+   (`stub_router.py`), which answers at once with a ready-made vector, and the connections
+   (`load.py`) share the last one. CPU of each process says who waits.
 3. 64 single texts at once as OpenAI's clients send them, through edge, router and workers, against
-   Infinity's OpenAI endpoint, by
-   the same client (if benchmarks/peers/setup_infinity.sh installed it).
+   Infinity's OpenAI endpoint, by the same client (if benchmarks/peers/setup_infinity.sh installed
+   it).
 4. One request of 512 texts, by HTTP and by gRPC.
 
 All are started and warmed first, and idle while others are measured. Ratios are taken within a
@@ -274,7 +273,10 @@ def ratios(report: Report, one: str, other: str) -> list[float]:
 def show(report: Report, mix: Mix, console: Console) -> None:
     counts = list(dict.fromkeys(turn.connections for turn in report.turns))
     columns = [[turn for turn in report.turns if turn.connections == count] for count in counts]
-    title = f"An edge on one core before a stub of a router: median of {len(columns[0])} rounds (lowest-highest)"
+    title = (
+        f"An edge on one core before a stub of a router: median of {len(columns[0])} rounds "
+        "(lowest-highest)"
+    )
     table = Table(
         "", *(f"{count} connections" for count in counts), title=title, title_justify="left"
     )

@@ -106,9 +106,12 @@ async def closed_loop(
 def request_of(path: str, body: bytes) -> bytes:
     """A POST as an SDK sends it, with as many headers."""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\nContent-Type: application/json\r\n"
-        f"User-Agent: OpenAI/Python 3.54.0\r\nX-Stainless-Lang: python\r\nX-Stainless-Read-Timeout: 600\r\n"
-        f"X-Stainless-Retry-Count: 0\r\nAuthorization: Bearer sk-not-needed\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\nContent-Type: "
+        "application/json\r\n"
+        "User-Agent: OpenAI/Python 3.54.0\r\nX-Stainless-Lang: "
+        "python\r\nX-Stainless-Read-Timeout: 600\r\n"
+        "X-Stainless-Retry-Count: 0\r\nAuthorization: Bearer sk-not-needed\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

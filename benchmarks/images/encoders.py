@@ -304,7 +304,10 @@ def measure_forwards(
     device: torch.device,
 ) -> list[Forward]:
     """Tells each line as it comes."""
-    head = f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} {'x':>6} {'decoding / forward':>19}"
+    head = (
+        f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} "
+        f"{'x':>6} {'decoding / forward':>19}"
+    )
     print(head, "-" * len(head), sep="\n", flush=True)
     forwards = []
     for shape in shapes:
@@ -312,7 +315,10 @@ def measure_forwards(
             print(f"{shape.name} {dtype}", file=sys.stderr)
             model, theirs = loaded(shape, layers, dtype, device)
             forwards.append(one := forward(shape, model, theirs, pictures, rounds, dtype))
-            numbers = f"{one.images_per_second:9.1f} {one.reference:8.1f} {one.ratio:6.2f} {one.decoding:19.2f}"
+            numbers = (
+                f"{one.images_per_second:9.1f} {one.reference:8.1f} {one.ratio:6.2f} "
+                f"{one.decoding:19.2f}"
+            )
             print(f"{one.shape:22} {one.dtype:9} {one.tokens:7,} {numbers}", flush=True)
     return forwards
 
@@ -321,13 +327,19 @@ def measure_preparing(
     shapes: Sequence[Shape], pictures: Mapping[str, list[bytes]], rounds: int
 ) -> list[Prepared]:
     """Tells each line as it comes."""
-    head = f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} {'of it decoding':>19}"
+    head = (
+        f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} "
+        f"{'of it decoding':>19}"
+    )
     print("", head, "-" * len(head), sep="\n", flush=True)
     prepared = []
     for shape in shapes:
         model, _ = loaded(shape, 1, "float32", torch.device("cpu"))
         for kind, held in pictures.items():
             prepared.append(each := prepare(shape, model, kind, held, rounds))
-            numbers = f"{each.images_per_second:17.1f} {each.reference:8.1f} {each.ratio:6.2f} {each.decoding:19.0%}"
+            numbers = (
+                f"{each.images_per_second:17.1f} {each.reference:8.1f} {each.ratio:6.2f} "
+                f"{each.decoding:19.0%}"
+            )
             print(f"{each.shape:22} {each.format:9} {numbers}", flush=True)
     return prepared

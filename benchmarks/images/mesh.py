@@ -60,13 +60,19 @@ async def measure_mesh(
     device: torch.device,
 ) -> list[InMesh]:
     """Tells each line as it comes."""
-    head = f"{'mesh, 1 worker':22} {'dtype':9} {'prepare/s':>10} {'forward/s':>10} {'mesh/s':>8} {'x min':>6} {'x shared':>9}"
+    head = (
+        f"{'mesh, 1 worker':22} {'dtype':9} {'prepare/s':>10} {'forward/s':>10} {'mesh/s':>8} "
+        f"{'x min':>6} {'x shared':>9}"
+    )
     print("", head, "-" * len(head), sep="\n", flush=True)
     found = []
     for shape in shapes:
         print(f"{shape.name} {dtype}", file=sys.stderr)
         found.append(one := await _measure(shape, dtype, pictures, rounds, layers, device))
-        rates = f"{one.prepare:10.1f} {one.forward:10.1f} {one.mesh:8.1f} {one.ratio:6.2f} {one.of_shared:9.2f}"
+        rates = (
+            f"{one.prepare:10.1f} {one.forward:10.1f} {one.mesh:8.1f} {one.ratio:6.2f} "
+            f"{one.of_shared:9.2f}"
+        )
         print(f"{one.shape:22} {one.dtype:9} {rates}", flush=True)
     return found
 

@@ -158,7 +158,10 @@ def measure_pages(
     device: torch.device,
 ) -> list[Pages]:
     """Tells each line as it comes."""
-    head = f"{'pages, all threads':22} {'dtype':9} {'patches':>7} {'pages/s':>9} {'transf.':>8} {'x':>6}"
+    head = (
+        f"{'pages, all threads':22} {'dtype':9} {'patches':>7} {'pages/s':>9} {'transf.':>8} "
+        f"{'x':>6}"
+    )
     print("", head, "-" * len(head), sep="\n", flush=True)
     found = []
     files = _pages(photographs)

@@ -142,7 +142,8 @@ def measure(
     """
     with tempfile.TemporaryDirectory() as name:
         directory = write_checkpoint(
-            shape.kind, Path(name), hidden=shape.hidden, layers=shape.layers, heads=shape.heads, positions=POSITIONS,
+            shape.kind, Path(name), hidden=shape.hidden, layers=shape.layers, heads=shape.heads,
+            positions=POSITIONS,
             vocabulary=shape.vocabulary, config=shape.config, dtype=DTYPES[dtype],
         )  # fmt: skip
         mix = real_texts(texts, directory=directory)
@@ -152,7 +153,8 @@ def measure(
             "packed": packed_run(model, sequences, batch_tokens)
         }
         reference: torch.nn.Module = random_model(
-            shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads, positions=POSITIONS,
+            shape.kind, hidden=shape.hidden, layers=shape.layers, heads=shape.heads,
+            positions=POSITIONS,
             vocabulary=shape.vocabulary, config=shape.config,
         )  # fmt: skip
         reference.to(device=device, dtype=DTYPES[dtype])
@@ -303,7 +305,10 @@ def peak(device: torch.device, dtype: str) -> float | None:
     return next((value for part, value in PEAKS.items() if part in name), None)
 
 
-HEAD = f"{'model':22} {'dtype':9} {'packed tok/s':>13} {'x padded':>9} {'x sorted':>9} {'x s-t':>7} {'MFU':>6}"
+HEAD = (
+    f"{'model':22} {'dtype':9} {'packed tok/s':>13} {'x padded':>9} {'x sorted':>9} {'x s-t':>7} "
+    f"{'MFU':>6}"
+)
 
 
 def line(one: Result) -> str:
@@ -316,7 +321,10 @@ def line(one: Result) -> str:
     texts = [f"{value:.2f}" if value is not None else "-" for value in ratios]
     used = "-" if one.utilisation is None else f"{one.utilisation:.0%}"
     own = one.tokens_per_second("packed") or math.nan
-    return f"{one.shape:22} {one.dtype:9} {own:13,.0f} {texts[0]:>9} {texts[1]:>9} {texts[2]:>7} {used:>6}"
+    return (
+        f"{one.shape:22} {one.dtype:9} {own:13,.0f} {texts[0]:>9} {texts[1]:>9} {texts[2]:>7} "
+        f"{used:>6}"
+    )
 
 
 def dtypes(device: torch.device) -> list[str]:
@@ -359,7 +367,11 @@ def main() -> None:
         else platform.processor() or platform.machine()
     )
     print(
-        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.texts} texts, {wanted.rounds} rounds"
+        (
+            f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+            f"{wanted.texts} "
+            f"texts, {wanted.rounds} rounds"
+        )
     )
     print(HEAD, "-" * len(HEAD), sep="\n", flush=True)
     results = []

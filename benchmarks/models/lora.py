@@ -72,7 +72,8 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_checkpoint(
-            "bert", root / "base", hidden=HIDDEN, layers=LAYERS, heads=HEADS, positions=POSITIONS, vocabulary=VOCABULARY,
+            "bert", root / "base", hidden=HIDDEN, layers=LAYERS, heads=HEADS, positions=POSITIONS,
+            vocabulary=VOCABULARY,
             config=CONFIG, dtype=DTYPES[dtype],
         )  # fmt: skip
         model = load_model(root / "base", "bench/model", device, DTYPES[dtype])
@@ -124,7 +125,10 @@ def run(
     return lambda: [model.forward("dense", batch) for batch in batches]
 
 
-HEAD = f"{'adapters on':18} {'dtype':9} {'batch':>6} {'base tok/s':>11} {'one':>6} {'mixed':>6} {'bytes of 8':>11}"
+HEAD = (
+    f"{'adapters on':18} {'dtype':9} {'batch':>6} {'base tok/s':>11} {'one':>6} {'mixed':>6} "
+    f"{'bytes of 8':>11}"
+)
 
 
 def line(one: Result) -> str:
@@ -134,7 +138,10 @@ def line(one: Result) -> str:
         one.ratio("one adapter"),
         one.ratio("mixed"),
     )
-    return f"{one.targets:18} {one.dtype:9} {one.batch_tokens:6} {base:11,.0f} {single:6.2f} {mixed:6.2f} {one.adapter_bytes:11,}"
+    return (
+        f"{one.targets:18} {one.dtype:9} {one.batch_tokens:6} {base:11,.0f} {single:6.2f} "
+        f"{mixed:6.2f} {one.adapter_bytes:11,}"
+    )
 
 
 def main() -> None:
@@ -167,7 +174,11 @@ def main() -> None:
         else platform.processor() or platform.machine()
     )
     print(
-        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {wanted.texts} texts, {wanted.rounds} rounds"
+        (
+            f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+            f"{wanted.texts} "
+            f"texts, {wanted.rounds} rounds"
+        )
     )
     print(HEAD, "-" * len(HEAD), sep="\n", flush=True)
     results = []

@@ -69,7 +69,10 @@ class Row:
         )
         spread = f"({min(self.seconds) * 1e3:.1f}-{max(self.seconds) * 1e3:.1f})"
         parts = f"load {median(self.loads) * 1e3:.1f} + vector {median(self.vectors) * 1e3:.1f}"
-        return f"{self.name:6} {self.threads} threads  {total * 1e3:7.1f} ms {spread:16} = {parts}{verdict}"
+        return (
+            f"{self.name:6} {self.threads} threads  {total * 1e3:7.1f} ms {spread:16} = "
+            f"{parts}{verdict}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ class Transfer:
         bandwidth = self.bytes / median(self.copies) / 1e9
         verdict = "met" if self.factor <= TRANSFER_FACTOR else "MISSED"
         return (
-            f"warm swap of {self.bytes / 1e6:.0f} MB: {median(self.swaps) * 1e3:.2f} ms, {self.factor:.2f} x its bytes at "
+            f"warm swap of {self.bytes / 1e6:.0f} MB: {median(self.swaps) * 1e3:.2f} ms, "
+            f"{self.factor:.2f} x its bytes at "
             f"{bandwidth:.1f} GB/s   target {TRANSFER_FACTOR}: {verdict}"
         )
 

@@ -182,7 +182,10 @@ def differences(data: str, rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         difference = row[NDCG] - exact.get(row["model"].partition("/")[0], row[NDCG])
         if abs(difference) > MAX_NDCG_DIFFERENCE:
-            yield f"{data}: {NDCG} of {row['model']} is {difference:+.4f} of float32's, the bound is {MAX_NDCG_DIFFERENCE}"
+            yield (
+                f"{data}: {NDCG} of {row['model']} is {difference:+.4f} of float32's, the bound "
+                f"is {MAX_NDCG_DIFFERENCE}"
+            )
 
 
 if __name__ == "__main__":

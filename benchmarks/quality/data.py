@@ -1,13 +1,11 @@
 """Writes the evaluation sets, in the forms that `shoal eval` reads. No judgement is invented.
 
 - lee: 50 news texts with the mean similarity that people gave each two (Lee, Pincombe and Welsh,
-  2005), in gensim's test data. Each
-  text is also a query with five grades, among 100 more news texts of the same source, without
-  judgements.
+  2005), in gensim's test data. Each text is also a query with five grades, among 100 more news
+  texts of the same source, without judgements.
 - docstrings: the documentation of functions of networkx and SymPy. A query is the first sentence,
-  its one relevant document is the
-  rest of the same docstring. That is a known-item search: it compares models and formats with each
-  other, not with published tables.
+  its one relevant document is the rest of the same docstring. That is a known-item search: it
+  compares models and formats with each other, not with published tables.
 """
 
 from __future__ import annotations

@@ -213,16 +213,23 @@ def show(result: Result, console: Console) -> None:
         ("with cancellations", result.stormy),
     ):
         console.print(
-            f"{name}: {phase.answered} answered in {phase.life_seconds:.2f} s on average, {phase.cancelled} cancelled; "
+            f"{name}: {phase.answered} answered in {phase.life_seconds:.2f} s on average, "
+            f"{phase.cancelled} cancelled; "
             f"device {phase.device_seconds:.2f} s, wasted {phase.wasted_seconds:.3f} s",
             soft_wrap=True,
         )
     met = "met" if result.wasted_share < TARGET else "MISSED"
     console.print(
-        f"wasted: {result.wasted_share:.2%} of the device's time (target below {TARGET:.0%}: {met})",
+        (
+            f"wasted: {result.wasted_share:.2%} of the device's time (target below {TARGET:.0%}: "
+            f"{met})"
+        ),
         soft_wrap=True,
     )
-    tokens = f"{result.stormy.computed_tokens:,} tokens computed, {result.stormy.answered_tokens:,} answered"
+    tokens = (
+        f"{result.stormy.computed_tokens:,} tokens computed, {result.stormy.answered_tokens:,} "
+        "answered"
+    )
     console.print(f"{tokens}: for {result.unanswered_share:.2%} no answer came", soft_wrap=True)
 
 

@@ -326,7 +326,8 @@ async def measured(names: list[str], seconds: float, console: Console) -> list[F
         Progress(console=console, transient=True) as progress,
     ):
         slow = write_checkpoint(
-            "bert", Path(root) / "slow", positions=256, sentence=SentenceFiles(max_seq_length=256), config=SLOW_SIZE
+            "bert", Path(root) / "slow", positions=256, sentence=SentenceFiles(max_seq_length=256),
+            config=SLOW_SIZE
         )  # fmt: skip
         models = f"{HOT}={minilm_directory()}:{LIGHT}={minilm_directory()}:{SLOW}={slow}"
         if "pages" in names:
@@ -368,7 +369,10 @@ def print_found(found: list[Found], console: Console) -> None:
         )
     console.print(table)
     console.print(
-        f"bound: {IDLE_FACTOR} x B's p99 alone + p99 of A's batches; A's backlog: the least seen, in requests",
+        (
+            f"bound: {IDLE_FACTOR} x B's p99 alone + p99 of A's batches; A's backlog: the least "
+            "seen, in requests"
+        ),
         style="dim",
     )
 

@@ -95,7 +95,10 @@ class Hostile:
         """Send a request whose answer is never read."""
         host, _, port = self._http_address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-        head = f"POST {attack.method} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        head = (
+            f"POST {attack.method} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: "
+            "application/json\r\n"
+        )
         head += f"x-shoal-tenant: {self._tenant}\r\ncontent-length: {len(attack.body)}\r\n\r\n"
         writer.write(head.encode() + attack.body)
         line = b""

@@ -30,10 +30,13 @@ class Attack:
     """One request.
 
     Args:
-        name: the product or kind that it stands for. method: a method of InferenceService, or a
-        path of HTTP. body: the request as it is sent. legal: whether every field is within its
-        limits, so that it must be served or run out of its time. is_read: whether the answer is
-        read; else the connection is held open, unread, until the attack's time is over.
+        name: the product or kind that it stands for.
+        method: a method of InferenceService, or a path of HTTP.
+        body: the request as it is sent.
+        legal: whether every field is within its limits, so that it must be served or run out of its
+            time.
+        is_read: whether the answer is read; else the connection is held open, unread, until the
+            attack's time is over.
     """
 
     name: str
@@ -157,9 +160,9 @@ def slow_readers() -> Sequence[Attack]:
     forms = [pb.REPRESENTATION_DENSE, pb.REPRESENTATION_SPARSE, pb.REPRESENTATION_MULTI_VECTOR]
     request = pb.EncodeRequest(model=FORMS, items=rows, representations=forms)
     chat = (
-        b'{"model":"%b","stream":true,"max_tokens":4096,"messages":[{"role":"user","content":"a text"}]}'
-        % GENERATION.encode()
-    )
+        b'{"model":"%b","stream":true,"max_tokens":4096,"messages":[{"role":"user","content":"a '
+        b'text"}]}'
+    ) % GENERATION.encode()
     vectors = b'{"model":"%b","input":[%b]}' % (MINILM_ID.encode(), b",".join([b'"a text"'] * MANY))
     return [
         Attack("streams of vectors", "EncodeStream", request.SerializeToString(), is_read=False),

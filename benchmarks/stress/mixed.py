@@ -233,16 +233,25 @@ async def _measure(
 
 def show(result: Result, console: Console) -> None:
     for name, phase in (("alone", result.alone), ("beside the writers", result.beside)):
-        text = f"p50 {phase.p50:.1f} ms, p99 {phase.p99:.1f} ms, {phase.failed} of {phase.asked:,} failed"
+        text = (
+            f"p50 {phase.p50:.1f} ms, p99 {phase.p99:.1f} ms, {phase.failed} of {phase.asked:,} "
+            "failed"
+        )
         console.print(f"encoder {name}: {text}", soft_wrap=True)
     met = "met" if result.beside.p99 <= result.bound else "MISSED"
     console.print(
-        f"bound: {result.bound:.1f} ms ({met}); a forward of the writer takes {result.forward:.1f} ms on average"
+        (
+            f"bound: {result.bound:.1f} ms ({met}); a forward of the writer takes "
+            f"{result.forward:.1f} ms on average"
+        )
     )
     console.print(
-        f"writers: {result.texts:,} texts, {result.tokens:,} tokens, {result.tokens_per_second:.0f} a second, "
-        f"{result.writers_failed} failed; keys and values: at most {result.most_claimed / 2**20:.1f} MiB claimed of a model of "
-        f"{result.resident / 2**20:.1f} MiB, {result.left_claimed} bytes left claimed after the end",
+        f"writers: {result.texts:,} texts, {result.tokens:,} tokens, "
+        f"{result.tokens_per_second:.0f} a second, "
+        f"{result.writers_failed} failed; keys and values: at most "
+        f"{result.most_claimed / 2**20:.1f} MiB claimed of a model of "
+        f"{result.resident / 2**20:.1f} MiB, {result.left_claimed} bytes left claimed after the "
+        "end",
         soft_wrap=True,
     )
 

@@ -216,7 +216,11 @@ class ClientProcess:
         line = await self._process.stdout.readline()
         if not line:
             raise RuntimeError(
-                f"a client process ended with status {await self._process.wait()}; see its words above"
+                (
+                    f"a client process ended with status {await self._process.wait()}; see its "
+                    "words "
+                    "above"
+                )
             )
         return cast("dict[str, Any]", json.loads(line))
 
@@ -295,7 +299,10 @@ def _pin(cluster: Cluster) -> None:
     own, others = cores[: len(cluster.workers)], cores[len(cluster.workers) :]
     if not others:
         raise SystemExit(
-            f"{len(cores)} cores are too few for {len(cluster.workers)} workers and the rest: --no-pin"
+            (
+                f"{len(cores)} cores are too few for {len(cluster.workers)} workers and the rest: "
+                "--no-pin"
+            )
         )
     cores_of = {
         cluster.processes[name].pid: {core} for name, core in zip(cluster.workers, own, strict=True)
@@ -399,9 +406,12 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
     goodput = sum(at <= began + wanted.seconds for at in tally.in_time) / wanted.seconds
     refused = sum(tally.refused.values())
     return Result(
-        wanted.factor, wanted.deadline, wanted.seconds, before, after, tally.offered, len(tally.in_time), tally.late, goodput,
-        goodput / ((before + after) / 2), dict(tally.refused), tally.with_retry_info / refused if refused else 1.0,
-        median(tally.retry_seconds or [0.0]), percentile(tally.seconds, 0.5), percentile(tally.seconds, 0.99), idle, recovery,
+        wanted.factor, wanted.deadline, wanted.seconds, before, after, tally.offered,
+        len(tally.in_time), tally.late, goodput,
+        goodput / ((before + after) / 2), dict(tally.refused),
+        tally.with_retry_info / refused if refused else 1.0,
+        median(tally.retry_seconds or [0.0]), percentile(tally.seconds, 0.5),
+        percentile(tally.seconds, 0.99), idle, recovery,
         dict(peaks), (cores, loaded_cores),
     )  # fmt: skip
 
@@ -421,13 +431,29 @@ def show(result: Result, console: Console) -> None:
         f"{name} {size / 2**20:.0f}" for name, size in sorted(result.peak_rss_bytes.items())
     )
     lines = (
-        f"capacity            {result.capacity_before:.1f} requests/s before, {result.capacity_after:.1f} after",
-        f"offered             {result.offered:,} in {result.load_seconds:g} s ({result.factor:g} x), due in {result.deadline:g} s",
-        f"let in              {admitted:,}; answered in time {result.answered_in_time:,}, late {result.late:,}",
-        f"goodput             {result.goodput:.1f} requests/s = {result.goodput_share:.3f} of capacity (target {TARGET})",
+        (
+            f"capacity            {result.capacity_before:.1f} requests/s before, "
+            f"{result.capacity_after:.1f} after"
+        ),
+        (
+            f"offered             {result.offered:,} in {result.load_seconds:g} s "
+            f"({result.factor:g} "
+            f"x), due in {result.deadline:g} s"
+        ),
+        (
+            f"let in              {admitted:,}; answered in time {result.answered_in_time:,}, late "
+            f"{result.late:,}"
+        ),
+        (
+            f"goodput             {result.goodput:.1f} requests/s = {result.goodput_share:.3f} of "
+            f"capacity (target {TARGET})"
+        ),
         f"refused             {refused:,}: {reasons}",
         f"with RetryInfo      {result.retry_info_share:.1%}, median {result.retry_median:.2f} s",
-        f"answered in time    p50 {result.p50:.3f} s, p99 {result.p99:.3f} s (idle {result.idle_seconds * 1e3:.0f} ms)",
+        (
+            f"answered in time    p50 {result.p50:.3f} s, p99 {result.p99:.3f} s (idle "
+            f"{result.idle_seconds * 1e3:.0f} ms)"
+        ),
         f"cores, at capacity  {_listed(result.cores[0])}",
         f"cores, overloaded   {_listed(result.cores[1])}",
         f"recovery            {result.recovery_seconds:.2f} s (target {RECOVERY_TARGET:g})",

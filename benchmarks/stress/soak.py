@@ -277,15 +277,20 @@ async def measure(given: argparse.Namespace, directory: Path, progress: Progress
         for part in range(10)
     ]
     return Result(
-        given.minutes, given.warm_up, given.share, capacities, len(answers.took), dict(answers.errors), answers.examples,
-        percentile([seconds for _, seconds in took], 0.5), [percentile(one, 0.99) if one else 0.0 for one in tenths],
+        given.minutes, given.warm_up, given.share, capacities, len(answers.took),
+        dict(answers.errors), answers.examples,
+        percentile([seconds for _, seconds in took], 0.5),
+        [percentile(one, 0.99) if one else 0.0 for one in tenths],
         [grown(name, own) for name, own in counted.items()], samples,
     )  # fmt: skip
 
 
 def show(result: Result, console: Console) -> None:
     capacities = " ".join(f"{one:.0f}" for one in result.capacities)
-    load = f"{result.share:.0%} of the least of {LATEST} minutes' capacities ({capacities} requests/s), for {result.minutes:g} minutes"
+    load = (
+        f"{result.share:.0%} of the least of {LATEST} minutes' capacities ({capacities} "
+        f"requests/s), for {result.minutes:g} minutes"
+    )
     counts = f"{result.answered:,} answers, {sum(result.errors.values())} errors"
     console.print(f"{load}, of which the first {result.warm_up:g} s do not count: {counts}")
     for error, count in result.errors.items():
@@ -316,7 +321,8 @@ def show(result: Result, console: Console) -> None:
             "" if one.opens_no_more or one.name == CLIENT else " GROWS"
         )
         table.add_row(
-            one.name, f"{one.rss_start / 2**20:.1f}", f"{one.rss_end / 2**20:.1f}", f"{slope:+.1f}", f"{low:+.1f} to {high:+.1f}",
+            one.name, f"{one.rss_start / 2**20:.1f}", f"{one.rss_end / 2**20:.1f}", f"{slope:+.1f}",
+            f"{low:+.1f} to {high:+.1f}",
             files, f"{one.threads[0]} to {one.threads[1]}", verdict,
         )  # fmt: skip
     console.print(table)
@@ -343,7 +349,10 @@ def main() -> int:
     given = parser.parse_args()
     if given.minutes * 60 - given.warm_up < 20:
         parser.error(
-            f"--minutes {given.minutes:g} leaves less than 20 s after a warm-up of {given.warm_up:g} s"
+            (
+                f"--minutes {given.minutes:g} leaves less than 20 s after a warm-up of "
+                f"{given.warm_up:g} s"
+            )
         )
     console = Console(stderr=given.json, width=None if sys.stdout.isatty() else 140)
     with (

@@ -94,7 +94,10 @@ _DETECT = Record(
         ),
         "template": Key(
             Text(),
-            "of such a reranker: its chat template, in Jinja; it may use query, document and instruction",
+            (
+                "of such a reranker: its chat template, in Jinja; it may use query, document and "
+                "instruction"
+            ),
         ),
     },
 )
@@ -108,7 +111,10 @@ CARD = Record(
         ),
         "prompts": Key(
             Texts(),
-            'texts put before inputs, by name ("query" and "document" by role); they override the files\', and "" removes one',
+            (
+                'texts put before inputs, by name ("query" and "document" by role); they override '
+                'the files\', and "" removes one'
+            ),
         ),
         "default_prompt": Key(Text(), 'name of the prompt for inputs without a role; "" for none'),
         "pools": Key(
@@ -175,7 +181,10 @@ def _read_folder(folder: Path) -> dict[str, Overrides]:
             if model in found:
                 source = entry.overrides.source
                 raise InvalidInput(
-                    f"{source}: `model` {model} has a card at {found[model].source} already: keep one"
+                    (
+                        f"{source}: `model` {model} has a card at {found[model].source} already: "
+                        "keep one"
+                    )
                 )
             found[model] = entry.overrides
     return found

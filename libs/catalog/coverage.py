@@ -167,7 +167,10 @@ def text() -> str:
     served = sum(row.status in ("run", "card", "incomplete") for row in table)
     lines = ["| model | family | kind | status | remark |", "| --- | --- | --- | --- | --- |"]
     lines += [
-        f"| {row.model} | {row.family} | {row.kind} | {row.status} | {row.reason.replace('|', '&#124;')} |"
+        (
+            f"| {row.model} | {row.family} | {row.kind} | {row.status} | "
+            f"{row.reason.replace('|', '&#124;')} |"
+        )
         for row in table
     ]
     return f"{_HEAD}{served} of {len(table)} have a card.\n\n" + "\n".join(lines) + "\n"

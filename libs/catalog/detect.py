@@ -58,10 +58,14 @@ _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camember
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _NOT_SERVED: dict[str, str] = {
     "qwen3_5": "which reads pictures and is not served: its text model alone (qwen3_5_text) is",
-    "deberta": "DeBERTa v1, which is not served: v2 and v3 are (model_type 'deberta-v2', such as microsoft/deberta-v3-base)",
+    "deberta": (
+        "DeBERTa v1, which is not served: v2 and v3 are (model_type 'deberta-v2', such as "
+        "microsoft/deberta-v3-base)"
+    ),
     **dict.fromkeys(
         ("longformer", "big_bird"),
-        "whose sparse attention is not served: long texts are read by ModernBERT (model_type 'modernbert', 8,192 tokens) and by "
+        "whose sparse attention is not served: long texts are read by ModernBERT (model_type "
+        "'modernbert', 8,192 tokens) and by "
         "GTE (model_type 'new', such as Alibaba-NLP/gte-multilingual-base)",
     ),
 }
@@ -156,7 +160,11 @@ def _refuse_controls(card: Card) -> None:
         for name in names:
             if found := control_character(name):
                 raise ModelBroken(
-                    f"`{key}` has the control character {found} in {shortened(repr(name), 100)}: names are plain text"
+                    (
+                        f"`{key}` has the control character {found} in "
+                        f"{shortened(repr(name), 100)}: "
+                        "names are plain text"
+                    )
                 )
 
 
@@ -190,7 +198,10 @@ def _of_modules(directory: Path, modules: Modules) -> Checkpoint:
         raise config.broken("model_type", f"is {kind!r}, {_NOT_SERVED[kind]}")
     if not (directory / folder / "tokenizer.json").exists():
         raise ModelBroken(
-            f"tokenizer.json: missing from {directory / folder}. transformers' AutoTokenizer writes it with save_pretrained"
+            (
+                f"tokenizer.json: missing from {directory / folder}. transformers' AutoTokenizer "
+                "writes it with save_pretrained"
+            )
         )
     top = read_config(directory, "config_sentence_transformers.json") or Config(
         "config_sentence_transformers.json", {}
@@ -198,7 +209,11 @@ def _of_modules(directory: Path, modules: Modules) -> Checkpoint:
     if top.text("model_type") not in _SERVED_TYPES:
         raise top.broken(
             "model_type",
-            f"is {top.text('model_type')!r}, which is not served: {', '.join(_SERVED_TYPES[1:])} are",
+            (
+                f"is {top.text('model_type')!r}, which is not served: "
+                f"{', '.join(_SERVED_TYPES[1:])} "
+                "are"
+            ),
         )
     return Checkpoint(
         directory,
@@ -247,7 +262,8 @@ def _kind_of_routes(files: Checkpoint) -> Kind:
         or queries.static_embedding
     ):
         raise ModelBroken(
-            "modules.json: its Router gives queries modules of their own, which is served for dense vectors of two encoders, and "
+            "modules.json: its Router gives queries modules of their own, which is served for "
+            "dense vectors of two encoders, and "
             "for sparse vectors whose queries are a SparseStaticEmbedding"
         )
     return "dense"
@@ -391,7 +407,11 @@ def _query_card(files: Checkpoint, card: Card) -> Card:
         )
     if found.normalize != card.normalize:
         raise ModelBroken(
-            "modules.json: its Router has a Normalize for queries or for documents alone, which is not served"
+            (
+                "modules.json: its Router has a Normalize for queries or for documents alone, "
+                "which "
+                "is not served"
+            )
         )
     return found
 

@@ -104,7 +104,10 @@ _POOL = Record(
         "max_workers": Key(Count(0), "workers that are there at most, default 10"),
         "cold_start_seconds": Key(
             Number(),
-            "seconds from asking for a worker until it serves, on a machine that is there, default 60",
+            (
+                "seconds from asking for a worker until it serves, on a machine that is there, "
+                "default 60"
+            ),
         ),
         "node_seconds": Key(Number(), "seconds more where a machine must come first, default 0"),
         "drain_seconds": Key(
@@ -112,7 +115,11 @@ _POOL = Record(
         ),
         "keep_warm_seconds": Key(
             Number(),
-            "seconds for which the last worker stays without work, default as long as a new one would take to come",
+            (
+                "seconds for which the last worker stays without work, default as long as a new "
+                "one "
+                "would take to come"
+            ),
         ),
         "target_utilization": Key(
             Number(0.05, 1), "share of its time that a worker should be busy, default 0.75"
@@ -163,7 +170,10 @@ def read_pools(path: Path) -> Pools:
             where = _value(node, "pools", name, "fallback_for")
             raise at.key(f"pools.{name}.fallback_for").wrong(
                 where,
-                f"is {spec.fallback_for!r}: it must name another pool, and one that has no fallback_for itself",
+                (
+                    f"is {spec.fallback_for!r}: it must name another pool, and one that has no "
+                    "fallback_for itself"
+                ),
             )
     default = found.get("default", next(iter(by_name)))
     if default not in by_name:
@@ -178,7 +188,10 @@ def check_cards(pools: Pools, catalog: Catalog) -> None:
     for overrides in catalog.cards():
         for name in overrides.pools or ():
             if pools.is_configured and name not in pools.by_name:
-                problem = f"`pools` names {name!r}, which is not a pool of pools.yaml; its pools are: {pools}"
+                problem = (
+                    f"`pools` names {name!r}, which is not a pool of pools.yaml; its pools are: "
+                    f"{pools}"
+                )
                 raise InvalidInput(f"{overrides.source}: {problem}", field="SHOAL_CATALOG")
 
 

@@ -107,7 +107,10 @@ class Choice:
         if word not in self.choices:
             raise at.wrong(
                 node,
-                f"is {word!r}, which is not one of {', '.join(self.choices)}{_suggestion(word, self.choices)}",
+                (
+                    f"is {word!r}, which is not one of "
+                    f"{', '.join(self.choices)}{_suggestion(word, self.choices)}"
+                ),
             )
         return word
 
@@ -173,7 +176,11 @@ class Size:
         if found is None or len(found[1]) > 18:
             raise at.wrong(
                 node,
-                f"is {text[:40]!r}, which is not a number of bytes, such as 24000000000, 24GB or 22.5GiB",
+                (
+                    f"is {text[:40]!r}, which is not a number of bytes, such as 24000000000, "
+                    "24GB or "
+                    "22.5GiB"
+                ),
             )
         return int(float(found[1]) * _UNITS[found[3] or ""])
 

@@ -118,7 +118,8 @@ def _add_markers(
     if markers is None:
         names = " or ".join(", ".join(marker.content for marker in version) for version in versions)
         raise ModelBroken(
-            f"{file}: model_name is {config.get('model_name')!r}, whose tokenizer has {first:,} tokens; with the markers "
+            f"{file}: model_name is {config.get('model_name')!r}, whose tokenizer has {first:,} "
+            "tokens; with the markers "
             f"{names} that is not the {rows:,} rows of the weights' embedding"
         )
     ids = {marker.content: first + place for place, marker in enumerate(markers)}
@@ -177,7 +178,10 @@ def _rows(directory: Path) -> int:
             if name in entries:
                 return int(entries[name].shape[0])
     raise ModelBroken(
-        f"model.safetensors: has no tensor {_EMBEDDINGS[0]!r}, so its base model's tokenizer cannot be completed"
+        (
+            f"model.safetensors: has no tensor {_EMBEDDINGS[0]!r}, so its base model's tokenizer "
+            "cannot be completed"
+        )
     )
 
 

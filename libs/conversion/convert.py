@@ -144,7 +144,10 @@ def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
     total = sum(file.stat().st_size for file in files.values())
     if total > MAX_VOCABULARY_BYTES:
         raise ModelBroken(
-            f"{step.source}: with the files beside it {total:,} bytes; at most {MAX_VOCABULARY_BYTES:,} are converted"
+            (
+                f"{step.source}: with the files beside it {total:,} bytes; at most "
+                f"{MAX_VOCABULARY_BYTES:,} are converted"
+            )
         )
     with TemporaryFile() as bundle:
         bundle.write(
@@ -174,7 +177,11 @@ def _verified(
             entries = tensor_entries(into, str(part.relative_to(into)))
             if found != digest or len(entries) != tensors:
                 raise ModelBroken(
-                    f"{step.source}: its conversion was not written as it was computed: the disk may be faulty"
+                    (
+                        f"{step.source}: its conversion was not written as it was computed: the "
+                        "disk "
+                        "may be faulty"
+                    )
                 )
             return Converted(
                 source=step.source,
@@ -191,7 +198,11 @@ def _verified(
         case {"sha256": str(digest), "tokenizers": str(library), **counts}:
             if file_sha256(part) != digest:
                 raise ModelBroken(
-                    f"{step.source}: its conversion was not written as it was computed: the disk may be faulty"
+                    (
+                        f"{step.source}: its conversion was not written as it was computed: the "
+                        "disk "
+                        "may be faulty"
+                    )
                 )
             return Converted(
                 source=step.source,

@@ -25,7 +25,8 @@ _FIELD: Final = descriptor_pb2.FieldDescriptorProto
 _MESSAGES: Final = {
     "Piece": ((1, "piece", "STRING", ""), (2, "score", "FLOAT", ""), (3, "type", "INT32", "1")),
     "Trainer": (
-        (3, "model_type", "INT32", "1"), (35, "byte_fallback", "BOOL", "false"), (40, "unk_id", "INT32", "0"),
+        (3, "model_type", "INT32", "1"), (35, "byte_fallback", "BOOL", "false"),
+        (40, "unk_id", "INT32", "0"),
         (45, "unk_piece", "STRING", "<unk>"),
     ),
     "Normalizer": ((2, "precompiled_charsmap", "BYTES", ""),),
@@ -64,7 +65,10 @@ def read_pieces(data: bytes) -> Pieces:
         raise Refused("is not a SentencePiece model: it has no pieces")
     if len(charsmap := model.normalizer.precompiled_charsmap) > _MAX_CHARSMAP_BYTES:
         raise Refused(
-            f"has normalization rules of {len(charsmap):,} bytes; at most {_MAX_CHARSMAP_BYTES:,} are converted"
+            (
+                f"has normalization rules of {len(charsmap):,} bytes; at most "
+                f"{_MAX_CHARSMAP_BYTES:,} are converted"
+            )
         )
     pieces = [Piece(piece.piece, piece.score, piece.type) for piece in model.pieces]
     trainer = model.trainer

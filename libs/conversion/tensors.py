@@ -58,7 +58,8 @@ _PREFIXES: Final = ("module.", "_orig_mod.")
 """What DataParallel and torch.compile put before the names of all tensors."""
 
 _DTYPES: Final = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _GLOBAL: Final = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
@@ -113,7 +114,11 @@ class _Storages:
         _, kind, key, _, count = saved[:5]
         if len(saved) == 6 and saved[5] is not None:
             raise Refused(
-                f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 wrote: save it again"
+                (
+                    f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 "
+                    "wrote: "
+                    "save it again"
+                )
             )
         if (
             not isinstance(key, str)
@@ -125,7 +130,11 @@ class _Storages:
         dtype = torch.uint8 if kind is torch.UntypedStorage else getattr(kind, "dtype", None)
         if not isinstance(dtype, torch.dtype):
             raise Refused(
-                f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not one of numbers"
+                (
+                    f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not "
+                    "one "
+                    "of numbers"
+                )
             )
         size = (count, dtype.itemsize)
         if key in self.made:
@@ -172,7 +181,10 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     total = sum(tensor.bytes for tensor in kept.values())
     if total > limit:
         raise Refused(
-            f"has tensors of {total:,} bytes in all, which overlap: the file has {limit - MAX_EXTRA_BYTES:,}"
+            (
+                f"has tensors of {total:,} bytes in all, which overlap: the file has "
+                f"{limit - MAX_EXTRA_BYTES:,}"
+            )
         )
     digest = _write(kept, _Source(source, mapping), output, progress)
     return Report(len(kept), digest, f"torch {torch.__version__}", left_out, tied)
@@ -188,7 +200,10 @@ def _load_zip(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[st
             raise Refused(f"is truncated: the storage {key[:100]!r} is missing")
         if span.size != count * item:
             raise Refused(
-                f"has two sizes for the storage {key[:100]!r}: {span.size:,} and {count * item:,} bytes"
+                (
+                    f"has two sizes for the storage {key[:100]!r}: {span.size:,} and "
+                    f"{count * item:,} bytes"
+                )
             )
     return loaded, archive.storages
 
@@ -254,7 +269,10 @@ def _tensors(
             continue
         if len(name) > MAX_NAME or not name.isprintable():
             raise Refused(
-                f"has a tensor with the name {name[:100]!r}: a name has 1 to {MAX_NAME} printable characters"
+                (
+                    f"has a tensor with the name {name[:100]!r}: a name has 1 to {MAX_NAME} "
+                    "printable characters"
+                )
             )
         found[name] = _checked(name, value, storages, spans)
     if not found:
@@ -296,7 +314,10 @@ def _checked(
         or value.is_quantized
     ):
         raise Refused(
-            f"has {quoted} as {type(value).__name__} of layout {value.layout}; only plain tensors are converted"
+            (
+                f"has {quoted} as {type(value).__name__} of layout {value.layout}; only plain "
+                "tensors are converted"
+            )
         )
     if value.dtype not in _DTYPES:
         raise Refused(f"has {quoted} of {value.dtype}; {', '.join(_DTYPES.values())} are converted")

@@ -53,7 +53,10 @@ _MAX_UNUSED: Final = 1_000
 """Ids that no token has, between two that the files name."""
 
 _OTHER_LANGUAGE_PENALTY: Final = 1_000.0
-QWEN2_SPLIT: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_SPLIT: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _BERT: Final = {
     "unk_token": "[UNK]",
@@ -63,7 +66,8 @@ _BERT: Final = {
     "mask_token": "[MASK]",
 }
 _ROBERTA: Final = {
-    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>",
+    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>",
+    "pad_token": "<pad>", "cls_token": "<s>",
     "mask_token": "<mask>",
 }  # fmt: skip
 _GPT2: Final = {
@@ -176,11 +180,15 @@ _ALIASES: Final[Mapping[str, str]] = {
     "CodeGen": "GPT2",
 }
 _MODEL_TYPES: Final[Mapping[str, str]] = {
-    "bert": "Bert", "distilbert": "Bert", "electra": "Bert", "mobilebert": "Bert", "convbert": "Bert", "mpnet": "MPNet",
-    "roberta": "Roberta", "bart": "Roberta", "longformer": "Roberta", "gpt2": "GPT2", "qwen2": "Qwen2", "qwen3": "Qwen2",
-    "deberta": "Deberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "deberta-v2": "DebertaV2", "albert": "Albert",
+    "bert": "Bert", "distilbert": "Bert", "electra": "Bert", "mobilebert": "Bert",
+    "convbert": "Bert", "mpnet": "MPNet",
+    "roberta": "Roberta", "bart": "Roberta", "longformer": "Roberta", "gpt2": "GPT2",
+    "qwen2": "Qwen2", "qwen3": "Qwen2",
+    "deberta": "Deberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert",
+    "deberta-v2": "DebertaV2", "albert": "Albert",
     "marian": "Marian",
-    "t5": "T5", "mt5": "T5", "llama": "Llama", "gemma": "Gemma", "gemma2": "Gemma", "gemma3_text": "Gemma",
+    "t5": "T5", "mt5": "T5", "llama": "Llama", "gemma": "Gemma", "gemma2": "Gemma",
+    "gemma3_text": "Gemma",
 }  # fmt: skip
 
 
@@ -217,7 +225,7 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
 
     Args:
         files: the contents of the folder's files by name; those that are not in VOCABULARY_FILES
-        are not read.
+            are not read.
 
     Raises:
         Refused: for files that cannot be read, and for a tokenizer class without rules here.
@@ -235,7 +243,11 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
         name = next((name for name in SENTENCEPIECE_FILES if name in files), "")
         if not name:
             raise Refused(
-                f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, nor a SentencePiece model"
+                (
+                    f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, "
+                    "nor a "
+                    "SentencePiece model"
+                )
             )
         tokenizer = _sentencepiece(settings, read_pieces(files[name]))
     return _finished(tokenizer, settings)
@@ -419,7 +431,10 @@ def _marian(settings: _Settings, source: bytes, vocabulary: bytes) -> Tokenizer:
     found = read_pieces(source)
     if found.model_type != UNIGRAM:
         raise Refused(
-            f"{MARIAN_FILES[0]}: a SentencePiece model of type {found.model_type}; Unigram (1) is converted"
+            (
+                f"{MARIAN_FILES[0]}: a SentencePiece model of type {found.model_type}; Unigram (1) "
+                "is converted"
+            )
         )
     ids = {
         str(piece): _id(number) for piece, number in _object(MARIAN_FILES[1], vocabulary).items()
@@ -451,7 +466,10 @@ def _piece_model(
         )
     if found.model_type != BPE:
         raise Refused(
-            f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are converted"
+            (
+                f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are "
+                "converted"
+            )
         )
     vocab = {text: number for number, (text, _) in enumerate(pieces)}
     return bpe_model(
@@ -558,7 +576,10 @@ def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
         _add(tokenizer, token)
         if tokenizer.token_to_id(token.content) != number:
             raise Refused(
-                f"the added token {token.content[:100]!r} has the id {number} in one file and another one in another"
+                (
+                    f"the added token {token.content[:100]!r} has the id {number} in one file and "
+                    "another one in another"
+                )
             )
     known = {token.content for token in settings.added.values()}
     for token in settings.specials.values():

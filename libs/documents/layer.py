@@ -10,16 +10,17 @@ def read_text_layer(data: bytes, first: int, last: int) -> tuple[int, list[str]]
     """Read pages `first` to `last` in the limited process that workers use.
 
     Args:
-        data: A PDF file. first: The first page; pages count from 1. last: The last page; 0, or one
-        beyond the end, is the document's last.
+        data: A PDF file.
+        first: The first page; pages count from 1.
+        last: The last page; 0, or one beyond the end, is the document's last.
 
     Returns:
         How many pages the document has, and the text of each of the pages, empty where a page has
-        none.
+            none.
 
     Raises:
         ValueError: The file cannot be read, has no such page, or this installation has no
-        pypdfium2.
+            pypdfium2.
     """
     reader = DocumentReader(1)
     try:

@@ -238,7 +238,10 @@ class DocumentReader:
             raise InvalidInput("the document is empty", field=path)
         document = OpenDocument(self, data, path)
         if document.length > limits.LENGTH:
-            message = f"the document has {document.length:,} pages; at most {limits.LENGTH:,} may be in one"
+            message = (
+                f"the document has {document.length:,} pages; at most {limits.LENGTH:,} may be "
+                "in one"
+            )
             raise InvalidInput(message, field=path)
         if document.length < 1:
             raise InvalidInput("the document has no pages", field=path)
@@ -424,7 +427,10 @@ class OpenDocument:
         if pixels[0] * pixels[1] > most:
             fit = int(dpi * (most / (pixels[0] * pixels[1])) ** 0.5)
             advice = f"ask for at most {fit} dots per inch" if fit else "draw it smaller"
-            message = f"page {number} has {pixels[1]:,} x {pixels[0]:,} pixels at {dpi} dots per inch; at most {most:,} are drawn"
+            message = (
+                f"page {number} has {pixels[1]:,} x {pixels[0]:,} pixels at {dpi} dots per inch; "
+                f"at most {most:,} are drawn"
+            )
             raise InvalidInput(f"{message}: {advice}", field=self.path)
         return pixels[0], pixels[1]
 
@@ -446,7 +452,10 @@ def _site() -> str:
     spec = find_spec("pypdfium2")
     if spec is None or spec.origin is None:
         raise NoCapacity(
-            "documents are not read here: the Python module pypdfium2 is missing. Install shoal-mesh[worker]"
+            (
+                "documents are not read here: the Python module pypdfium2 is missing. Install "
+                "shoal-mesh[worker]"
+            )
         )
     return str(Path(spec.origin).parents[1])
 

@@ -2,10 +2,8 @@
 
     <root>/models/<org>/<name>[@revision]/   complete models, and nothing else; `.shoal.json` records what was fetched from where
     <root>/models/.converted/<name>-<key>/   converted copies of directories outside the store (`local.py`)
-    <root>/incoming/<org>/<name>[@revision]/ a download in progress, or left by a process that died:
-    `listing.json`, `files/`,
-                                             and `record.json` once its torch checkpoints are
-                                             converted
+    <root>/incoming/<org>/<name>[@revision]/ a download in progress, or left by a process that died: `listing.json`, `files/`,
+                                             and `record.json` once its torch checkpoints are converted
     <root>/locks/                            one file per model: locked shared by users, exclusive to fetch or remove the model
     <root>/trash/                            copies that are being removed
 
@@ -186,7 +184,8 @@ class Cache:
         """
         if listing.bytes > budget_bytes:
             raise ModelBroken(
-                f"{model} takes {listing.bytes:,} bytes on disk; the store of this worker may keep {budget_bytes:,} "
+                f"{model} takes {listing.bytes:,} bytes on disk; the store of this worker may "
+                f"keep {budget_bytes:,} "
                 "(SHOAL_STORE_BYTES)"
             )
         with self._budget_lock():
@@ -276,7 +275,8 @@ class Cache:
                 used -= entry.bytes
         if used + needed > budget_bytes:
             raise NoCapacity(
-                f"{model} takes {needed:,} bytes on disk; the store of this worker may keep {budget_bytes:,}, "
+                f"{model} takes {needed:,} bytes on disk; the store of this worker may keep "
+                f"{budget_bytes:,}, "
                 f"of which {used:,} are in use (SHOAL_STORE_BYTES)"
             )
 

@@ -93,7 +93,10 @@ class Hub:
             cached = self._cached(model)
             if cached is None:
                 raise ModelNotFound(
-                    f"the Hugging Face cache of this machine does not have {model}, and HF_HUB_OFFLINE forbids to fetch it",
+                    (
+                        f"the Hugging Face cache of this machine does not have {model}, and "
+                        "HF_HUB_OFFLINE forbids to fetch it"
+                    ),
                     field="model",
                 ) from None
             return cached
@@ -204,11 +207,17 @@ def _translated(model: str, endpoint: str) -> Iterator[None]:
     except GatedRepoError:
         page = f"{endpoint}/{split_revision(model)[0]}"
         raise ModelBroken(
-            f"{model} is gated: accept its terms at {page} and give the worker a token (HF_TOKEN) of that account"
+            (
+                f"{model} is gated: accept its terms at {page} and give the worker a token "
+                "(HF_TOKEN) of that account"
+            )
         ) from None
     except RepositoryNotFoundError:
         raise ModelNotFound(
-            f"{endpoint} has no model {model}, or it is private and the worker's token (HF_TOKEN) does not open it",
+            (
+                f"{endpoint} has no model {model}, or it is private and the worker's token "
+                "(HF_TOKEN) does not open it"
+            ),
             field="model",
         ) from None
     except RevisionNotFoundError:
@@ -217,7 +226,10 @@ def _translated(model: str, endpoint: str) -> Iterator[None]:
         status = error.response.status_code
         if status in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
             raise ModelBroken(
-                f"{endpoint} refuses {model} with status {status}: give the worker a token (HF_TOKEN) that may read it"
+                (
+                    f"{endpoint} refuses {model} with status {status}: give the worker a token "
+                    "(HF_TOKEN) that may read it"
+                )
             ) from None
         if status in _BUSY or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
             raise NoCapacity(f"{endpoint} answers with status {status} for {model}") from None

@@ -236,7 +236,10 @@ def _foreign(found: _Directory) -> tuple[Step, ...]:
         )
     if steps[0].kind == "onnx" and "config.json" not in paths:
         raise ModelBroken(
-            f"{steps[0].source}: config.json is missing beside it; an ONNX file does not say which model of transformers it is of"
+            (
+                f"{steps[0].source}: config.json is missing beside it; an ONNX file does not say "
+                "which model of transformers it is of"
+            )
         )
     return steps
 
@@ -277,7 +280,10 @@ def _read(directory: Path) -> _Directory:
                 )
             if len(files) > _MAX_FILES:
                 raise ModelBroken(
-                    f"{directory}: has more than {_MAX_FILES:,} files; it is not a model's directory"
+                    (
+                        f"{directory}: has more than {_MAX_FILES:,} files; it is not a model's "
+                        "directory"
+                    )
                 )
     return _Directory(directory, tuple(sorted(files, key=lambda file: file.path)), "local")
 

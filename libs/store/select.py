@@ -253,7 +253,8 @@ def _torch_files(
         _refuse_foreign(model, remote, [path for path in by_path if path.endswith(FOREIGN)])
     if others and not main and not has_weights:
         raise ModelBroken(
-            f"{_inside(folder, others[0])}: {model} has these weights in {remote.origin} in a format that is not read; safetensors "
+            f"{_inside(folder, others[0])}: {model} has these weights in {remote.origin} in a "
+            "format that is not read; safetensors "
             "and torch checkpoints are"
         )
     return [by_path[_inside(folder, name)] for name in (*main, *(more if can_convert else ()))]
@@ -273,7 +274,8 @@ def _refuse_foreign(model: str, remote: Remote, paths: Sequence[str]) -> None:
         else "the repository that it was made from"
     )
     raise ModelBroken(
-        f"{name}: {model} has its weights in {remote.origin} only as {name.suffix[1:].upper()}. Use {instead}; or download it, run "
+        f"{name}: {model} has its weights in {remote.origin} only as {name.suffix[1:].upper()}. "
+        f"Use {instead}; or download it, run "
         "`shoal models convert DIR`, and put the result into a folder of SHOAL_MODELS"
     )
 
@@ -295,8 +297,10 @@ def is_root_text(file: RemoteFile) -> bool:
 
 def _refused(model: str, remote: Remote, path: str) -> ModelBroken:
     return ModelBroken(
-        f"{path}: {model} has these weights in {remote.origin} only as a torch checkpoint, a pickle, and this worker converts none "
-        f"(SHOAL_TORCH_CHECKPOINTS=refuse). {_ANY_ADVICE}; put the directory into a folder of SHOAL_MODELS or a store of your own"
+        f"{path}: {model} has these weights in {remote.origin} only as a torch checkpoint, a "
+        "pickle, and this worker converts none "
+        f"(SHOAL_TORCH_CHECKPOINTS=refuse). {_ANY_ADVICE}; put the directory into a folder of "
+        "SHOAL_MODELS or a store of your own"
     )
 
 

@@ -57,16 +57,20 @@ MAX_TENANTS: Final = 64
 
 # Of every process that answers calls.
 
-REQUESTS: Final = Counter("shoal_requests", "Calls answered, by method and reason (OK, or one of libs/errors.py).",
+REQUESTS: Final = Counter("shoal_requests",
+"Calls answered, by method and reason (OK, or one of libs/errors.py).",
                           ("method", "reason"), registry=REGISTRY)  # fmt: skip
-REQUEST_SECONDS: Final = Histogram("shoal_request_seconds", "From a call's start until its answer is ready; traces as exemplars.",
+REQUEST_SECONDS: Final = Histogram("shoal_request_seconds",
+"From a call's start until its answer is ready; traces as exemplars.",
                                    ("method",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 
 # Of edges. Routes are those of the table, so a path that is none of them is `other`.
 
-HTTP_REQUESTS: Final = Counter("shoal_http_requests", "Requests over HTTP answered, by route and status (499: the client left).",
+HTTP_REQUESTS: Final = Counter("shoal_http_requests",
+"Requests over HTTP answered, by route and status (499: the client left).",
                                ("route", "status"), registry=REGISTRY)  # fmt: skip
-HTTP_REQUEST_SECONDS: Final = Histogram("shoal_http_request_seconds", "From a request's head until its answer is written.",
+HTTP_REQUEST_SECONDS: Final = Histogram("shoal_http_request_seconds",
+"From a request's head until its answer is written.",
                                         ("route",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 
 # Of routers.
@@ -77,18 +81,23 @@ JOBS_QUEUED_AGAIN: Final = Counter(
 
 # Of workers. The device thread observes those of a forward pass after the pass.
 
-QUEUE_SECONDS: Final = Histogram("shoal_queue_seconds", "Of one job: waiting in its lane.", ("model",),
+QUEUE_SECONDS: Final = Histogram("shoal_queue_seconds", "Of one job: waiting in its lane.",
+("model",),
                                  buckets=SECONDS, registry=REGISTRY)  # fmt: skip
-PREPARE_SECONDS: Final = Histogram("shoal_prepare_seconds", "Of one job: reading and tokenising.", ("model",),
+PREPARE_SECONDS: Final = Histogram("shoal_prepare_seconds", "Of one job: reading and tokenising.",
+("model",),
                                    buckets=SECONDS, registry=REGISTRY)  # fmt: skip
-FORWARD_SECONDS: Final = Histogram("shoal_forward_seconds", "Of one batch: its forward pass on the device.", ("model",),
+FORWARD_SECONDS: Final = Histogram("shoal_forward_seconds",
+"Of one batch: its forward pass on the device.", ("model",),
                                    buckets=SECONDS, registry=REGISTRY)  # fmt: skip
-FINISH_SECONDS: Final = Histogram("shoal_finish_seconds", "Of one job: from outputs to the serialised answer.", ("model",),
+FINISH_SECONDS: Final = Histogram("shoal_finish_seconds",
+"Of one job: from outputs to the serialised answer.", ("model",),
                                   buckets=SECONDS, registry=REGISTRY)  # fmt: skip
 BATCH_TOKENS: Final = Histogram(
     "shoal_batch_tokens", "Tokens of one batch.", ("model",), buckets=TOKENS, registry=REGISTRY
 )
-BATCH_FILL: Final = Histogram("shoal_batch_fill_ratio", "Tokens of a batch, as a share of the token budget.", ("model",),
+BATCH_FILL: Final = Histogram("shoal_batch_fill_ratio",
+"Tokens of a batch, as a share of the token budget.", ("model",),
                               buckets=SHARES, registry=REGISTRY)  # fmt: skip
 OVERTAKEN: Final = Counter(
     "shoal_batches_overtaken",
@@ -98,17 +107,25 @@ OVERTAKEN: Final = Counter(
 TENANT_TOKENS: Final = Counter(
     "shoal_tenant_tokens", "Tokens computed, by tenant.", ("tenant",), registry=REGISTRY
 )
-LOADS: Final = Counter("shoal_model_loads", "Loads of models that have ended, by outcome (OK, or the reason of the failure).",
+LOADS: Final = Counter("shoal_model_loads",
+"Loads of models that have ended, by outcome (OK, or the reason of the failure).",
                        ("outcome",), registry=REGISTRY)  # fmt: skip
-SWAP_SECONDS: Final = Histogram("shoal_swap_seconds", "From the order to load a model until it is resident, by source.",
+SWAP_SECONDS: Final = Histogram("shoal_swap_seconds",
+"From the order to load a model until it is resident, by source.",
                                 ("source",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
-EVICTIONS: Final = Counter("shoal_evictions", "Models evicted from the device, by destination (warm: host memory; cold).",
+EVICTIONS: Final = Counter("shoal_evictions",
+"Models evicted from the device, by destination (warm: host memory; cold).",
                            ("to",), registry=REGISTRY)  # fmt: skip
-GRAPH_EVENTS: Final = Counter("shoal_graph_events", "Of CUDA graphs: captured, refused, failed, replayed, checked, differed.",
+GRAPH_EVENTS: Final = Counter("shoal_graph_events",
+"Of CUDA graphs: captured, refused, failed, replayed, checked, differed.",
                               ("event",), registry=REGISTRY)  # fmt: skip
 IMAGE_CACHE_EVENTS: Final = Counter(
     "shoal_image_cache_events",
-    "Of items with images: hit (the output was kept), shared (another of the batch had it), miss (computed), evicted.",
+    (
+        "Of items with images: hit (the output was kept), shared (another of the batch had it), "
+        "miss "
+        "(computed), evicted."
+    ),
     ("event",),
     registry=REGISTRY,
 )
@@ -263,7 +280,8 @@ DEVICE_BUSY_SECONDS: Final = Series(
 )
 DEVICE_STALLED_SECONDS: Final = Series(
     "shoal_device_stalled_seconds",
-    "Seconds in which the device did not compute although there was work, by cause: starved (jobs were queued or in preparation), "
+    "Seconds in which the device did not compute although there was work, by cause: starved "
+    "(jobs were queued or in preparation), "
     "turnaround (between two batches).",
     ("pool", "cause"),
     True,

@@ -27,15 +27,28 @@ from services.local.settings import (
 )
 
 DEFAULT_HTTP_PORT: Final = 8080
-_HELP_MODEL = "A model to serve: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. May be repeated."
+_HELP_MODEL = (
+    "A model to serve: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. "
+    "May be repeated."
+)
 _HELP_DEFAULT = (
-    "The model of requests that name none, such as TEI's /embed: org/name, or org/name=/path/to/checkpoint. All models of the mesh "
+    "The model of requests that name none, such as TEI's /embed: org/name, or "
+    "org/name=/path/to/checkpoint. All models of the mesh "
     "can still be named."
 )
 
-_HELP_DEVICE = "auto (all accelerators, one for each worker; without any, the CPU), cpu, cuda, or certain accelerators, such as cuda:0,2."
-_HELP_LOGS = "Write the logs of all processes to this folder. Default: a temporary folder, which is kept if the mesh fails."
-_HELP_METRICS = "Serve all processes' metrics as one page, http://HOST:PORT/metrics; port 0 takes a free one. Default: off."
+_HELP_DEVICE = (
+    "auto (all accelerators, one for each worker; without any, the CPU), cpu, cuda, or certain "
+    "accelerators, such as cuda:0,2."
+)
+_HELP_LOGS = (
+    "Write the logs of all processes to this folder. Default: a temporary folder, which is kept "
+    "if the mesh fails."
+)
+_HELP_METRICS = (
+    "Serve all processes' metrics as one page, http://HOST:PORT/metrics; port 0 takes a free "
+    "one. Default: off."
+)
 
 
 def up(
@@ -49,13 +62,19 @@ def up(
     http_port: Annotated[
         int | None,
         typer.Option(
-            help="Port of HTTP on 127.0.0.1; 0 takes a free one. Default: 8080, or with --port 0 a free one."
+            help=(
+                "Port of HTTP on 127.0.0.1; 0 takes a free one. Default: 8080, or with --port 0 "
+                "a free one."
+            )
         ),
     ] = None,
     console: Annotated[
         bool,
         typer.Option(
-            help="Show the console in browsers at the port of HTTP (docs/console.md); not with --tls."
+            help=(
+                "Show the console in browsers at the port of HTTP (docs/console.md); not with "
+                "--tls."
+            )
         ),
     ] = True,
     http: Annotated[
@@ -65,7 +84,10 @@ def up(
     tei_grpc_port: Annotated[
         int | None,
         typer.Option(
-            help="Port of TEI's gRPC API on 127.0.0.1 (docs/http.md); 0 takes a free one. Default: off."
+            help=(
+                "Port of TEI's gRPC API on 127.0.0.1 (docs/http.md); 0 takes a free one. "
+                "Default: off."
+            )
         ),
     ] = None,
     workers: Annotated[
@@ -184,7 +206,10 @@ async def _serve(settings: Settings, console: Console) -> None:
             starting.stop()
             _greet(mesh, settings, console)
             raise NoCapacity(
-                f"no more requests can be answered: too many processes were given up:\n{await mesh.supervisor.wait_for_failure()}"
+                (
+                    "no more requests can be answered: too many processes were given "
+                    f"up:\n{await mesh.supervisor.wait_for_failure()}"
+                )
             )
     finally:
         starting.stop()
@@ -195,7 +220,10 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     names = [entry.partition("=")[0] if "=" in entry else f"those in {entry}" for entry in entries]
     model = example_model(settings.models, settings.stores, settings.default_model)
     console.print(
-        f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x {settings.threads} thread(s)"
+        (
+            f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x "
+            f"{settings.threads} thread(s)"
+        )
     )
     if mesh.http_address:
         console.print(f"http    {_url(mesh)} (OpenAPI: {_url(mesh)}/openapi.json)", highlight=False)
@@ -207,7 +235,10 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
         )
     if settings.accelerators:
         console.print(
-            f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for each worker",
+            (
+                f"devices {', '.join(f'cuda {name}' for name in settings.accelerators)}, one for "
+                "each worker"
+            ),
             highlight=False,
         )
     console.print(f"models  {', '.join(names) or 'none in folders'}", highlight=False)
@@ -227,7 +258,11 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     console.print(f"logs    {mesh.logs}", highlight=False)
     if mesh.certificates:
         console.print(
-            f"tls     {mesh.certificates} (client.pem for inference; admin.pem also for status, loads and evictions)",
+            (
+                f"tls     {mesh.certificates} (client.pem for inference; admin.pem also for "
+                "status, "
+                "loads and evictions)"
+            ),
             highlight=False,
         )
     _print_examples(mesh, model, names, console)
@@ -246,8 +281,13 @@ def _print_examples(mesh: LocalMesh, model: str, names: list[str], console: Cons
     shell, python, grpcurl = _shown(mesh.certificates, "client")
     lines = [
         f'shoal encode {model} "Hello, mesh" --address {mesh.address}{shell}',
-        f'python -c \'import shoal; print(shoal.Client("{mesh.address}"{python}).encode("{model}", ["Hello, mesh"]).dense.shape)\'',
-        f'grpcurl {grpcurl} -d \'{{"model": "{model}", "items": [{{"text": "Hello, mesh"}}]}}\' {mesh.address} '
+        (
+            "python -c 'import shoal; "
+            f'print(shoal.Client("{mesh.address}"{python}).encode("{model}", ["Hello, '
+            "mesh\"]).dense.shape)'"
+        ),
+        f'grpcurl {grpcurl} -d \'{{"model": "{model}", "items": [{{"text": "Hello, mesh"}}]}}\' '
+        f"{mesh.address} "
         "shoal.v1.InferenceService/Encode",
     ]
     if mesh.http_address:

@@ -30,7 +30,10 @@ def accelerators(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """
     if not _DEVICE.fullmatch(device):
         raise InvalidInput(
-            f"device {device!r} is not valid: it must be auto, cpu, cuda, or numbers of accelerators such as cuda:0 or cuda:0,1",
+            (
+                f"device {device!r} is not valid: it must be auto, cpu, cuda, or numbers of "
+                "accelerators such as cuda:0 or cuda:0,1"
+            ),
             field="device",
         )
     if device == "cpu" or (device == "auto" and not any(map(_exists, _DRIVERS))):
@@ -66,7 +69,11 @@ def chosen(device: str, names: Sequence[str]) -> tuple[str, ...]:
     numbers = list(dict.fromkeys(map(int, found["numbers"].split(","))))
     if max(numbers) >= len(names):
         raise InvalidInput(
-            f"device {device} was requested, but this machine has only {len(names)}, numbered 0 to {len(names) - 1}",
+            (
+                f"device {device} was requested, but this machine has only {len(names)}, "
+                "numbered 0 "
+                f"to {len(names) - 1}"
+            ),
             field="device",
         )
     return tuple(names[number] for number in numbers)
@@ -83,7 +90,8 @@ def layout(
         workers = accelerators or max(1, cores // (threads or 1))
     if accelerators and workers > accelerators:
         raise InvalidInput(
-            f"{workers} workers need an accelerator each, because a worker claims all memory of its own, but there are only "
+            f"{workers} workers need an accelerator each, because a worker claims all memory of "
+            "its own, but there are only "
             f"{accelerators}: set --workers to at most {accelerators}",
             field="workers",
         )
@@ -91,7 +99,10 @@ def layout(
         threads = max(1, cores // workers)
     if workers * threads > max(cores, workers):
         raise InvalidInput(
-            f"{workers} workers with {threads} threads each exceed the {cores} cores here: reduce --workers or --threads",
+            (
+                f"{workers} workers with {threads} threads each exceed the {cores} cores here: "
+                "reduce --workers or --threads"
+            ),
             field="threads",
         )
     return workers, threads

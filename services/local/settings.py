@@ -106,7 +106,10 @@ class Settings:
             )
         if self.accelerators and len(self.accelerators) < self.workers:
             raise InvalidInput(
-                f"{self.workers} workers cannot share {len(self.accelerators)} accelerators: each needs its own",
+                (
+                    f"{self.workers} workers cannot share {len(self.accelerators)} accelerators: "
+                    "each needs its own"
+                ),
                 field="workers",
             )
 
@@ -228,7 +231,8 @@ def check_port_is_free(port: int, option: str = "port") -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise InvalidInput(
-                f"port {port} on 127.0.0.1 is already in use ({error.strerror}), perhaps by another mesh: choose another "
+                f"port {port} on 127.0.0.1 is already in use ({error.strerror}), perhaps by "
+                "another mesh: choose another "
                 f"--{option}",
                 field=option,
             ) from None

@@ -67,7 +67,8 @@ def test_every_public_name_is_there() -> None:
 
 def test_importing_costs_nothing_and_no_command_line() -> None:
     code = (
-        "import sys, shoal; early = [m for m in ('grpc', 'numpy', 'rich', 'typer') if m in sys.modules];"
+        "import sys, shoal; early = [m for m in ('grpc', 'numpy', 'rich', 'typer') if m in "
+        "sys.modules];"
         "shoal.Client; late = [m for m in ('torch', 'rich', 'typer', 'scipy') if m in sys.modules];"
         "print(early, late)"
     )

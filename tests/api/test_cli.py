@@ -373,9 +373,9 @@ def test_extract_generate(run: Run, router: FakeRouter) -> None:
     assert run(*arguments[:4], "--max-tokens", "4097").code != 0
     streamed = run(*arguments, "--stream")
     assert streamed.out == "a text abou\na text about Ada sails\n"
-    assert (
-        streamed.err
-        == "the worker was lost; the text begins anew:\nthe text was cut off at its longest (--max-tokens)\n"
+    assert streamed.err == (
+        "the worker was lost; the text begins anew:\nthe text was cut off at its longest "
+        "(--max-tokens)\n"
     )
     assert router.calls[-1].request.text.max_tokens == 7  # type: ignore[attr-defined]
     for wrong in (("Bob sings",), ("--json",), ("--output", "x.jsonl")):

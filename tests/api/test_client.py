@@ -36,7 +36,10 @@ async def test_encode_gives_a_row_for_each_item(connect: Connect, router: FakeRo
     assert result.representations == ("dense",)
     with pytest.raises(
         ValueError,
-        match=r'this result has no sparse representation, only: dense; request it with representations=\["sparse"\]',
+        match=(
+            r"this result has no sparse representation, only: dense; request it with "
+            r'representations=\["sparse"\]'
+        ),
     ):
         _ = result.sparse
 
@@ -540,7 +543,11 @@ async def test_invalid_items_are_skipped_and_told(connect: Connect, router: Fake
     ]  # fmt: skip
     assert [one.message for one in result.skipped] == [
         "items[3] is empty",
-        "items[17] is a NoneType; it must be a str, or an image: a Path, the bytes of a file, a PIL.Image or a uint8 array",
+        (
+            "items[17] is a NoneType; it must be a str, or an image: a Path, the bytes of a "
+            "file, a "
+            "PIL.Image or a uint8 array"
+        ),
         "items[60].text is too long",
         "items[99].text is too long",
     ]

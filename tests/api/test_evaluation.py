@@ -123,7 +123,10 @@ def test_line_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         ("sts.tsv", "sentence1\tsentence2\tscore\na, b\tc\t2.5\nd\te\t0\n"),
         (
             "sts.jsonl",
-            '{"sentence1": "a, b", "sentence2": "c", "score": 2.5}\n{"sentence1": "d", "sentence2": "e", "score": 0}',
+            (
+                '{"sentence1": "a, b", "sentence2": "c", "score": 2.5}\n{"sentence1": "d", '
+                '"sentence2": "e", "score": 0}'
+            ),
         ),
     ],
 )

@@ -131,7 +131,11 @@ def test_text_that_does_not_begin_with_a_file_stays_text(text: str) -> None:
         (PNG_URI + " and a text", "is not base64 after that"),
         (
             "data:audio/wav;base64,AAAA",
-            r"file of the type audio/wav: data:image/…;base64, and data:application/pdf;base64, are read",
+            (
+                r"file of the type audio/wav: data:image/…;base64, and "
+                r"data:application/pdf;base64, "
+                r"are read"
+            ),
         ),
         ("data:;base64,AAAA", "file of the type text/plain"),
     ],
@@ -164,7 +168,10 @@ class FakeSeries:
     [
         (
             FakeFrame(["text", "id"]),
-            r'items is a FakeFrame, a table: name the column with the items, such as df\["text"\]\..*text, id',
+            (
+                r"items is a FakeFrame, a table: name the column with the items, such as "
+                r'df\["text"\]\..*text, id'
+            ),
         ),
         (pyarrow.table({"words": ["a", "b"]}), r'items is a Table, a table: .* df\["words"\]'),
         ({"a": "first text", "b": "second text"}, r"items is a dict: send its values as a list"),

@@ -107,9 +107,12 @@ def test_schema_of_each_kind_of_task() -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        {"other": 1}, {"entities": {"a": {"other": 1}}}, {"entities": 3}, {"entities": {"a": 3}}, {"classifications": {}},
-        {"classifications": [{"other": 1}]}, {"structures": {"a": {"other": 1}}}, {"structures": {"a": 3}}, {"structures": []},
-        {"structures": {"a": [{"dtype": "str"}]}}, {"structures": {"a": [3]}}, {"structures": {"a": [{"name": "b", "choices": 3}]}},
+        {"other": 1}, {"entities": {"a": {"other": 1}}}, {"entities": 3}, {"entities": {"a": 3}},
+        {"classifications": {}},
+        {"classifications": [{"other": 1}]}, {"structures": {"a": {"other": 1}}},
+        {"structures": {"a": 3}}, {"structures": []},
+        {"structures": {"a": [{"dtype": "str"}]}}, {"structures": {"a": [3]}},
+        {"structures": {"a": [{"name": "b", "choices": 3}]}},
         [], "text", {"structures": {"a": [{"name": "b", "x": 1}]}},
     ],
     ids=str,
@@ -126,8 +129,10 @@ def test_what_is_no_schema(form: Any) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        {"entities": [3]}, {"threshold": "much"}, {"structures": {"a": [{"name": "b", "dtype": "int"}]}},
-        {"structures": {"a": [{"name": "b", "dtype": ["str"]}]}}, {"classifications": [{"task": 3, "labels": ["a"]}]},
+        {"entities": [3]}, {"threshold": "much"},
+        {"structures": {"a": [{"name": "b", "dtype": "int"}]}},
+        {"structures": {"a": [{"name": "b", "dtype": ["str"]}]}},
+        {"classifications": [{"task": 3, "labels": ["a"]}]},
         {"entities": ["\ud800"]},
     ],
     ids=str,

@@ -267,7 +267,8 @@ def test_schema_refuses_what_the_reader_refuses(
 
 
 QWEN_SYSTEM = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    "provided. "
     'Note that the answer can only be "yes" or "no".'
 )
 QWEN_END = "<think>\n\n</think>\n\n"
@@ -275,8 +276,10 @@ WEB = "Given a web search query, retrieve relevant passages that answer the quer
 MXBAI_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 MXBAI_PAIR = (
     "query: q\ndocument: d\n"
-    "You are a search relevance expert who evaluates how well documents match search queries. For each query-document pair, "
-    "carefully analyze the semantic relationship between them, then provide your binary relevance judgment "
+    "You are a search relevance expert who evaluates how well documents match search queries. "
+    "For each query-document pair, "
+    "carefully analyze the semantic relationship between them, then provide your binary "
+    "relevance judgment "
     "(0 for not relevant, 1 for relevant).\nRelevance:"
 )
 
@@ -352,7 +355,8 @@ def test_ids_are_those_of_the_store(tmp_path: Path, model: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[" * 1200, "{a: " * 900, "model: org/name\nmax_tokens: " + "9" * 5000, "model: org/name\nmemory_bytes: " + "9" * 5000,
+        "[" * 1200, "{a: " * 900, "model: org/name\nmax_tokens: " + "9" * 5000,
+        "model: org/name\nmemory_bytes: " + "9" * 5000,
         "model: &a [*a]", "model: org/name\nprompts: {\"\\ud800\": x}",
     ],
 )  # fmt: skip

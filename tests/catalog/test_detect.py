@@ -248,16 +248,21 @@ def test_late_interaction_of_version_6(tmp_path: Path) -> None:
         "modules.json": modules(
             ("", "sentence_transformers.base.modules.transformer.Transformer"),
             ("1_Dense", "sentence_transformers.base.modules.dense.Dense"),
-            ("2_Mask", "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"),
+            ("2_Mask",
+            "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"),
             ("3_Normalize", "sentence_transformers.base.modules.normalize.Normalize"),
         ),
         "1_Dense/config.json": {
-            "in_features": 32, "out_features": 8, "bias": False, "module_input_name": "token_embeddings",
+            "in_features": 32, "out_features": 8, "bias": False,
+            "module_input_name": "token_embeddings",
             "activation_function": "torch.nn.modules.linear.Identity",
         },
-        "2_Mask/config.json": {"skiplist_words": ["!", "?"], "skiplist_tasks": ["query", "document"]},
-        "sentence_bert_config.json": {"document_length": 300, "query_expansion": {"strategy": "min", "length": 32, "attend": True}},
-        "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder", "similarity_fn_name": "meanmaxsim"},
+        "2_Mask/config.json": {"skiplist_words": ["!", "?"],
+        "skiplist_tasks": ["query", "document"]},
+        "sentence_bert_config.json": {"document_length": 300,
+        "query_expansion": {"strategy": "min", "length": 32, "attend": True}},
+        "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder",
+        "similarity_fn_name": "meanmaxsim"},
     }  # fmt: skip
     directory = write(tmp_path, files)
     write_tensors(directory / "1_Dense/model.safetensors", {"linear.weight": [8, 32]})

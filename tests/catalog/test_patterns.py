@@ -19,14 +19,18 @@ from tests.fuzz import tiny
 from tests.fuzz.run import limited
 
 ATOMS = (
-    "a", "b", "q_proj", "layers", "1", "2", ".", r"\.", r"\d", r"\d+", r"\w", r"\W", r"\s", r"\d1", "[0-9]", "[^a.]", "[a-c]",
+    "a", "b", "q_proj", "layers", "1", "2", ".", r"\.", r"\d", r"\d+", r"\w", r"\W", r"\s", r"\d1",
+    "[0-9]", "[^a.]", "[a-c]",
     "[ab-]", "[]a]",
-    "(", "(?:", ")", "|", "*", "+", "?", "*?", "{2}", "{1,2}", "{0,3}", "{1,}", "x{12}", "^", "$", ".*", r"\-",
+    "(", "(?:", ")", "|", "*", "+", "?", "*?", "{2}", "{1,2}", "{0,3}", "{1,}", "x{12}", "^", "$",
+    ".*", r"\-",
 )  # fmt: skip
 NAMES = ("a", "b", "c", "x", "1", "2", ".", "q_proj", "layers.", "-", "\u0664")
 MODULES = (
-    "model.decoder.layers.0.encoder_attn.k_proj", "encoder.layer.11.attention.self.query", "layers.3.mlp.gate_proj",
-    "bert.encoder.layer.1.attention.self.query", "model.layers.12.self_attn.q_proj", "query", "my_query", "",
+    "model.decoder.layers.0.encoder_attn.k_proj", "encoder.layer.11.attention.self.query",
+    "layers.3.mlp.gate_proj",
+    "bert.encoder.layer.1.attention.self.query", "model.layers.12.self_attn.q_proj", "query",
+    "my_query", "",
 )  # fmt: skip
 
 
@@ -38,10 +42,12 @@ def in_python(pattern: str, name: str) -> bool:
 @pytest.mark.parametrize(
     "pattern",
     [
-        "query", "attention.self.query", "^model.decoder.layers.0.encoder_attn.k_proj", r"layers\.\d+\.mlp\..*_proj",
+        "query", "attention.self.query", "^model.decoder.layers.0.encoder_attn.k_proj",
+        r"layers\.\d+\.mlp\..*_proj",
         r".*\.layers\.(0|1|2)\.self_attn\.[qkv]_proj",
         r"model\.layers\.[0-9]+\.self_attn\.(q|k|v|o)_proj", r"(?:self_attn|mlp)\..*",
-        r"layer\.1[0-9]?\..*query", r"layer\.\d{1,2}\.attention.*", "", ".*", r"[^.]+_proj$", r"(.*)q_proj", "quer[xyz]|k_proj",
+        r"layer\.1[0-9]?\..*query", r"layer\.\d{1,2}\.attention.*", "", ".*", r"[^.]+_proj$",
+        r"(.*)q_proj", "quer[xyz]|k_proj",
     ],
 )  # fmt: skip
 def test_patterns_that_adapters_have_mean_what_they_mean_in_peft(pattern: str) -> None:
@@ -74,7 +80,8 @@ def test_any_pattern_that_is_taken_means_what_it_means_in_python() -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        ".?" * 40 + "[x]" * 40, "(a+)+[x]", "(.*)*" * 30 + "[x]", "(a|a)*" * 20 + "[x]", "(((a?){9}){9}){9}[x]", ".*" * 90 + "[x]",
+        ".?" * 40 + "[x]" * 40, "(a+)+[x]", "(.*)*" * 30 + "[x]", "(a|a)*" * 20 + "[x]",
+        "(((a?){9}){9}){9}[x]", ".*" * 90 + "[x]",
         "[x]" + ".?" * 90, "(x?a?)*" * 20 + "[x]",
     ],
 )  # fmt: skip
@@ -87,11 +94,15 @@ def test_patterns_that_would_hang_an_interpreter_take_as_long_as_they_are(patter
     [
         ("(?=a)", "a group of another kind"), ("(?P<n>a)", "a group of another kind"),
         ("(?i)a", "a group of another kind"),
-        (r"(a)\1", r"has \\1"), (r"\bquery", r"has \\b"), ("(", "ends too early"), ("a)", "not open"), ("*a", "nothing to repeat"),
-        ("a**", "one repetition on another"), ("a++", "one repetition on another"), ("a{", "no repetition"),
+        (r"(a)\1", r"has \\1"), (r"\bquery", r"has \\b"), ("(", "ends too early"),
+        ("a)", "not open"), ("*a", "nothing to repeat"),
+        ("a**", "one repetition on another"), ("a++", "one repetition on another"),
+        ("a{", "no repetition"),
         ("^*", "beginning or the end"),
-        ("[b-a]", "no characters"), ("[a", "ends too early"), ("\\", "ends too early"), ("x" * 201, "201 characters"),
-        ("a{2,1}", "more often than at most"), ("(" * 30 + ")" * 30, "20 deep"), ("((a{99}){99}){99}", "more than 2,000 states"),
+        ("[b-a]", "no characters"), ("[a", "ends too early"), ("\\", "ends too early"),
+        ("x" * 201, "201 characters"),
+        ("a{2,1}", "more often than at most"), ("(" * 30 + ")" * 30, "20 deep"),
+        ("((a{99}){99}){99}", "more than 2,000 states"),
     ],
 )  # fmt: skip
 def test_what_is_not_followed_is_refused_with_the_reason(pattern: str, problem: str) -> None:
@@ -127,6 +138,7 @@ def test_adapter_has_no_end_of_neither_patterns_nor_modules(tmp_path: Path) -> N
 
 def test_targets_are_whole_parts_of_a_name(tmp_path: Path) -> None:
     adapter = read_adapter(write(tmp_path, target_modules=["query", "output.dense"]))
-    assert [adapter.is_target(name) for name in ("a.query", "query", "my_query", "a.output.dense", "a.dense", "query.a")] == [
+    assert [adapter.is_target(name) for name in ("a.query", "query", "my_query", "a.output.dense",
+    "a.dense", "query.a")] == [
         True, True, False, True, False, False,
     ]  # fmt: skip

@@ -155,9 +155,9 @@ def test_card_with_a_pool_that_is_not_there_is_refused(tmp_path: Path) -> None:
     check_cards(Pools(), cards)
     with pytest.raises(InvalidInput) as caught:
         check_cards(pools(tmp_path, TWO), cards)
-    assert (
-        caught.value.message
-        == f"{tmp_path}/cards.yaml:4: `pools` names 'l4', which is not a pool of pools.yaml; its pools are: cpu, l4-spot"
+    assert caught.value.message == (
+        f"{tmp_path}/cards.yaml:4: `pools` names 'l4', which is not a pool of pools.yaml; "
+        "its pools are: cpu, l4-spot"
     )
 
 
@@ -201,7 +201,10 @@ def test_fallback_stands_in_for_another_pool_of_the_file(tmp_path: Path) -> None
     for wrong in ("safe", "neither"):
         with pytest.raises(InvalidInput, match=r"pools\.yaml:1: `pools\.safe\.fallback_for`"):
             pools(tmp_path, two % wrong)
-    chain = "pools: {a: {device: cpu}, b: {device: cpu, fallback_for: a}, c: {device: cpu, fallback_for: b}}\n"
+    chain = (
+        "pools: {a: {device: cpu}, b: {device: cpu, fallback_for: a}, c: {device: cpu, "
+        "fallback_for: b}}\n"
+    )
     with pytest.raises(
         InvalidInput,
         match="is 'b': it must name another pool, and one that has no fallback_for itself",

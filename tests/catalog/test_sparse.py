@@ -52,7 +52,8 @@ def router(
 
 
 OPENSEARCH_TYPES = {
-    "query_0_SparseStaticEmbedding": STATIC, "": f"{ENCODER}MLMTransformer", "document_1_SpladePooling": f"{ENCODER}SpladePooling",
+    "query_0_SparseStaticEmbedding": STATIC, "": f"{ENCODER}MLMTransformer",
+    "document_1_SpladePooling": f"{ENCODER}SpladePooling",
 }  # fmt: skip
 OPENSEARCH = router(
     ["query_0_SparseStaticEmbedding"],

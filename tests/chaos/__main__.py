@@ -107,8 +107,10 @@ def _watcher(bar: Bar, settings: driver.Settings) -> driver.Watcher:
     def watch(now: driver.Progress) -> None:
         tally = now.tally
         told = (
-            f"{tally.sent:,} requests, {now.in_flight} in flight, {now.begun} of {now.planned} faults, {len(tally.lost)} lost, "
-            f"{tally.duplicates} duplicate, {len(tally.wrong)} wrong, {now.problems} invariants broken"
+            f"{tally.sent:,} requests, {now.in_flight} in flight, {now.begun} of {now.planned} "
+            f"faults, {len(tally.lost)} lost, "
+            f"{tally.duplicates} duplicate, {len(tally.wrong)} wrong, {now.problems} invariants "
+            "broken"
         )
         bar.update(task, completed=now.elapsed, told=told)
 

@@ -76,16 +76,25 @@ class LaneSnapshot:
         for job_id in {_id(member) for member in self.waiting} - self.unfinished:
             yield f"I1 {self.name}: job {job_id} waits, and is finished"
         if self.leases.keys() != self.batches.keys():
-            yield f"I1 {self.name}: leases {sorted(self.leases)} and batches {sorted(self.batches)} differ"
+            yield (
+                f"I1 {self.name}: leases {sorted(self.leases)} and batches "
+                f"{sorted(self.batches)} differ"
+            )
         ended = sum(self._count(name) for name in ("done", "expired", "dead", "cancelled"))
         if self._count("enqueued") != ended + len(self.unfinished):
-            yield f"I3 {self.name}: {self._count('enqueued')} came, {ended} ended, {len(self.unfinished)} are unfinished"
+            yield (
+                f"I3 {self.name}: {self._count('enqueued')} came, {ended} ended, "
+                f"{len(self.unfinished)} are unfinished"
+            )
         for name, tokens in (
             ("queued", sum(map(_tokens, self.waiting))),
             ("leased", sum(tokens for tokens, _ in self.batches.values())),
         ):
             if self._count(name) != tokens:
-                yield f"I3 {self.name}: {self._count(name)} tokens are said to be {name}, and {tokens} are"
+                yield (
+                    f"I3 {self.name}: {self._count(name)} tokens are said to be {name}, and "
+                    f"{tokens} are"
+                )
 
     def remains(self) -> Iterator[str]:
         """What an idle lane must not have (I4)."""
@@ -225,7 +234,10 @@ def unfairness(
             if name in got:
                 got[name] += _tokens(member) / weights[name]
                 if abs(got[one] - got[other]) > largest * (1 + 1e-6):
-                    yield f"I7 {lane.name}: at tag {tag:g} {one!r} has {got[one]:g}, {other!r} {got[other]:g}, allowed {largest:g}"
+                    yield (
+                        f"I7 {lane.name}: at tag {tag:g} {one!r} has {got[one]:g}, {other!r} "
+                        f"{got[other]:g}, allowed {largest:g}"
+                    )
                     break
 
 

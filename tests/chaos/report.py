@@ -74,9 +74,12 @@ class Report:
 
     def line(self) -> str:
         return (
-            f"seed {self.seed}: {self.requests:,} requests in {self.seconds:.0f} s, {self.faults} faults, {len(self.lost)} lost, "
-            f"{self.duplicates} duplicate, {len(self.wrong)} wrong, {len(self.problems)} invariants broken; {self.cancelled:,} "
-            f"cancelled, {self.late:,} too late as meant, {self.done_again:,} jobs done again; p50 {self.p50_ms:.0f} ms, p99 "
+            f"seed {self.seed}: {self.requests:,} requests in {self.seconds:.0f} s, "
+            f"{self.faults} faults, {len(self.lost)} lost, "
+            f"{self.duplicates} duplicate, {len(self.wrong)} wrong, {len(self.problems)} "
+            f"invariants broken; {self.cancelled:,} "
+            f"cancelled, {self.late:,} too late as meant, {self.done_again:,} jobs done again; "
+            f"p50 {self.p50_ms:.0f} ms, p99 "
             f"{self.p99_ms:.0f} ms, longest {self.longest_ms:.0f} ms; {self.snapshots:,} snapshots"
         )
 

@@ -87,7 +87,10 @@ class Story:
             f"{change.before} → {change.after} ({change.by}, {change.at:.0f} s)"
             for change in self.changes
         )
-        return f"{told}; the first answer after {self.first_answer_seconds:.1f} s, {self.answered} requests answered"
+        return (
+            f"{told}; the first answer after {self.first_answer_seconds:.1f} s, {self.answered} "
+            "requests answered"
+        )
 
 
 def scaled_object(one: Object, variables: Mapping[str, Any]) -> ScaledObject:

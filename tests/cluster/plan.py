@@ -11,7 +11,8 @@ from typing import Final, Literal
 Way = Literal["envtest", "kind"]
 WAYS: Final[tuple[Way, ...]] = ("envtest", "kind")
 HOW_TO_GET: Final = (
-    "nothing can be run: `go run sigs.k8s.io/controller-runtime/tools/setup-envtest@latest use -p path 1.32.x` prints a folder for "
+    "nothing can be run: `go run sigs.k8s.io/controller-runtime/tools/setup-envtest@latest use "
+    "-p path 1.32.x` prints a folder for "
     "KUBEBUILDER_ASSETS; or install Docker and kind (https://kind.sigs.k8s.io)"
 )
 OLDEST: Final = (1, 30)

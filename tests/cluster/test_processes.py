@@ -107,7 +107,10 @@ def test_what_kubectl_says_is_the_error(programs: FakePrograms) -> None:
 def test_what_is_said_is_why_it_was_not_applied_and_not_why_it_could_not_be_removed(
     programs: FakePrograms, tmp_path: Path
 ) -> None:
-    says = 'case "$*" in *apply*) echo "no matches for kind PodDisruptionBudget";; *) echo "not to be deleted";; esac >&2; exit 1'
+    says = (
+        'case "$*" in *apply*) echo "no matches for kind PodDisruptionBudget";; *) echo "not to '
+        'be deleted";; esac >&2; exit 1'
+    )
     server = ApiServer(
         Found(kubectl=programs.make("kubectl", f"cat > /dev/null; {says}")), tmp_path
     )

@@ -220,8 +220,10 @@ def torchscript() -> bytes:
 
 
 BOUNDED = (
-    "os.system", "legacy with a global", "gigabytes of bytearray", "a million tensors", "a hundred thousand tensors", "a zip bomb",
-    "overlapping views", "a hundred thousand entries", "deep nesting", "a key of nested tuples", "a truncated archive",
+    "os.system", "legacy with a global", "gigabytes of bytearray", "a million tensors",
+    "a hundred thousand tensors", "a zip bomb",
+    "overlapping views", "a hundred thousand entries", "deep nesting", "a key of nested tuples",
+    "a truncated archive",
     "a tensor that repeats one number",
 )  # fmt: skip
 """Those that the limits of the child are measured with."""

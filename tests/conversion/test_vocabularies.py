@@ -25,10 +25,13 @@ from tests.support.sentencepieces import DEBERTA, trained
 from tests.support.texts import texts
 
 ODD = (
-    "naïve Überraschung", "東京タワー", "안녕 하세요", "مرحبا بالعالم", "🥊🇩🇪 👨\u200d👩\u200d👧", "e\u0301 a\u0308",
+    "naïve Überraschung", "東京タワー", "안녕 하세요", "مرحبا بالعالم", "🥊🇩🇪 👨\u200d👩\u200d👧",
+    "e\u0301 a\u0308",
     "\ufdfa ﬁ ½ ①",
-    "1,000 2,5 3,", "``quoted''", "don't we'll I'M", "a\u00a0b\u2003c", "  two  spaces   three ", "tab\tnew\nline\r\n",
-    "\x00\x01\x7f", "\u200b\u202e", "x" * 150, "…—«»", "@#$%^&*()", "<s> </s> [MASK] <mask>", "ΑΒΓς İstanbul ǅ ß",
+    "1,000 2,5 3,", "``quoted''", "don't we'll I'M", "a\u00a0b\u2003c", "  two  spaces   three ",
+    "tab\tnew\nline\r\n",
+    "\x00\x01\x7f", "\u200b\u202e", "x" * 150, "…—«»", "@#$%^&*()", "<s> </s> [MASK] <mask>",
+    "ΑΒΓς İstanbul ǅ ß",
 )  # fmt: skip
 
 
@@ -157,7 +160,8 @@ def bpe_files(specials: list[str]) -> tuple[dict[str, int], list[tuple[str, str]
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=700, special_tokens=specials, initial_alphabet=alphabet)
+        CORPUS,
+        trainers.BpeTrainer(vocab_size=700, special_tokens=specials, initial_alphabet=alphabet)
     )  # fmt: skip
     model = json.loads(tokenizer.to_str())["model"]
     return model["vocab"], [tuple(pair) for pair in model["merges"]]
@@ -178,8 +182,10 @@ def test_byte_level_bpe(name: str, add_prefix_space: bool) -> None:
     converter, specials, lstrip = BPE_CLASSES[name]
     vocab, merges = bpe_files(list(specials.values()))
     slow = SimpleNamespace(
-        encoder=vocab, bpe_ranks=dict(zip(merges, range(len(merges)), strict=True)), add_prefix_space=add_prefix_space,
-        sep_token="</s>", cls_token="<s>", sep_token_id=vocab.get("</s>"), cls_token_id=vocab.get("<s>"),
+        encoder=vocab, bpe_ranks=dict(zip(merges, range(len(merges)), strict=True)),
+        add_prefix_space=add_prefix_space,
+        sep_token="</s>", cls_token="<s>", sep_token_id=vocab.get("</s>"),
+        cls_token_id=vocab.get("<s>"),
         convert_tokens_to_ids=vocab.get,
     )  # fmt: skip
     theirs = with_specials(converter(slow).converted(), specials, lstrip)
@@ -224,9 +230,11 @@ ALBERT = {
     "control_symbols": "[MASK]",
 }
 
-SPM_CLASSES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, str], str]] = {
+SPM_CLASSES: dict[str,
+tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, str], str]] = {
     "DebertaV2Tokenizer": (
-        reference.DebertaV2Converter, DEBERTA, {"split_by_punct": False, "do_lower_case": False}, {}, BERT, ""
+        reference.DebertaV2Converter, DEBERTA, {"split_by_punct": False, "do_lower_case": False},
+        {}, BERT, ""
     ),
     "DebertaV2Tokenizer, lower case": (
         reference.DebertaV2Converter, DEBERTA, {"split_by_punct": True, "do_lower_case": True},
@@ -234,14 +242,16 @@ SPM_CLASSES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]
     ),
     "DebertaV2Tokenizer, mT5's vocabulary": (
         reference.DebertaV2Converter,
-        DEBERTA | {"byte_fallback": False, "user_defined_symbols": [f"<extra_id_{number}>" for number in range(10)]},
+        DEBERTA | {"byte_fallback": False,
+        "user_defined_symbols": [f"<extra_id_{number}>" for number in range(10)]},
         {"split_by_punct": False, "do_lower_case": False},
         {"vocab_type": "spm"},
         BERT,
         "",
     ),
     "XLMRobertaTokenizer": (reference.XLMRobertaConverter, FAIRSEQ, {}, {}, ROBERTA, "<mask>"),
-    "T5Tokenizer": (reference.T5Converter, T5, {"_extra_ids": 100}, {}, {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, ""),
+    "T5Tokenizer": (reference.T5Converter, T5, {"_extra_ids": 100}, {},
+    {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, ""),
     "AlbertTokenizer": (
         reference.AlbertConverter, ALBERT, {"keep_accents": False, "do_lower_case": True}, {},
         {**BERT, "unk": "<unk>", "pad": "<pad>"}, "[MASK]",
@@ -383,14 +393,18 @@ def test_added_tokens_have_the_ids_of_their_file() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown class": ({"vocab.txt": b"a\n", "tokenizer_config.json": {"tokenizer_class": "XLNetTokenizer"}}, "XLNetTokenizer"),
+    "unknown class": ({"vocab.txt": b"a\n",
+    "tokenizer_config.json": {"tokenizer_class": "XLNetTokenizer"}}, "XLNetTokenizer"),
     "unknown type": ({"vocab.txt": b"a\n", "config.json": {"model_type": "whisper"}}, "whisper"),
     "not utf-8": ({"vocab.txt": b"\xff\n", "config.json": {"model_type": "bert"}}, "UTF-8"),
-    "not protobuf": ({"spm.model": b"\xff" * 40, "config.json": {"model_type": "deberta-v2"}}, "SentencePiece"),
+    "not protobuf": ({"spm.model": b"\xff" * 40, "config.json": {"model_type": "deberta-v2"}},
+    "SentencePiece"),
     "no pieces": ({"spm.model": b"", "config.json": {"model_type": "deberta-v2"}}, "no pieces"),
     "no special tokens": ({"vocab.txt": b"a\n", "config.json": {"model_type": "bert"}}, ""),
-    "merges": ({"vocab.json": {"a": 0}, "merges.txt": b"a b c\n", "config.json": {"model_type": "gpt2"}}, "two pieces"),
-    "ids": ({"vocab.json": {"a": -1}, "merges.txt": b"", "config.json": {"model_type": "gpt2"}}, "has the id"),
+    "merges": ({"vocab.json": {"a": 0}, "merges.txt": b"a b c\n",
+    "config.json": {"model_type": "gpt2"}}, "two pieces"),
+    "ids": ({"vocab.json": {"a": -1}, "merges.txt": b"", "config.json": {"model_type": "gpt2"}},
+    "has the id"),
 }  # fmt: skip
 
 

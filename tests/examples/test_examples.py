@@ -94,7 +94,10 @@ def test_what_a_person_reads(run: Any, tmp_path: Path) -> None:
 
 
 def test_documents_of_ones_own(run: Any, tmp_path: Path) -> None:
-    text = "The ship carried Ada Lovelace to London.\n\nIn 1843 it was Ada Lovelace </script> who wrote to Charles Babbage.\x01"
+    text = (
+        "The ship carried Ada Lovelace to London.\n\nIn 1843 it was Ada Lovelace </script> who "
+        "wrote to Charles Babbage.\x01"
+    )
     (tmp_path / "letters.txt").write_text(text)
     options = (
         "--documents",

@@ -4,12 +4,11 @@ upgrades it under traffic: `make images-check`.
 1. Edge, router, scheduler and worker-cpu are built, from the published Python image where its
    registry can be reached.
 2. Each starts as its manifest says, and what the kernel says of it is compared with the manifest;
-   probes are asked; the image's
-   own HEALTHCHECK, too; a program in it cannot write to its root file system.
+   probes are asked; the image's own HEALTHCHECK, too; a program in it cannot write to its root file
+   system.
 3. A text is encoded by gRPC and by HTTP. Then, under traffic from a container of the same network:
-   a second worker and a second
-   router come, the first worker is drained, and every pod is replaced by one of the image of
-   another commit, `--from`. Nothing may be lost.
+   a second worker and a second router come, the first worker is drained, and every pod is replaced
+   by one of the image of another commit, `--from`. Nothing may be lost.
 
 Needs root and Debian's buildah, podman, runc, mmdebstrap, netavark, aardvark-dns and iptables. What
 it cannot show: images for CUDA, signatures, a kubelet's own probes.
@@ -125,7 +124,11 @@ def check(folder: Path, earlier: str, console: Console) -> dict[str, object]:
         limit = LIMITS.get(str(row["image"]))
         if limit is not None and float(str(row["beyond_base_mib"])) > limit:
             faults.append(
-                f"shoal-{row['image']} has {row['beyond_base_mib']} MiB beyond its base; {limit} are allowed"
+                (
+                    f"shoal-{row['image']} has {row['beyond_base_mib']} MiB beyond its base; "
+                    f"{limit} "
+                    "are allowed"
+                )
             )
     _print(console, "Images", built)
     objects = rendered("overlays/kind-cpu")

@@ -26,7 +26,10 @@ from tests.k8s.manifests import ROOT
 
 PYTHON_IMAGE: Final = "docker.io/library/python:3.11-slim-bookworm"
 STAND_INS: Final = "localhost/stand-in"
-MISSING: Final = "apt-get install --no-install-recommends buildah podman runc mmdebstrap netavark aardvark-dns iptables"
+MISSING: Final = (
+    "apt-get install --no-install-recommends buildah podman runc mmdebstrap netavark "
+    "aardvark-dns iptables"
+)
 CONFIGURATION: Final = """\
 [network]
 network_backend = "netavark"

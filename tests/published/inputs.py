@@ -18,9 +18,14 @@ PHOTOS: Final = [
 
 QUERY: Final = "Who wrote the first program for a machine?"
 TEXTS: Final = [
-    "Ada Lovelace wrote, in 1843 in London, what many call the first program: a way to compute Bernoulli numbers on the Analytical "
-    "Engine that Charles Babbage had designed. The machine was never finished, and nobody ran her program while she lived.",
-    "The cat sat on the mat; it was 3.5 °C outside, and naïve Überraschung-users in 東京 were asleep.",
+    "Ada Lovelace wrote, in 1843 in London, what many call the first program: a way to compute "
+    "Bernoulli numbers on the Analytical "
+    "Engine that Charles Babbage had designed. The machine was never finished, and nobody ran "
+    "her program while she lived.",
+    (
+        "The cat sat on the mat; it was 3.5 °C outside, and naïve Überraschung-users in 東京 were "
+        "asleep."
+    ),
     "Rain.",
 ]
 LABELS: Final = ["history of computing", "weather", "cooking"]

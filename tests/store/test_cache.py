@@ -77,7 +77,10 @@ def test_what_is_in_use_stays(tmp_path: Path, originals: Path, size: int) -> Non
     assert shop.names() == {"org/a", "org/c"}
     with pytest.raises(
         NoCapacity,
-        match=rf"org/d takes {size:,} bytes .* may keep {2 * size + 10:,}, of which {2 * size:,} are in use",
+        match=(
+            rf"org/d takes {size:,} bytes .* may keep {2 * size + 10:,}, of which {2 * size:,} "
+            r"are in use"
+        ),
     ):
         shop.store.get("org/d", ignore)
     held.close()

@@ -289,7 +289,8 @@ class TestCache:
         assert hub.calls == []
 
     @pytest.mark.parametrize(
-        ("config", "weights"), [(name, "model.safetensors") for name in CONFIGS if name not in ("modules.json", OPEN_CLIP)]
+        ("config", "weights"),
+        [(name, "model.safetensors") for name in CONFIGS if name not in ("modules.json", OPEN_CLIP)]
         + [(OPEN_CLIP, OPEN_CLIP_WEIGHTS), (adapter.FILE, adapter.WEIGHTS)],
     )  # fmt: skip
     def test_each_layout_in_it_is_seen(

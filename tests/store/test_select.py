@@ -265,7 +265,10 @@ def test_weights_in_other_formats_are_refused_by_name() -> None:
     [
         (
             ["a-Q4_K_M.gguf", "a-Q8_0.gguf"],
-            r"a-Q4_K_M\.gguf: .* only as GGUF\. Use the repository that it was made from; or .*convert DIR",
+            (
+                r"a-Q4_K_M\.gguf: .* only as GGUF\. Use the repository that it was made from; or "
+                r".*convert DIR"
+            ),
         ),
         (["config.json", "model.gguf"], r"model\.gguf: .* only as GGUF"),
         (["config.json", "onnx/model.onnx"], r"model\.onnx: .* only as ONNX"),

@@ -46,11 +46,12 @@ def document(texts: Sequence[str], size: tuple[float, float] = A4) -> bytes:
     for index, text in enumerate(texts):
         box = f"/MediaBox [0 0 {size[0]} {size[1]}]".encode()
         objects[4 + 2 * index] = (
-            b"<< /Type /Page /Parent 2 0 R %s /Resources << /Font << /F 3 0 R >> >> /Contents %d 0 R >>"
-            % (
-                box,
-                5 + 2 * index,
-            )
+            b"<< /Type /Page /Parent 2 0 R %s /Resources << /Font << /F 3 0 R >> >> "
+            b"/Contents %d "
+            b"0 R >>"
+        ) % (
+            box,
+            5 + 2 * index,
         )
         lines = text.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)").splitlines()
         shown = b"".join(b"(%s) Tj 0 -30 Td " % line.encode("ascii") for line in lines)
@@ -127,7 +128,10 @@ def _tree_of_itself() -> bytes:
 def _image(side: int) -> bytes:
     """Its pixels are deflated zeros, as many as they are said to be."""
     data = zlib.compress(bytes(1 << 20), 9)
-    about = b"/Type /XObject /Subtype /Image /Width %d /Height %d /BitsPerComponent 8 /ColorSpace /DeviceRGB /Filter /FlateDecode"
+    about = (
+        b"/Type /XObject /Subtype /Image /Width %d /Height %d /BitsPerComponent 8 /ColorSpace "
+        b"/DeviceRGB /Filter /FlateDecode"
+    )
     image = stream(data, about % (side, side))
     return _page(
         stream(b"200 0 0 200 0 0 cm /X Do"), {5: image}, resources=b"<< /XObject << /X 5 0 R >> >>"

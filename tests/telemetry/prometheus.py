@@ -29,7 +29,9 @@ def program(name: str) -> str:
     """
     found = shutil.which(name, path=os.pathsep.join(PLACES))
     assert found, (
-        f"{name} is not here: `make .cache/prometheus/.done` fetches Debian's package; elsewhere install prometheus"
+        f"{name} is not here: `make .cache/prometheus/.done` fetches Debian's package; "
+        "elsewhere "
+        "install prometheus"
     )
     return found
 
@@ -86,8 +88,10 @@ def scraping(
     }
     (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
     command = [
-        program("prometheus"), f"--config.file={directory / 'prometheus.yaml'}", f"--storage.tsdb.path={directory / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage", "--log.level=warn",
+        program("prometheus"), f"--config.file={directory / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={directory / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage",
+        "--log.level=warn",
     ]  # fmt: skip
     prometheus = Prometheus(f"http://127.0.0.1:{port}")
     with (

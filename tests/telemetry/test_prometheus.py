@@ -104,7 +104,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         }
         each = {name: {"SHOAL_METRICS_ADDRESS": address} for name, address in addresses.items()}
         cluster = Cluster(
-            directory / "mesh", models=str(directory / "models"), routers=2, schedulers=2, workers=2, edges=1,
+            directory / "mesh", models=str(directory / "models"), routers=2, schedulers=2,
+            workers=2, edges=1,
             environment=environment, each=each,
         )  # fmt: skip
         with cluster, scraping(directory, targets, rules_file(directory)) as prometheus:

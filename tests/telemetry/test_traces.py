@@ -117,7 +117,8 @@ def by_two_workers(spans: Sequence[Seen]) -> bool:
     sent, done = named(spans, f"send {LANE}"), named(spans, f"process {LANE}")
     return bool(sent and done) and len(done) == sent[0].attributes["messaging.batch.message_count"] and len(
         {span.instance for span in done}
-    ) == 2 and len({span.instance for span in named(spans, "shoal.v1.WorkerService/Complete")}) == 2  # fmt: skip
+    ) == 2 and len({span.instance for span in named(spans,
+    "shoal.v1.WorkerService/Complete")}) == 2  # fmt: skip
 
 
 def test_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced) -> None:
@@ -128,7 +129,8 @@ def test_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced) 
         wait_for_last = 3.0
         try:
             wait_until(
-                lambda trace=trace: by_two_workers(mesh.receiver.of_trace(trace)),  # type: ignore[misc]
+                lambda trace=trace: by_two_workers(mesh.receiver.of_trace(trace)),
+                # type: ignore[misc]
                 wait_for_last,
             )
         except AssertionError:

@@ -50,21 +50,27 @@ MESH = Dashboard(
     "shoal-mesh",
     "Shoal: mesh",
     [
-        Panel("Requests", "reqps", {"{{method}} {{reason}}": rate("shoal_requests_total", "method", "reason")},
+        Panel("Requests", "reqps",
+        {"{{method}} {{reason}}": rate("shoal_requests_total", "method", "reason")},
               "Answered calls a second, by how they ended."),
-        Panel("Failed", "percentunit", {"{{reason}}": 'sum by (reason) (rate(shoal_requests_total{reason!="OK"}[5m])) '
+        Panel("Failed", "percentunit",
+        {"{{reason}}": 'sum by (reason) (rate(shoal_requests_total{reason!="OK"}[5m])) '
               "/ ignoring(reason) group_left sum(rate(shoal_requests_total[5m]))"},
               "Share of all calls that ended in an error, by its reason."),
         Panel("Latency", "s", {"p50 {{method}}": quantile(0.5, "shoal_request", "method"),
-              "p99 {{method}}": quantile(0.99, "shoal_request", "method")}, "In the router; exemplars lead to traces."),
+              "p99 {{method}}": quantile(0.99, "shoal_request", "method")},
+              "In the router; exemplars lead to traces."),
         Panel("Where the time goes (p50)", "s", {
             "queue": quantile(0.5, "shoal_queue"), "prepare": quantile(0.5, "shoal_prepare"),
             "forward": quantile(0.5, "shoal_forward"), "finish": quantile(0.5, "shoal_finish")}),
-        Panel("Tokens", "short", {"{{model}}": rate("shoal_batch_tokens_sum", "model")}, "Computed a second."),
+        Panel("Tokens", "short", {"{{model}}": rate("shoal_batch_tokens_sum", "model")},
+        "Computed a second."),
         Panel("Processes", "short", {"{{job}}": "sum by (job) (up{job=~\"shoal/.*\"})",
               "redis seen": "min(shoal_redis_up)"}),
-        Panel("Memory", "bytes", {"{{job}} {{instance}}": 'process_resident_memory_bytes{job=~"shoal/.*"}'}),
-        Panel("Requests in flight", "bytes", {"{{instance}}": "shoal_held_bytes"}, "What they hold of a router's memory."),
+        Panel("Memory", "bytes",
+        {"{{job}} {{instance}}": 'process_resident_memory_bytes{job=~"shoal/.*"}'}),
+        Panel("Requests in flight", "bytes", {"{{instance}}": "shoal_held_bytes"},
+        "What they hold of a router's memory."),
     ],
 )  # fmt: skip
 
@@ -72,11 +78,16 @@ LANES = Dashboard(
     "shoal-lanes",
     "Shoal: lanes and fairness",
     [
-        Panel("Queued", "short", {LANE: "max by (pool, model, adapter) (shoal_lane_queued_tokens)"}, "Tokens that wait."),
-        Panel("Leased", "short", {LANE: "max by (pool, model, adapter) (shoal_lane_leased_tokens)"}, "Tokens that workers have."),
-        Panel("Oldest job", "s", {LANE: "max by (pool, model, adapter) (shoal_lane_oldest_seconds)"}),
-        Panel("Jobs queued", "short", {LANE: "max by (pool, model, adapter) (shoal_lane_queued_jobs)"}),
-        Panel("Arrivals", "short", {LANE: "max by (pool, model, adapter) (rate(shoal_lane_enqueued_tokens_total[5m]))"},
+        Panel("Queued", "short", {LANE: "max by (pool, model, adapter) (shoal_lane_queued_tokens)"},
+        "Tokens that wait."),
+        Panel("Leased", "short", {LANE: "max by (pool, model, adapter) (shoal_lane_leased_tokens)"},
+        "Tokens that workers have."),
+        Panel("Oldest job", "s",
+        {LANE: "max by (pool, model, adapter) (shoal_lane_oldest_seconds)"}),
+        Panel("Jobs queued", "short",
+        {LANE: "max by (pool, model, adapter) (shoal_lane_queued_jobs)"}),
+        Panel("Arrivals", "short",
+        {LANE: "max by (pool, model, adapter) (rate(shoal_lane_enqueued_tokens_total[5m]))"},
               "Tokens a second."),
         Panel("Jobs", "short", {
             "answered": "sum(max by (pool, model, adapter) (rate(shoal_lane_done_jobs_total[5m])))",
@@ -85,9 +96,12 @@ LANES = Dashboard(
             "expired": "sum(max by (pool, model, adapter) (rate(shoal_lane_expired_jobs_total[5m])))",
             "given up": "sum(max by (pool, model, adapter) (rate(shoal_lane_dead_jobs_total[5m])))",
             "queued again": rate("shoal_jobs_queued_again_total")}, "A second."),
-        Panel("Device time by model", "percentunit", {"{{model}}": "sum by (model) (rate(shoal_forward_seconds_sum[5m])) "
-              "/ ignoring(model) group_left sum(rate(shoal_forward_seconds_sum[5m]))"}, "Who gets the devices."),
-        Panel("Tokens by tenant", "short", {"{{tenant}}": rate("shoal_tenant_tokens_total", "tenant")}, "Computed a second."),
+        Panel("Device time by model", "percentunit",
+        {"{{model}}": "sum by (model) (rate(shoal_forward_seconds_sum[5m])) "
+              "/ ignoring(model) group_left sum(rate(shoal_forward_seconds_sum[5m]))"},
+              "Who gets the devices."),
+        Panel("Tokens by tenant", "short",
+        {"{{tenant}}": rate("shoal_tenant_tokens_total", "tenant")}, "Computed a second."),
     ],
 )  # fmt: skip
 
@@ -95,25 +109,38 @@ WORKERS = Dashboard(
     "shoal-workers",
     "Shoal: workers and residency",
     [
-        Panel("Device busy", "percentunit", {"{{instance}}": "rate(shoal_device_busy_seconds_total[5m])"}),
-        Panel("Device stalled", "percentunit", {"{{cause}} {{instance}}": "rate(shoal_device_stalled_seconds_total[5m]) "
+        Panel("Device busy", "percentunit",
+        {"{{instance}}": "rate(shoal_device_busy_seconds_total[5m])"}),
+        Panel("Device stalled", "percentunit",
+        {"{{cause}} {{instance}}": "rate(shoal_device_stalled_seconds_total[5m]) "
               "/ ignoring(cause) group_left () (rate(shoal_device_busy_seconds_total[5m]) "
               "+ sum without (cause) (rate(shoal_device_stalled_seconds_total[5m])))"},
-              "Of the time in which there was work: starved (it was not at the device yet), turnaround (between two batches)."),
-        Panel("Device wasted", "percentunit", {"{{pool}}": "sum by (pool) (rate(shoal_device_wasted_seconds_total[5m])) "
-              "/ sum by (pool) (rate(shoal_device_busy_seconds_total[5m]))"}, "Computed for answers that nobody waited for."),
+              (
+                  "Of the time in which there was work: starved (it was not at the device yet), "
+                  "turnaround (between two batches)."
+              )),
+        Panel("Device wasted", "percentunit",
+        {"{{pool}}": "sum by (pool) (rate(shoal_device_wasted_seconds_total[5m])) "
+              "/ sum by (pool) (rate(shoal_device_busy_seconds_total[5m]))"},
+              "Computed for answers that nobody waited for."),
         Panel("Batch size", "short", {"p50 {{model}}":
-              "histogram_quantile(0.5, sum by (le, model) (rate(shoal_batch_tokens_bucket[5m])))"}, "Tokens."),
-        Panel("Batch fill", "percentunit", {"{{model}}": "sum by (model) (rate(shoal_batch_fill_ratio_sum[5m])) "
+              "histogram_quantile(0.5, sum by (le, model) (rate(shoal_batch_tokens_bucket[5m])))"},
+              "Tokens."),
+        Panel("Batch fill", "percentunit",
+        {"{{model}}": "sum by (model) (rate(shoal_batch_fill_ratio_sum[5m])) "
               "/ sum by (model) (rate(shoal_batch_fill_ratio_count[5m]))"}, "Of the token budget."),
-        Panel("Speed", "short", {"{{model}} {{instance}}": "shoal_model_tokens_per_second"}, "Tokens a second, as measured."),
+        Panel("Speed", "short", {"{{model}} {{instance}}": "shoal_model_tokens_per_second"},
+        "Tokens a second, as measured."),
         Panel("Resident", "bytes", {"{{model}} {{instance}}": "shoal_resident_bytes"}),
-        Panel("Device memory", "bytes", {"used {{instance}}": "shoal_device_used_bytes", "limit {{instance}}":
+        Panel("Device memory", "bytes",
+        {"used {{instance}}": "shoal_device_used_bytes", "limit {{instance}}":
               "shoal_device_memory_bytes", "warm {{instance}}": "shoal_host_used_bytes"}),
-        Panel("Loads and evictions", "short", {"loads, {{outcome}}": rate("shoal_model_loads_total", "outcome"),
+        Panel("Loads and evictions", "short",
+        {"loads, {{outcome}}": rate("shoal_model_loads_total", "outcome"),
               "evictions to {{to}}": rate("shoal_evictions_total", "to")}, "A second."),
         Panel("Swap", "s", {"p50 from {{source}}": quantile(0.5, "shoal_swap", "source"),
-              "p99 from {{source}}": quantile(0.99, "shoal_swap", "source")}, "From the order until the model is resident."),
+              "p99 from {{source}}": quantile(0.99, "shoal_swap", "source")},
+              "From the order until the model is resident."),
         Panel("Waiting pulls", "short", {"{{instance}}": "shoal_waiting_pulls"}),
     ],
 )  # fmt: skip
@@ -122,18 +149,29 @@ SCALING = Dashboard(
     "shoal-scaling",
     "Shoal: scaling",
     [
-        Panel("Workers", "short", {"desired {{pool}}": "max by (pool) (shoal_desired_workers)", "ready {{pool}}":
-              "max by (pool) (shoal_ready_workers)", "starting {{pool}}": "max by (pool) (shoal_starting_workers)"}),
-        Panel("Needed", "short", {"{{pool}}": "max by (pool) (shoal_needed_workers)"}, "Before hysteresis."),
-        Panel("Offered load", "short", {"{{pool}}": "max by (pool) (shoal_offered_load_workers)"}, "Workers that are kept busy."),
-        Panel("Backlog", "s", {"{{pool}}": "max by (pool) (shoal_backlog_seconds)"}, "Of one worker's time."),
+        Panel("Workers", "short",
+        {"desired {{pool}}": "max by (pool) (shoal_desired_workers)", "ready {{pool}}":
+              "max by (pool) (shoal_ready_workers)",
+              "starting {{pool}}": "max by (pool) (shoal_starting_workers)"}),
+        Panel("Needed", "short", {"{{pool}}": "max by (pool) (shoal_needed_workers)"},
+        "Before hysteresis."),
+        Panel("Offered load", "short", {"{{pool}}": "max by (pool) (shoal_offered_load_workers)"},
+        "Workers that are kept busy."),
+        Panel("Backlog", "s", {"{{pool}}": "max by (pool) (shoal_backlog_seconds)"},
+        "Of one worker's time."),
         Panel("Cold start", "s", {"{{pool}}": "max by (pool) (shoal_cold_start_seconds)"}),
-        Panel("Lost workers", "short", {"preempting {{pool}}": "max by (pool) (shoal_preempting_workers)", "unhealthy {{pool}}":
-              "max by (pool) (shoal_unhealthy_workers)", "live {{pool}}": "max by (pool) (shoal_live_workers)"}),
-        Panel("Active", "short", {"{{pool}}": "max by (pool) (shoal_pool_active)"}, "0: may be scaled to zero."),
-        Panel("Tokens", "short", {"queued {{pool}}": "max by (pool) (shoal_queued_tokens)", "leased {{pool}}":
+        Panel("Lost workers", "short",
+        {"preempting {{pool}}": "max by (pool) (shoal_preempting_workers)", "unhealthy {{pool}}":
+              "max by (pool) (shoal_unhealthy_workers)",
+              "live {{pool}}": "max by (pool) (shoal_live_workers)"}),
+        Panel("Active", "short", {"{{pool}}": "max by (pool) (shoal_pool_active)"},
+        "0: may be scaled to zero."),
+        Panel("Tokens", "short",
+        {"queued {{pool}}": "max by (pool) (shoal_queued_tokens)", "leased {{pool}}":
               "max by (pool) (shoal_leased_tokens)"}),
-        Panel("Schedulers", "short", {"leaders": "sum(shoal_scheduler_leader)", "view age {{instance}}": "shoal_view_age_seconds"}),
+        Panel("Schedulers", "short",
+        {"leaders": "sum(shoal_scheduler_leader)",
+        "view age {{instance}}": "shoal_view_age_seconds"}),
         Panel("Plans", "short", {"a minute": "60 * max(deriv(shoal_plan_number[5m]))"}),
     ],
 )  # fmt: skip
@@ -142,13 +180,17 @@ HTTP = Dashboard(
     "shoal-http",
     "Shoal: HTTP",
     [
-        Panel("Requests", "reqps", {"{{route}} {{status}}": rate("shoal_http_requests_total", "route", "status")},
+        Panel("Requests", "reqps",
+        {"{{route}} {{status}}": rate("shoal_http_requests_total", "route", "status")},
               "Answered a second; 499: the client left."),
         Panel("Latency", "s", {"p50 {{route}}": quantile(0.5, "shoal_http_request", "route"),
-              "p99 {{route}}": quantile(0.99, "shoal_http_request", "route")}, "Until the answer is written."),
+              "p99 {{route}}": quantile(0.99, "shoal_http_request", "route")},
+              "Until the answer is written."),
         Panel("Connections", "short", {"{{instance}}": "shoal_http_connections"}),
-        Panel("Bodies in flight", "bytes", {"{{instance}}": "shoal_http_held_bytes"}, "What they hold of an edge's memory."),
-        Panel("Routers seen", "short", {"{{instance}}": "shoal_http_router_up"}, "0: no router serves that this edge can reach."),
+        Panel("Bodies in flight", "bytes", {"{{instance}}": "shoal_http_held_bytes"},
+        "What they hold of an edge's memory."),
+        Panel("Routers seen", "short", {"{{instance}}": "shoal_http_router_up"},
+        "0: no router serves that this edge can reach."),
     ],
 )  # fmt: skip
 
@@ -172,17 +214,23 @@ OBJECTIVES = Dashboard(
     "shoal-objectives",
     "Shoal: objectives",
     [
-        Panel("Error budget used", "percentunit", {"of 30 days": f"({failed_share('30d')}) / 0.001"},
+        Panel("Error budget used", "percentunit",
+        {"of 30 days": f"({failed_share('30d')}) / 0.001"},
               "1: all of what 99.9 % leaves."),
         Panel("Latency budget used", "percentunit", {"of 30 days": f"({slow_share('30d')}) / 0.01"},
               "1: all of what 99 % within 2 s leaves."),
-        Panel("Error budget burn rate", "short", {window: f"({failed_share(window)}) / 0.001" for window in ("5m", "1h", "6h")},
+        Panel("Error budget burn rate", "short",
+        {window: f"({failed_share(window)}) / 0.001" for window in ("5m", "1h", "6h")},
               "1 uses the budget in 30 days; alerts fire at 14.4 (1h and 5m) and 6 (6h and 30m)."),
-        Panel("Latency budget burn rate", "short", {window: f"({slow_share(window)}) / 0.01" for window in ("5m", "1h", "6h")},
+        Panel("Latency budget burn rate", "short",
+        {window: f"({slow_share(window)}) / 0.01" for window in ("5m", "1h", "6h")},
               "As for errors."),
-        Panel("Errors by reason", "percentunit", {"{{reason}}": f"sum by (reason) (rate({FAILED}[1h])) "
-              "/ ignoring(reason) group_left sum(rate(shoal_requests_total[1h]))"}, "Of all calls of an hour."),
-        Panel("Slower than 2 s", "percentunit", {"5m": slow_share("5m"), "1h": slow_share("1h")}, "Of Encode and Score."),
+        Panel("Errors by reason", "percentunit",
+        {"{{reason}}": f"sum by (reason) (rate({FAILED}[1h])) "
+              "/ ignoring(reason) group_left sum(rate(shoal_requests_total[1h]))"},
+              "Of all calls of an hour."),
+        Panel("Slower than 2 s", "percentunit", {"5m": slow_share("5m"), "1h": slow_share("1h")},
+        "Of Encode and Score."),
     ],
 )  # fmt: skip
 

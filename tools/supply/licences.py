@@ -19,7 +19,8 @@ from tools.distributions import OURS, ROLES, closure, installed_distributions
 
 ALLOWED = frozenset(
     {
-        "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "MIT", "MIT-0", "MIT-CMU", "BSD-2-Clause", "BSD-3-Clause", "0BSD", "ISC",
+        "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "MIT", "MIT-0", "MIT-CMU", "BSD-2-Clause",
+        "BSD-3-Clause", "0BSD", "ISC",
         "PSF-2.0", "Python-2.0", "MPL-2.0", "Zlib", "BSL-1.0", "CC0-1.0", "Unlicense",
     }
 )  # fmt: skip
@@ -102,7 +103,10 @@ def main() -> int:
         for name, asker in shipped.missing.items()
     ]
     wrong += [
-        f"{name} is shipped and its licence is {licence}: replace it, or add the licence to ALLOWED in tools/supply/licences.py"
+        (
+            f"{name} is shipped and its licence is {licence}: replace it, or add the licence to "
+            "ALLOWED in tools/supply/licences.py"
+        )
         for name, licence in forbidden(shipped.installed).items()
     ]
     for line in wrong:
@@ -110,7 +114,11 @@ def main() -> int:
     if "--all" in sys.argv[1:]:
         for name, one in sorted(installed.items()):
             print(
-                f"{name:32} {one.version:20} {'shipped' if name in shipped.installed else 'only here':10} {licence_of(one)}"
+                (
+                    f"{name:32} {one.version:20} "
+                    f"{'shipped' if name in shipped.installed else 'only here':10} "
+                    f"{licence_of(one)}"
+                )
             )
     if not wrong:
         print(f"{len(shipped.installed)} shipped distributions have licences that we allow")

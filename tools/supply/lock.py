@@ -43,7 +43,10 @@ HEAD = """\
 # Written by `make lock` from constraints.txt: wheels of CPython 3.11 on Linux, {architectures}.
 # pip install --no-deps --require-hashes -r locks/{role}.txt{torch}
 """
-TORCH = "\n# after torch=={version} in the build for the image's accelerator, whose hashes its own index gives"
+TORCH = (
+    "\n# after torch=={version} in the build for the image's accelerator, whose hashes its own "
+    "index gives"
+)
 
 
 def wanted(

@@ -51,7 +51,10 @@ def check(
         if name not in pins:
             yield f"{name} {version} is needed and not pinned: add it to constraints.txt"
         elif version != version_of(pins[name]):
-            yield f"{name} {version} is installed, constraints.txt has {version_of(pins[name])}: make clean, then make test"
+            yield (
+                f"{name} {version} is installed, constraints.txt has {version_of(pins[name])}: "
+                "make clean, then make test"
+            )
     for name, asker in sorted(needed.missing.items()):
         if name not in NOT_NEEDED and not name.startswith(BROUGHT_BY_TORCH):
             yield f"{name} is needed by {asker} and not installed: pin it in constraints.txt"

@@ -135,7 +135,8 @@ def checkpoint(
     on the CPU.
     """
     model = random_model(
-        shape.kind, head="causal_lm", hidden=shape.hidden, layers=layers or shape.layers, heads=shape.heads, positions=POSITIONS,
+        shape.kind, head="causal_lm", hidden=shape.hidden, layers=layers or shape.layers,
+        heads=shape.heads, positions=POSITIONS,
         vocabulary=shape.vocabulary, config={**shape.config, "tie_word_embeddings": True},
     ).to(dtype)  # fmt: skip
     for key in ("eos_token_id", "bos_token_id", "max_length"):

@@ -50,7 +50,8 @@ DEBERTA: Final = Shape(
 PEER_BOUND: Final = 3.0
 EXPERTS: Final = 8
 MOE: Final = EncoderSpec(
-    hidden=768, heads=12, head_size=64, ffn=3072, layers=(LayerSpec(experts=EXPERTS),), norm="post", norm_eps=1e-5,
+    hidden=768, heads=12, head_size=64, ffn=3072, layers=(LayerSpec(experts=EXPERTS),), norm="post",
+    norm_eps=1e-5,
     activation="gelu", experts_used=2,
 )  # fmt: skip
 

@@ -92,7 +92,10 @@ def run(context: Context) -> None:
     )
     if wrong:
         context.note(
-            f"not right: {', '.join(str(row['what']) for row in rows if row.get('is_right') is not True)}"
+            (
+                "not right: "
+                f"{', '.join(str(row['what']) for row in rows if row.get('is_right') is not True)}"
+            )
         )
 
 

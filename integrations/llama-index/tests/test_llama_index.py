@@ -106,7 +106,8 @@ def test_hybrid_search_in_qdrant(models: dict[str, str], texts: list[str]) -> No
         sparse_query_fn=sparse.queries,
     )
     index = VectorStoreIndex(
-        [TextNode(text=text) for text in texts], storage_context=StorageContext.from_defaults(vector_store=store),
+        [TextNode(text=text) for text in texts],
+        storage_context=StorageContext.from_defaults(vector_store=store),
         embed_model=ShoalEmbedding(model_name=models["hybrid"]),
     )  # fmt: skip
     found = index.as_retriever(

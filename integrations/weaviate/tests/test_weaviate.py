@@ -157,7 +157,8 @@ async def test_what_the_client_sends(
 def objects(texts: list[str]) -> list[Object[Any, Any]]:
     return [
         Object(
-            uuid=uuid.uuid4(), metadata=MetadataReturn(distance=0.5), properties={"text": text, "number": number},
+            uuid=uuid.uuid4(), metadata=MetadataReturn(distance=0.5),
+            properties={"text": text, "number": number},
             references=None, vector={}, collection="Texts",
         )
         for number, text in enumerate(texts)

@@ -62,9 +62,12 @@ class AsyncClient(ClientBase):
         priority: Priority | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Delta | ExtractResult]:
-        """Has a model write, and yields what is written as it is written: `Delta`s, and at last the
-        whole `ExtractResult`, which comes alone of models that write nothing, search beams or write
-        regions. One request, not retried. Raises ShoalError."""
+        """Generate text and yield it while it is generated: `Delta`s, and finally the whole
+        `ExtractResult`.
+
+        The result is the only message of models that generate nothing, search beams or return
+        regions. One request, not retried. Raises ShoalError.
+        """
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
         with self._caller.streaming() as (address, metadata):
             replies = self._transport.stream(
@@ -146,9 +149,12 @@ class Client(ClientBase):
         priority: Priority | None = None,
         timeout: float | None = None,
     ) -> Generator[Delta | ExtractResult]:
-        """Has a model write, and yields what is written as it is written: `Delta`s, and at last the
-        whole `ExtractResult`, which comes alone of models that write nothing, search beams or write
-        regions. One request, not retried. Raises ShoalError."""
+        """Generate text and yield it while it is generated: `Delta`s, and finally the whole
+        `ExtractResult`.
+
+        The result is the only message of models that generate nothing, search beams or return
+        regions. One request, not retried. Raises ShoalError.
+        """
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
         with self._caller.streaming() as (address, metadata):
             replies = self._transport.stream(

@@ -1,4 +1,4 @@
-"""Regions drawn into their picture. Needs Pillow."""
+"""Draw regions into their image. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from shoal.results import Region
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Told apart by people who see red and green alike, too (Okabe and Ito).
+# These colours can be distinguished with red-green colour blindness (Okabe and Ito).
 _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 
 
 def drawn(image: bytes | Image, regions: Sequence[Region]) -> bytes:
-    """A PNG of the picture with a box for each region, its label and its score; the best lie on
-    top.
+    """Return a PNG of the image with a box for each region, its label and its score; the best are
+    drawn last.
 
-    `image`: the file that was sent, or what Pillow opened of it. Like the mesh, it is turned
-    upright by its EXIF orientation first. Labels have a colour each, in their order among
-    `regions`. Raises ImportError without Pillow, and what Pillow raises for a file that it cannot
-    read.
+    Like the mesh, it turns the image upright by its EXIF orientation first. Each label has its
+    colour, in the order of `regions`. Raises ImportError without Pillow, and Pillow's errors for a
+    file that it cannot read.
+
+    Args:
+        image: The file that was sent, or Pillow's image of it.
     """
     from PIL import Image, ImageDraw, ImageFont, ImageOps
 
@@ -40,7 +42,7 @@ def drawn(image: bytes | Image, regions: Sequence[Region]) -> bytes:
         text = f"{region.label} {region.score:.2f}"
         left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         width, height = right - left + 2 * line, bottom - top + 2 * line
-        # Above the box, or within it where there is no room; never beyond the right edge.
+        # Above the box, or within it where the space is too small; never beyond the right edge.
         x = max(0.0, min(region.left, canvas.width - width))
         y = region.top - height if region.top >= height else region.top
         draw.rectangle((x, y, x + width, y + height), fill=colour)

@@ -163,10 +163,10 @@ class Unavailable(ShoalError):
 
 class CannotConnect(Unavailable):
     """No router answered: the connection was refused or lost, or the name was not found. Retried,
-    at the next address if there is one.
+    at the next address if one is configured.
 
-    `was_sent` is False where there was no connection at all, so that no router has received the
-    request.
+    Attributes:
+        was_sent: False without a connection, so that no router has received the request.
     """
 
     reason = "CANNOT_CONNECT"
@@ -194,15 +194,15 @@ class Draining(Unavailable):
 
 
 class WorkerLost(Unavailable):
-    """As many workers as are allowed died with the request. It is not retried: it may be what
-    crashes them.
+    """The maximum number of workers died with the request. It is not retried, because it may crash
+    them.
     """
 
     reason = "WORKER_LOST"
 
 
 class DeadlinePassed(ShoalError):
-    """The answer did not come within the timeout."""
+    """The answer did not arrive within the timeout."""
 
     code = "DEADLINE_EXCEEDED"
     reason = "DEADLINE_PASSED"

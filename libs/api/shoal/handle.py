@@ -24,19 +24,21 @@ _VERBS: Final[Mapping[Findings, str]] = {
 
 
 class ModelHandle:
-    """A model of a mesh, with what every call about it says.
+    """A model of a mesh, with the arguments that every call for it repeats.
 
-    `address`, `tenant`, `token` and `timeout` are those of `Client`; TLS comes from the
-    environment, as do the others if they are not given. `query_instruction` replaces the prompt of
-    queries, never that of documents. `options`: further arguments of the client's methods that the
-    handle calls, such as {"dimensions": 256, "truncation": "none"} for `encode`.
+    Clients are created at the first call, again after a fork, and one for each event loop, so that
+    a handle may be created anywhere and shared by threads. A copy is the same handle. A pickle
+    holds no token: the unpickled handle takes the environment's.
 
-    Clients are made at the first call, anew after a fork, and one for each event loop, so that a
-    handle may be made anywhere and shared by threads. A copy is the same handle. A pickle holds no
-    token: what is made of it takes the environment's.
+    Methods with `a` in front are coroutines. All return an empty list for an empty input without a
+    call, and raise ShoalError.
 
-    Methods with `a` in front are coroutines. All answer an empty list without a call, and raise
-    ShoalError.
+    Args:
+        address, tenant, token, timeout: As for `Client`; if not given, from the environment, as TLS
+            always is.
+        query_instruction: Replaces the prompt of queries, never that of documents.
+        options: Further arguments of the client's methods that the handle calls, such as
+            {"dimensions": 256, "truncation": "none"} for `encode`.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class ModelHandle:
     def extract(
         self, texts: Sequence[str], find: Findings, labels: Sequence[str] = ()
     ) -> list[list[dict[str, Any]]]:
-        """What is found in each text, as maps with the fields of `Entity`, `LabelScore` (best
+        """Return the findings in each text, as maps with the fields of `Entity`, `LabelScore` (best
         first) or `Relation`.
         """
         return _found(

@@ -82,7 +82,7 @@ class Vectors:
         return f"Vectors({len(self.array)} x {self.dimensions} {self.data_type})"
 
     def dequantize(self) -> Floats:
-        """float32 [items, dimensions]: int8 and uint8 are scaled back, a set bit of "binary"
+        """Return float32 [items, dimensions]: int8 and uint8 are scaled back, a set bit of "binary"
         becomes 1 and a clear one -1.
         """
         if self.data_type == "binary":
@@ -94,8 +94,8 @@ class Vectors:
             return floats if self.offset is None else floats + self.offset[:, None]
 
     def bits(self) -> npt.NDArray[np.uint8]:
-        """uint8 [items, dimensions] of 0 and 1: whether each number is > 0. For data type "binary"
-        only.
+        """Return uint8 [items, dimensions] of 0 and 1: 1 where the number is > 0. For data type
+        "binary" only.
         """
         if self.data_type != "binary":
             raise ValueError(f'bits are for data type "binary"; these vectors are {self.data_type}')
@@ -116,7 +116,10 @@ class Ragged:
     offsets: Integers  # [rows + 1]
 
     def __repr__(self) -> str:
-        return f"Ragged({len(self)} rows, {' x '.join(map(str, self.values.shape))} {self.values.dtype})"
+        return (
+            f"Ragged({len(self)} rows, {' x '.join(map(str, self.values.shape))} "
+            f"{self.values.dtype})"
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -284,7 +287,7 @@ class EncodeResult:
 
     @property
     def is_divided(self) -> bool:
-        """Whether the items were divided into chunks."""
+        """True if the items were divided into chunks."""
         return self._chunks is not None
 
     def dequantize(self) -> Floats:
@@ -294,7 +297,10 @@ class EncodeResult:
     def _missing(self, form: Form) -> Never:
         has = ", ".join(self.representations) or "nothing"
         raise ValueError(
-            f'this result has no {form} representation, only: {has}; request it with representations=["{form}"]'
+            (
+                f"this result has no {form} representation, only: {has}; request it with "
+                f'representations=["{form}"]'
+            )
         )
 
 
@@ -428,13 +434,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What was found in one item. Only the fields of the requested task are filled, for a schema
-    what it asks for.
+    """The findings in one item. Only the fields of the requested task are filled.
 
-    `text`: what a model wrote, which ended it (`finish_reason` "stop") or was cut off ("length");
-    `form`: what it says as JSON, of models that write a form. `pages`: of an item of pages, instead
-    of `text`; `document_pages`: how many its documents have, read or not. `tool_calls`: the
-    functions that a model called. `tokens`: those of `text`, where `top_logprobs` asked for them.
+    Attributes:
+        text: The generated text, which the model ended (`finish_reason` "stop") or which was cut
+            off ("length").
+        form: The text as JSON, of models that generate a form.
+        pages: The pages of an item of pages, instead of `text`.
+        document_pages: Number of pages of the item's documents, read or not.
+        tool_calls: The functions that the model called.
+        tokens: The tokens of `text`, if `top_logprobs` was requested.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -474,11 +483,12 @@ class Extraction:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What was written of an item's text since the delta before. `page`: of the item's document, 0
-    where it is none.
+    """The text of an item that was generated since the previous delta.
 
-    `restarted`: the text is written again from its beginning, since its worker was lost: what came
-    before is void.
+    Attributes:
+        page: The page of the item's document; 0 without a document.
+        restarted: The text is generated again from its beginning, since its worker was lost:
+            discard all earlier deltas.
     """
 
     item: int
@@ -516,7 +526,7 @@ class ExtractResult:
 
 
 def _short(result: EncodeResult | ScoreResult | ExtractResult, *parts: str) -> str:
-    """The repr of a result: its parts, and what is asked of every result; no arrays."""
+    """Return the repr of a result: its parts and common members, without arrays."""
     skipped = (f"skipped={len(result.skipped)}",) if result.skipped else ()
     shown = (
         *parts,

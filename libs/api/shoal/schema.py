@@ -18,7 +18,11 @@ _FIELD_KEYS = frozenset({"name", "dtype", "choices", "description", "threshold"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaLabel:
-    """A label and what is meant by it. `threshold` None: the schema's."""
+    """A label and its meaning.
+
+    Attributes:
+        threshold: Minimum score; None: the schema's.
+    """
 
     label: str
     description: str = ""
@@ -61,18 +65,25 @@ class SchemaStructure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """What to find in each text, all of it in one forward pass. A task of `extract`; each method
-    returns a schema with more in it:
+    """A description of all findings to extract from each text in one forward pass. A task of
+    `extract`; each method returns an extended schema:
 
-        schema = (
-            shoal.Schema() .with_entities({"person": "", "company": "an organisation that trades"})
-            .with_classification("tone", ["calm", "angry"]) .with_relations(["works for"])
-            .with_structure("product", [("name", "str"), {"name": "colour", "choices": ["red",
-            "blue"]}, "features"])
+    ```python
+    schema = (
+        shoal.Schema()
+        .with_entities({"person": "", "company": "an organisation that trades"})
+        .with_classification("tone", ["calm", "angry"])
+        .with_relations(["works for"])
+        .with_structure(
+            "product",
+            [("name", "str"), {"name": "colour", "choices": ["red", "blue"]}, "features"],
         )
+    )
+    ```
 
-    `threshold` 0..1: keep what scores at least this, where nothing else is said; default the
-    model's own.
+    Attributes:
+        threshold: 0..1: keep findings that score at least this, unless a part has its own; default
+            the model's.
     """
 
     entities: tuple[SchemaLabel, ...] = ()
@@ -174,7 +185,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """As `from_dict`, from JSON."""
+        """Parse the JSON form of `from_dict`."""
         try:
             return cls.from_dict(json.loads(text))
         except ValueError as error:

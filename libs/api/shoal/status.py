@@ -46,7 +46,7 @@ class ModelPlace:
     """In state "downloading", of `download_bytes` in all; both are 0 in any other."""
     download_bytes: int
     host_bytes: int = 0
-    """Host memory that a copy beside the one on the device takes."""
+    """Bytes of host memory for a copy in addition to the one on the device."""
     adapters: tuple[str, ...] = ()
     """The adapters that are loaded with it."""
     leaving: bool = False
@@ -95,7 +95,7 @@ class WorkerStatus:
     """Host memory that warm models may take; `host_used_bytes` of it is in use."""
     host_used_bytes: int = 0
     preempted_in_seconds: float | None = None
-    """Seconds until its machine is preempted (a spot notice), as last reported; None: there is no
+    """Seconds until its machine is preempted (a spot notice), as last reported; None without a
     notice.
     """
     device_seconds: float = 0.0
@@ -191,8 +191,10 @@ class PlacementReason:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The placement of a model and its reasons. `plan`: what the scheduler's last plan says about
-    the model; may be empty.
+    """The placement of a model and its reasons.
+
+    Attributes:
+        plan: The entry of the scheduler's last plan for the model; may be empty.
     """
 
     model: str

@@ -29,8 +29,8 @@ class PillowImage(Protocol):
     def save(self) -> Any: ...
 
 
-# A picture: a file, a file's bytes (PNG, JPEG, WebP, TIFF, GIF, BMP, AVIF), an image of Pillow, or
-# uint8 [height, width, 3].
+# An image: a file, a file's bytes (PNG, JPEG, WebP, TIFF, GIF, BMP, AVIF), a Pillow image, or uint8
+# [height, width, 3].
 Picture: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
 
 
@@ -80,9 +80,9 @@ Scale = Literal["logit", "probability"]
 # What happens to an item that is empty, too long (truncation "none") or not a text: the call fails,
 # or the item is skipped.
 OnInvalid = Literal["raise", "skip"]
-# What was said before, by the user, the model or who set it up: ("user", "Who was Ada?"),
-# ("assistant", "A mathematician."). An assistant's calls of functions are a third value, and what a
-# function returned is said by "tool".
+# An earlier message of the user, the model or the system: ("user", "Who was Ada?"), ("assistant",
+# "A mathematician."). An assistant's function calls are a third value, and a function's return
+# value has the role "tool".
 Turn: TypeAlias = (
     tuple[Literal["user", "assistant", "system", "tool"], str]
     | tuple[Literal["assistant"], str, Sequence[ToolCall]]
@@ -111,16 +111,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Divide each text into chunks with vectors of their own: `Chunking(max_tokens=256)`.
+    """Divide each text into chunks, each with a vector: `Chunking(max_tokens=256)`.
 
-    `method`: "sentences" (whole paragraphs and sentences, as many as fit), "tokens", "markdown" (at
-    headings and blocks), or "spans". `max_tokens`: of a chunk; 0: 512, or as many as the model
-    takes if those are fewer. `overlap`: tokens that a chunk repeats of the one before, at most half
-    of `max_tokens`. `late`: the model reads each text whole, and a chunk's vector is pooled from
-    the states of its tokens (late chunking).
-
-    `contexts`: for each text, what is read before each of its chunks, such as a title. `spans`: for
-    each text its chunks, of method "spans": `Span` or (start, end).
+    Attributes:
+        method: "sentences" (whole paragraphs and sentences, as many as fit), "tokens", "markdown"
+            (at headings and blocks), or "spans".
+        max_tokens: Maximum tokens of a chunk; 0: 512, or the model's maximum if that is smaller.
+        overlap: Tokens of the previous chunk that a chunk repeats, at most half of `max_tokens`.
+        late: The model reads each text whole, and a chunk's vector is pooled from the states of its
+            tokens (late chunking).
+        contexts: For each text, a prefix that is read before each of its chunks, such as a title.
+        spans: For each text its chunks, of method "spans": `Span` or (start, end).
     """
 
     method: ChunkMethod = "sentences"
@@ -181,36 +182,38 @@ class Regions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadText:
-    """Write: caption an image, read the text in it, or answer about a text. `max_tokens` 0: the
-    model's own.
+    """Generate text: caption an image, read the text in it, or answer about a text.
 
-    `instruction`: what the model is asked for besides, such as "Summarise." or a question, or a
-    task of the model's own by its name. `region`: the part of the image that is asked about, left,
-    top, right and bottom in pixels of the upright image, of models with tasks of that kind.
+    Tokens are chosen as the model's generation_config.json says unless `temperature`, `top_k`,
+    `top_p`, `min_p` or a penalty is given.
 
-    `text_layer`: of documents' pages. "prefer" (default): the text that stands in the file, and the
-    model reads pages that have none; "only": the model reads no page, so that any model that takes
-    documents may be asked; "never": it reads all.
-
-    `schema`: each answer is JSON of this JSON Schema of an object, as a dict (such as pydantic's
-    `model_json_schema()`) or as JSON; `form` of an answer is what it says. Models with a chat
-    template follow one; tell the model in `instruction` what is asked.
-
-    `turns`: what was said before each item, which is the user's next message: `[("user", "Who was
-    Ada?"), ("assistant", "A mathematician.")]`. For models with a chat template, as
-    `template_values` are: values that it looks for, such as `{"enable_thinking": False}`.
-
-    Tokens are chosen as the model's generation_config.json says unless `temperature` (0: always the
-    likeliest token), `top_k`, `top_p`, `min_p` or a penalty is given. `seed`: one seed gives one
-    text for an item, whatever is written together with it; without one, each item of each request
-    has another. `stop`: texts that an answer ends before. `top_logprobs` (0..20): answers have
-    `tokens`, with their log probabilities and as many of the likeliest ones in the place of each.
-    `raw_prompt`: an item is the whole prompt, without a chat template.
-
-    `tools`: functions that the model may call, in OpenAI's form, as dicts; answers have
-    `tool_calls`. `tool_choice`: "auto" (the default), "required", or the name of the function to
-    call. `single_tool_call`: one call at most. `item_role` "tool": the items are what a function
-    that was called in `turns` returned.
+    Attributes:
+        max_tokens: Maximum generated tokens; 0: the model's default.
+        instruction: The request to the model, such as "Summarise." or a question, or the name of
+            one of the model's tasks.
+        region: The part of the image to read: left, top, right and bottom in pixels of the upright
+            image, for models with tasks of that kind.
+        text_layer: How pages of documents are read. "prefer" (default): take the file's text, and
+            let the model read pages without text; "only": the model reads no page, so that any
+            model that accepts documents can be named; "never": the model reads all pages.
+        schema: Each answer is JSON that follows this JSON Schema of an object, given as a dict
+            (such as pydantic's `model_json_schema()`) or as JSON; `form` of an answer is the parsed
+            JSON. For models with a chat template; describe the expected content in `instruction`.
+        turns: Messages before each item, which is the user's next message: `[("user", "Who was
+            Ada?"), ("assistant", "A mathematician.")]`. For models with a chat template.
+        template_values: Values for the chat template, such as `{"enable_thinking": False}`.
+        temperature: 0 always takes the most likely token.
+        seed: The same seed gives the same text for an item, whatever is generated together with it;
+            without a seed, each item of each request has another one.
+        stop: Texts before which an answer ends.
+        top_logprobs: 0..20: answers have `tokens` with their log probabilities and as many most
+            likely alternatives of each.
+        raw_prompt: An item is the whole prompt, without a chat template.
+        tools: Functions that the model may call, in OpenAI's form, as dicts; answers have
+            `tool_calls`.
+        tool_choice: "auto" (the default), "required", or the name of the function to call.
+        single_tool_call: Allow one call at most.
+        item_role: "tool": the items are the return values of a function that was called in `turns`.
     """
 
     kind: Literal["caption", "detailed_caption", "ocr", "ocr_regions"] = "caption"

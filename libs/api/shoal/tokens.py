@@ -19,18 +19,19 @@ class Tokens:
     """The tokens of one text.
 
     Attributes:
-        count: Tokens of the whole text, special tokens included if they were added. kept_tokens:
-        Tokens that `encode` would keep of it: `count`, unless the text is too long for the model.
+        count: Tokens of the whole text, special tokens included if they were added.
+        kept_tokens: Tokens that `encode` would keep of it: `count`, unless the text is too long for
+            the model.
         ids: uint32 [tokens]. Empty, as are all arrays here, where counts alone were asked for.
         starts: The first character of each token, uint32 [tokens]. Places count Unicode code
-        points, as Python's strings do, and
-            are 0 for special tokens. Tokens that are parts of one character each have the whole
-            character.
-        ends: One past the last character of each token, uint32 [tokens]. names: The tokens as the
-        vocabulary writes them, if they were asked for. special_before: How many of the tokens are
-        special ones before the text. special_after: How many of them are special ones after the
-        text. kept_start: The first character that `encode` would keep. kept_end: One past the last
-        character that `encode` would keep.
+            points, as Python's strings do, and are 0 for special tokens. Tokens that are parts of
+            one character each have the whole character.
+        ends: One past the last character of each token, uint32 [tokens].
+        names: The tokens as the vocabulary writes them, if they were asked for.
+        special_before: How many of the tokens are special ones before the text.
+        special_after: How many of them are special ones after the text.
+        kept_start: The first character that `encode` would keep.
+        kept_end: One past the last character that `encode` would keep.
     """
 
     count: int
@@ -48,7 +49,7 @@ class Tokens:
         return f"Tokens({self.count} tokens, {self.kept_tokens} kept)"
 
     def is_special(self, place: int) -> bool:
-        """Whether the token at this place of `ids` is a special token that was added."""
+        """Return True if the token at this index of `ids` is a special token that was added."""
         return place < self.special_before or place >= len(self.ids) - self.special_after
 
 
@@ -78,7 +79,7 @@ class TokenizeResult:
 
     @property
     def counts(self) -> list[int]:
-        """How many tokens each text has."""
+        """Return the number of tokens of each text."""
         return [text.count for text in self.texts]
 
 

@@ -37,11 +37,15 @@ ALL_LINEAR: Final = "all-linear"
 
 REFUSED: Final[Mapping[str, str]] = {
     "modules_to_save": (
-        "layers trained in full (a new classifier, say) are not served; save the adapter without them, or "
+        "layers trained in full (a new classifier, say) are not served; save the adapter without "
+        "them, or "
         "merge it into a model of its own with merge_and_unload"
     ),
     "trainable_token_indices": "trained token vectors are not served",
-    "target_parameters": "adapters of bare parameters (the experts of a mixture) are not served, only those of linear layers",
+    "target_parameters": (
+        "adapters of bare parameters (the experts of a mixture) are not served, only those of "
+        "linear layers"
+    ),
     "lora_bias": "a bias of the low-rank part is not served",
     "layer_replication": "repeated layers are not served",
     "alora_invocation_tokens": "an adapter that only some tokens activate (aLoRA) is not served",
@@ -56,13 +60,15 @@ REFUSED: Final[Mapping[str, str]] = {
 
 IGNORED: Final = frozenset(
     {
-        "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "task_type", "peft_version", "lora_dropout",
+        "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "task_type",
+        "peft_version", "lora_dropout",
         # PEFT itself resets it for linear layers, and no model served here has others.
         "fan_in_fan_out",
         # The file's tensors determine which modules have an adapter.
         "exclude_modules", "layers_to_transform", "layers_pattern",
         # Training, and sharding over devices.
-        "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size",
+        "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config",
+        "lora_ga_config", "qalora_group_size",
         "runtime_config", "ensure_weight_tying",
     }
 )  # fmt: skip
@@ -70,7 +76,8 @@ IGNORED: Final = frozenset(
 
 READ: Final = frozenset(
     {
-        "peft_type", "r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
+        "peft_type", "r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern",
+        "target_modules", "bias",
         "init_lora_weights",
     }
 )  # fmt: skip
@@ -187,7 +194,8 @@ def _refuse(config: Config) -> None:
     if not (isinstance(initial, bool) or initial is None or initial in _INITIAL):
         raise config.broken(
             "init_lora_weights",
-            f"is {_short(initial)}: such an adapter fits only weights that this initialisation has changed. PEFT's save_pretrained "
+            f"is {_short(initial)}: such an adapter fits only weights that this initialisation "
+            "has changed. PEFT's save_pretrained "
             "converts it, with path_initial_model_for_weight_conversion",
         )
 

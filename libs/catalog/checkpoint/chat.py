@@ -23,7 +23,8 @@ MAX_TEMPLATE_BYTES = 1 << 20
 # Keys of `processing_kwargs.chat_template` that are options of sentence-transformers and
 # transformers, not template variables.
 _NOT_VALUES = (
-    "chat_template", "restore_suffix", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length",
+    "chat_template", "restore_suffix", "tokenize", "return_dict", "return_tensors", "padding",
+    "truncation", "max_length",
 )  # fmt: skip
 # Substrings by which sentence-transformers recognises templates that take a message's content as a
 # list of typed parts.
@@ -62,7 +63,10 @@ def with_template(files: Checkpoint, card: Card) -> Card:
         if "{" not in wanted:
             raise given.broken(
                 "chat_template",
-                f"is {wanted!r}, which is not a template of the checkpoint; its templates are: {', '.join(templates) or 'none'}",
+                (
+                    f"is {wanted!r}, which is not a template of the checkpoint; its templates are: "
+                    f"{', '.join(templates) or 'none'}"
+                ),
             )
         source = wanted
     values = {name: value for name, value in given.values.items() if name not in _NOT_VALUES}

@@ -35,7 +35,8 @@ MAX_INDEXED_TENSORS: Final = 100_000
 _MAX_COMMAS: Final = 32 * MAX_TENSORS
 
 NOT_OPENED: Final = (
-    "torch checkpoints are pickles, which can run code, and are never opened where a model is loaded. The store converts them "
+    "torch checkpoints are pickles, which can run code, and are never opened where a model is "
+    "loaded. The store converts them "
     "without running any (SHOAL_TORCH_CHECKPOINTS=convert), and `shoal models convert DIR` does"
 )
 """The advice about a torch checkpoint that is still there when a model is read, for messages:
@@ -51,7 +52,8 @@ _MAX_AXES: Final = 8
 _SHARD: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,200}\.safetensors", re.ASCII)
 _HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _ITEM_BYTES: Final[Mapping[str, int]] = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8,
+    "U32": 4, "U16": 2, "U8": 1,
     "BOOL": 1,
 }  # fmt: skip
 
@@ -323,7 +325,10 @@ def tensor_header(directory: Path, name: str) -> bytes:
             length = int.from_bytes(start, "little")
             if len(start) == 8 and MAX_HEADER_BYTES < length <= path.stat().st_size:
                 raise ModelBroken(
-                    f"{name}: its header has {length:,} bytes, above the limit of {MAX_HEADER_BYTES:,}"
+                    (
+                        f"{name}: its header has {length:,} bytes, above the limit of "
+                        f"{MAX_HEADER_BYTES:,}"
+                    )
                 )
             header = file.read(length) if len(start) == 8 and length <= MAX_HEADER_BYTES else b""
     except OSError as error:
@@ -389,7 +394,10 @@ def _refuse_crowd(header: bytes, name: str) -> None:
     if header.count(b",") > _MAX_COMMAS:
         raise ModelBroken(
             shortened(
-                f"{name}: its header has more than {_MAX_COMMAS:,} commas, above the limit for its tensors"
+                (
+                    f"{name}: its header has more than {_MAX_COMMAS:,} commas, above the limit for "
+                    "its tensors"
+                )
             )
         )
 

@@ -29,8 +29,10 @@ _DEFAULT: Final = "retrieval"
 _QUERY, _PASSAGE = "retrieval.query", "retrieval.passage"
 _UNSERVED: Final = {
     "JinaEmbeddingsV4Model": (
-        "jina-embeddings-v4 is not served, as only its own code describes its adapters and its projector. For texts use "
-        "jinaai/jina-embeddings-v5-text-small or jinaai/jina-embeddings-v3, for pages vidore/colqwen2.5-v0.2"
+        "jina-embeddings-v4 is not served, as only its own code describes its adapters and its "
+        "projector. For texts use "
+        "jinaai/jina-embeddings-v5-text-small or jinaai/jina-embeddings-v3, for pages "
+        "vidore/colqwen2.5-v0.2"
     ),
 }
 _MAX_TASKS: Final = 64
@@ -42,11 +44,14 @@ class OwnAdapters:
     """The adapters of a checkpoint itself.
 
     Args:
-        names: The tasks, in the checkpoint's order; empty: there are none. by_role: The adapter of
-        each role (`query`, `document`, empty for none) that has one. prompts: The prompt of each
-        task that has one of its own, whatever the role; empty: prompts go by the role. rank: The
-        rank of the factors among the model's tensors. scale: The factor of their product. folder:
-        Where the directories of the adapters are; empty: the factors lie among the model's tensors.
+        names: The tasks, in the checkpoint's order; empty: there are none.
+        by_role: The adapter of each role (`query`, `document`, empty for none) that has one.
+        prompts: The prompt of each task that has one of its own, whatever the role; empty: prompts
+            go by the role.
+        rank: The rank of the factors among the model's tensors.
+        scale: The factor of their product.
+        folder: Where the directories of the adapters are; empty: the factors lie among the model's
+            tensors.
     """
 
     names: tuple[str, ...] = ()
@@ -121,6 +126,9 @@ def _names(config: Config, key: str) -> tuple[str, ...]:
         if not _TASK.fullmatch(name):
             raise config.broken(
                 key,
-                f"has {name!r}, which is no plain name of A-Z a-z 0-9 . _ - and at most 128 characters",
+                (
+                    f"has {name!r}, which is no plain name of A-Z a-z 0-9 . _ - and at most 128 "
+                    "characters"
+                ),
             )
     return names

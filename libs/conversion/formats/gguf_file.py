@@ -31,7 +31,8 @@ _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _TEXT, _ARRAY = 8, 9
 _NUMBERS: Final = {
-    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
+    12: "<d",
 }  # fmt: skip
 
 
@@ -90,7 +91,10 @@ def read_layout(mapping: mmap.mmap) -> Layout:
     tensors, keys = reader.number("<Q"), reader.number("<Q")
     if tensors > MAX_TENSORS or keys > MAX_KEYS:
         raise Refused(
-            f"has {tensors:,} tensors and {keys:,} keys; at most {MAX_TENSORS:,} and {MAX_KEYS:,} are read"
+            (
+                f"has {tensors:,} tensors and {keys:,} keys; at most {MAX_TENSORS:,} and "
+                f"{MAX_KEYS:,} are read"
+            )
         )
     values: dict[str, Any] = {}
     for _ in range(keys):
@@ -132,7 +136,11 @@ class _Reader:
         begin, self.place = self.place, self.place + size
         if self.place > self._end:
             raise Refused(
-                f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} bytes of it"
+                (
+                    f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} "
+                    "bytes "
+                    "of it"
+                )
             )
         return self._mapping[begin : self.place]
 

@@ -28,7 +28,8 @@ BLOCK_NUMBERS: Final = 1 << 20
 """Of a tensor that are dequantised at a time; some types take several arrays of as many float32."""
 
 _KINDS: Final = (
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
+    "Q6_K",
 )  # fmt: skip
 _PLAIN: Final = ("F32", "F16", "BF16")
 _COMMON: Final = {
@@ -78,7 +79,10 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
             raise Refused(f"has the tensors {name!r} and {other!r} on the same bytes")
     if spans[-1][1] > len(mapping):
         raise Refused(
-            f"is truncated: the tensor {spans[-1][2]!r} ends at byte {spans[-1][1]:,} of {len(mapping):,}"
+            (
+                f"is truncated: the tensor {spans[-1][2]!r} ends at byte {spans[-1][1]:,} of "
+                f"{len(mapping):,}"
+            )
         )
     made = [_output(tensor, layout, mapping) for tensor in layout.tensors]
     digest = write(made, output, progress)
@@ -92,7 +96,11 @@ def check_architecture(layout: Layout) -> None:
         raise Refused(f"has the architecture {layout.architecture[:80]!r}; {known} are converted")
     if any(tensor.name == "rope_freqs.weight" for tensor in layout.tensors):
         raise Refused(
-            "has rope_freqs.weight, scaled rotary frequencies whose settings GGUF does not hold: use the safetensors"
+            (
+                "has rope_freqs.weight, scaled rotary frequencies whose settings GGUF does not "
+                "hold: "
+                "use the safetensors"
+            )
         )
 
 
@@ -109,7 +117,10 @@ def _stored_bytes(tensor: Stored) -> int:
     numbers, size = GGML_QUANT_SIZES[kind]
     if not tensor.numbers or tensor.shape[-1] % numbers:
         raise Refused(
-            f"has the tensor {tensor.name!r} of shape {list(tensor.shape)}, which {kind.name} cannot have"
+            (
+                f"has the tensor {tensor.name!r} of shape {list(tensor.shape)}, which {kind.name} "
+                "cannot have"
+            )
         )
     return tensor.numbers // numbers * size
 

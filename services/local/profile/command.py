@@ -34,8 +34,14 @@ if TYPE_CHECKING:
 
 _KINETO_SILENT = "99"
 """Above all its levels, or torch's profiler prints a line when it starts and one when it stops."""
-_HELP_OFFERED = "A model's location: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. May be repeated."
-_HELP_TEXTS = "File with one text per line, repeated until the batch is full. Default: generated texts of log-normal lengths."
+_HELP_OFFERED = (
+    "A model's location: org/name=/path/to/checkpoint, or a folder with subfolders <org>/<name>. "
+    "May be repeated."
+)
+_HELP_TEXTS = (
+    "File with one text per line, repeated until the batch is full. Default: generated texts of "
+    "log-normal lengths."
+)
 
 
 def profile(
@@ -151,7 +157,10 @@ def _through_mesh(
         from services.local.profile.request import profile_requests
     except ModuleNotFoundError as error:
         raise InvalidInput(
-            f"a mesh needs {error.name}: pip install 'shoal-mesh[local]', or leave it out: --requests 0"
+            (
+                f"a mesh needs {error.name}: pip install 'shoal-mesh[local]', or leave it out: "
+                "--requests 0"
+            )
         ) from None
     mesh = local.Settings(
         port=0,

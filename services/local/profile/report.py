@@ -36,7 +36,10 @@ def describe(forward: ForwardProfile) -> str:
     """What was run."""
     size = f"{_count(forward.tokens, 'token')} in {_count(forward.texts, 'text')}"
     with_threads = f", {_count(forward.threads, 'thread')}" if forward.device == "cpu" else ""
-    return f"{forward.model}: a forward pass of {size}, {forward.dtype} on {forward.device}{with_threads}"
+    return (
+        f"{forward.model}: a forward pass of {size}, {forward.dtype} on "
+        f"{forward.device}{with_threads}"
+    )
 
 
 def forward_table(forward: ForwardProfile) -> Table:
@@ -64,7 +67,10 @@ def forward_table(forward: ForwardProfile) -> Table:
 
 
 def request_table(request: RequestProfile) -> Table:
-    title = f"a request of one text through a mesh of its own: mean of {request.requests} sequential requests"
+    title = (
+        f"a request of one text through a mesh of its own: mean of {request.requests} sequential "
+        "requests"
+    )
     made = table(title, "stage", "time", "share", "", "what", right=("time", "share"))
     for stage in request.stages:
         made.add_row(stage.name, *_measured(stage.seconds, request.seconds), stage.what)

@@ -8,17 +8,21 @@ from collections.abc import Mapping
 from typing import Final
 
 _SYSTEM: Final = (
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_", "LD_LIBRARY_PATH", "DYLD_", "VIRTUAL_ENV",
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_", "LD_LIBRARY_PATH",
+    "DYLD_", "VIRTUAL_ENV",
 )  # fmt: skip
 _SERVICE: Final = (*_SYSTEM, "SHOAL_", "PYTHON", "OTEL_", "SSL_CERT_", "MALLOC_", "COVERAGE_")
 _WORKER: Final = (
     *_SERVICE,
     # Sources of models, and their credentials.
-    "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "AWS_", "GOOGLE_", "GCLOUD_", "CLOUDSDK_", "BOTO_", "XDG_",
-    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
+    "HF_", "HUGGINGFACE_", "HUGGING_FACE_", "AWS_", "GOOGLE_", "GCLOUD_", "CLOUDSDK_", "BOTO_",
+    "XDG_",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy",
+    "all_proxy",
     "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     # Compute: devices and threads.
-    "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "HSA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_",
+    "CUDA_", "NVIDIA_", "ROCR_", "HIP_", "HSA_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_",
+    "OPENBLAS_", "KMP_", "GOMP_",
     "RAYON_", "TOKENIZERS_", "DNNL_", "ONEDNN_", "CC", "CXX",
 )  # fmt: skip
 _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {

@@ -114,7 +114,13 @@ def _record(line: str) -> dict[str, object] | None:
 def next_step(history: History) -> str:
     """What the supervisor does next with a child that has just ended, in words."""
     if history.is_given_up:
-        return f"it is given up, because it ended {len(history.ends)} times within {WINDOW_SECONDS:.0f} s"
+        return (
+            f"it is given up, because it ended {len(history.ends)} times within "
+            f"{WINDOW_SECONDS:.0f} s"
+        )
     pause = history.pause_seconds
     when = f"in {pause:.0f} s" if pause else "now"
-    return f"it is restarted {when} (restart {len(history.ends)} of at most {len(PAUSES_SECONDS)} within {WINDOW_SECONDS:.0f} s)"
+    return (
+        f"it is restarted {when} (restart {len(history.ends)} of at most {len(PAUSES_SECONDS)} "
+        f"within {WINDOW_SECONDS:.0f} s)"
+    )

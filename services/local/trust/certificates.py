@@ -39,7 +39,10 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 CA_DAYS: Final = 365
 LEAF_DAYS: Final = 30
 _PARTY: Final = re.compile(rf"({'|'.join(ROLES)})(?:/({CERTIFIED_NAME}))?")
-_ALLOWED: Final = f"`role` or `role/name`: a role is one of {', '.join(ROLES)}, a name 1..63 of A-Z a-z 0-9 . _ -, or *"
+_ALLOWED: Final = (
+    f"`role` or `role/name`: a role is one of {', '.join(ROLES)}, a name 1..63 of A-Z a-z 0-9 . "
+    "_ -, or *"
+)
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 
 
@@ -179,7 +182,11 @@ def issue_all(
         )
     if not re.fullmatch(r"[a-z0-9._-]{1,255}", trust_domain):
         raise InvalidInput(
-            f"{trust_domain!r} is not a trust domain: it may contain only a-z, 0-9, '.', '_' and '-'",
+            (
+                f"{trust_domain!r} is not a trust domain: it may contain only a-z, 0-9, '.', '_' "
+                "and "
+                "'-'"
+            ),
             field="trust-domain",
         )
     for host in hosts:
@@ -251,7 +258,10 @@ def _read_authority(certificate: Path, key: Path, now: datetime) -> Authority:
         raise InvalidInput(f"{key} is not the key of {certificate}; {advice}")
     if read.certificate.not_valid_after_utc <= now:
         raise InvalidInput(
-            f"the authority {certificate} expired on {read.certificate.not_valid_after_utc:%Y-%m-%d}; {advice}"
+            (
+                f"the authority {certificate} expired on "
+                f"{read.certificate.not_valid_after_utc:%Y-%m-%d}; {advice}"
+            )
         )
     return read
 

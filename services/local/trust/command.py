@@ -29,14 +29,20 @@ from services.local.trust.certificates import (
     server_variables,
 )
 
-_HELP_NAME = "A further certificate: a role, or role/name, such as client/search for the tenant `search`. May be repeated."
+_HELP_NAME = (
+    "A further certificate: a role, or role/name, such as client/search for the tenant `search`. "
+    "May be repeated."
+)
 _HELP_HOST = (
     "A DNS name or IP address of router and scheduler, in addition to loopback. May be repeated."
 )
 _HELP_FORCE = (
     "Replace an existing authority: every process that trusts it then needs the new ca.pem."
 )
-_HELP_ADMIN = "File with the password of the user `default`, who may run every command. Without it that user is disabled."
+_HELP_ADMIN = (
+    "File with the password of the user `default`, who may run every command. Without it that "
+    "user is disabled."
+)
 
 
 def certs(
@@ -92,10 +98,16 @@ def redis_acl(
             notes.print("Both users are disabled: set their password with --password-file.")
         else:
             notes.print(
-                "Passwords are printed only as digests. Set aclfile in redis.conf. Routers and schedulers then need"
+                (
+                    "Passwords are printed only as digests. Set aclfile in redis.conf. Routers and "
+                    "schedulers then need"
+                )
             )
             notes.print(
-                "  SHOAL_REDIS_URL=rediss://shoal-router@HOST:PORT/0 (shoal-scheduler@ for schedulers)",
+                (
+                    "  SHOAL_REDIS_URL=rediss://shoal-router@HOST:PORT/0 (shoal-scheduler@ for "
+                    "schedulers)"
+                ),
                 markup=False,
             )
             notes.print("  SHOAL_REDIS_PASSWORD_FILE=FILE")
@@ -140,10 +152,16 @@ def _show(directory: Path, is_new: bool, issued: Sequence[Issued]) -> None:
     console.print(table)
     ends = min(one.ends for one in issued)
     console.print(
-        f"The certificates expire on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` again before then: running"
+        (
+            f"The certificates expire on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` "
+            "again before then: running"
+        )
     )
     console.print(
-        "processes load the new ones by themselves. Use them for development only: ca.key can sign any certificate."
+        (
+            "processes load the new ones by themselves. Use them for development only: ca.key can "
+            "sign any certificate."
+        )
     )
     console.print("\nEnvironment")
     for role in (*SERVERS, *CALLERS):

@@ -30,7 +30,7 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-# One try of a request: over this wire, to this address, within so many seconds.
+# Try a request once: over this wire, at this address, within this many seconds.
 Send = Callable[[Wire, str, float, Metadata], Awaitable[T]]
 
 
@@ -67,7 +67,10 @@ class Limits:
     def __post_init__(self) -> None:
         if not self.timeout > 0 or min(self.concurrency, self.items, self.characters) < 1:
             raise ValueError(
-                f"timeout, concurrency, request_items and request_characters must be positive, not {self}"
+                (
+                    "timeout, concurrency, request_items and request_characters must be positive, "
+                    f"not {self}"
+                )
             )
 
 
@@ -164,11 +167,10 @@ class Caller:
     async def _send_valid(
         self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire
     ) -> _Partial[T]:
-        """Skips an item that is refused and sends the others again, in two halves.
+        """Skip an item that is refused and send the others again, in two halves.
 
-        So n items, of which k are refused one after another, are at most 2 k + 1 requests, and no
-        item is sent more than log2(n) + 1 times: what is sent again gets shorter, instead of being
-        the whole part each time.
+        If k of n items are refused one after another, at most 2 k + 1 requests are sent, and no
+        item is sent more than log2(n) + 1 times, because each retry sends a shorter part.
         """
         if not part:
             return _Partial()

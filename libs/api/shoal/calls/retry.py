@@ -1,9 +1,9 @@
-"""When a failed request is sent again. Pure: the time and random numbers are arguments.
+"""Decide when a failed request is sent again. Pure: the time and random numbers are arguments.
 
 Three limits apply together: which errors are retried at all (those with a RetryInfo, or that
 reached no router), how often and how long one request is tried (attempts, its deadline), and how
 many retries the whole client sends (budgets), so that retries do not add to the load of an
-overloaded mesh. A try for which there was no connection cost the mesh nothing, so the next takes
+overloaded mesh. An attempt that found no connection cost the mesh nothing, so the next one takes
 nothing from a budget.
 """
 
@@ -15,16 +15,21 @@ from typing import Final
 from shoal.errors import CannotConnect, Overloaded, ShoalError
 
 MAX_UNSENT_DELAY: Final = 1.0
-"""The longest delay in seconds while there is no connection, so that requests continue soon after a
-router is back.
+"""The longest delay in seconds while no router is connected; requests continue soon after one is
+back.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`attempts`: the maximum of tries of one request, the first included. Delays double from
-    `first_delay` to `longest_delay` seconds (1 s while there is no connection), and are never
-    shorter than the mesh's RetryInfo."""
+    """Limits of the retries of one request.
+
+    Delays double from `first_delay` to `longest_delay` seconds (1 s while no router is connected)
+    and are never shorter than the mesh's RetryInfo.
+
+    Attributes:
+        attempts: Maximum number of attempts, including the first.
+    """
 
     attempts: int = 40
     first_delay: float = 0.05
@@ -33,12 +38,15 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.first_delay < 0 or self.longest_delay < self.first_delay:
             raise ValueError(
-                f"a retry policy must have attempts >= 1 and 0 <= first_delay <= longest_delay, not {self}"
+                (
+                    "a retry policy must have attempts >= 1 and 0 <= first_delay <= longest_delay, "
+                    f"not {self}"
+                )
             )
 
 
 def is_unsent(error: ShoalError) -> bool:
-    """Whether there was no connection to send the request on."""
+    """Return True if no connection existed on which the request could be sent."""
     return isinstance(error, CannotConnect) and not error.was_sent
 
 

@@ -1,8 +1,8 @@
-"""Prints results to stdout, and notes, errors and progress bars to stderr.
+"""Print results to stdout, and notes, errors and progress bars to stderr.
 
-Names, labels and errors come from checkpoints, workers and callers. All that is printed goes
-through `Console`, which replaces their control characters; JSON goes through
-`shoal.cli.text.document`, which escapes them.
+Names, labels and errors originate in checkpoints, workers and callers. All output goes through
+`Console`, which replaces their control characters; JSON goes through `shoal.cli.text.document`,
+which escapes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from shoal.cli.text import document, printable
 
-# There is no progress bar for fewer items.
+# Fewer items have no progress bar.
 BAR_ITEMS = 1000
 # Columns of output that does not go to a terminal.
 WIDTH = 200
@@ -59,12 +59,12 @@ def emit(value: object) -> None:
 
 
 def note(message: str) -> None:
-    """Prints to stderr what was done."""
+    """Print a note about finished work to stderr."""
     Console(stderr=True).print(Text(message), soft_wrap=True)
 
 
 def print_error(problem: str, details: Sequence[str], advice: str) -> None:
-    """Prints to stderr what is wrong, where, and what to do."""
+    """Print an error to stderr: the problem, its place, and advice."""
     console = Console(stderr=True)
     console.print(Text.assemble(("error: ", "bold red"), problem), soft_wrap=True)
     for detail in details:

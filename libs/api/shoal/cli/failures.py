@@ -29,17 +29,25 @@ from shoal.errors import (
 _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
     (
         TlsFailed,
-        "--tls-ca names the authority to trust, --tls-name the name in its certificate; without such options TLS is not used",
+        (
+            "--tls-ca names the authority to trust, --tls-name the name in its certificate; "
+            "without "
+            "such options TLS is not used"
+        ),
     ),
     (
         CannotConnect,
-        "is it running? Start one with `shoal up`, or name another with --address host:port (--tls or --tls-ca if it uses TLS, "
+        "is it running? Start one with `shoal up`, or name another with --address host:port "
+        "(--tls or --tls-ca if it uses TLS, "
         "with --tls-cert and --tls-key if it requires a client certificate)",
     ),
     (ModelNotFound, "`shoal models` lists the models that workers have"),
     (
         ModelUnreachable,
-        "`shoal models` lists the models that workers have on disk; `shoal up --model` adds a folder",
+        (
+            "`shoal models` lists the models that workers have on disk; `shoal up --model` adds a "
+            "folder"
+        ),
     ),
     (ModelBroken, "`shoal models show MODEL` says why it cannot be loaded"),
     (InputTooLong, "truncate it with --truncation end, or choose a model for longer texts"),
@@ -49,11 +57,18 @@ _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
     (DeadlinePassed, "allow more time with --timeout SECONDS"),
     (
         Unauthenticated,
-        "give a token in the environment variable SHOAL_TOKEN, or a certificate with --tls-cert and --tls-key",
+        (
+            "give a token in the environment variable SHOAL_TOKEN, or a certificate with "
+            "--tls-cert "
+            "and --tls-key"
+        ),
     ),
     (
         PermissionDenied,
-        "use another token or certificate: `models load`, `evict`, `pin`, `status`, `top` and `explain` require the role admin",
+        (
+            "use another token or certificate: `models load`, `evict`, `pin`, `status`, `top` and "
+            "`explain` require the role admin"
+        ),
     ),
     (InternalError, "this is a fault of the mesh; its logs say more under the request id"),
 )

@@ -121,12 +121,12 @@ class Connection:
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `Connection` after its own, which reports failures as
+    """Return the command with the options of `Connection` after its own; it reports failures as
     `exit_on_failure` does.
 
     Its first parameter is an OpenClient, to be called after the command has checked its own
-    options, so that errors in them are reported without a router. A parameter whose type is a
-    dataclass is a group of options: each field becomes one of the command.
+    options, so that errors in them are reported without a router. A parameter of a dataclass type
+    is a group of options: each field becomes an option of the command.
     """
     declared = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     annotations = {parameter.name: parameter.annotation for parameter in declared}
@@ -206,13 +206,16 @@ def _explained(error: CannotConnect, addresses: str) -> CannotConnect:
     """The error, or one that says that an address is a web server's."""
     for address in addresses.split(","):
         if _speaks_http(address):
-            message = f"{address} speaks HTTP, as the edge and the console do; name the router's port of gRPC"
+            message = (
+                f"{address} speaks HTTP, as the edge and the console do; name the router's port "
+                "of gRPC"
+            )
             return CannotConnect(f"{message}, {DEFAULT_PORT} where `shoal up` has chosen it")
     return error
 
 
 def _speaks_http(address: str) -> bool:
-    """Whether a server answers HTTP/1.1 there, which a router does not."""
+    """Return True if a server answers HTTP/1.1 there, which a router does not."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return False

@@ -85,6 +85,9 @@ def _missing(name: str) -> typer.Exit:
     print_error(
         f"`shoal {name}` is part of Shoal's services, which are not installed in this environment",
         [],
-        "install them from the repository (see the quickstart in its README), or talk to a running mesh with --address host:port",
+        (
+            "install them from the repository (see the quickstart in its README), or talk to a "
+            "running mesh with --address host:port"
+        ),
     )
     return typer.Exit(1)

@@ -52,8 +52,9 @@ class Options:
         )
 
     def invalid(self, name: str, items: Sequence[Item]) -> list[Skipped] | None:
-        """Items that are invalid without asking a router: the empty ones, and what is neither a
-        text nor an image. None: an invalid item fails the call (`on_invalid="raise"`)."""
+        """Return the items that are invalid without asking a router: empty ones, and those that are
+        neither text nor image. None: an invalid item fails the call (`on_invalid="raise"`).
+        """
         if self.on_invalid == "raise":
             return None
         if self.on_invalid != "skip":
@@ -95,8 +96,8 @@ _UNKNOWN_PAGES: Final = 16
 
 
 class SharedFiles:
-    """The files of the documents of one request that several of its parts read: they are sent once,
-    beside the items.
+    """Document files of one request that several of its parts read; they are sent once, apart from
+    the items.
     """
 
     def __init__(self, items: Sequence[Item], places: Sequence[int]) -> None:
@@ -139,7 +140,7 @@ def _file_key(document: Document) -> object:
 
 
 def most_items(items: Sequence[Item]) -> int:
-    """How many of these items a request may have, by their pages."""
+    """Return how many of these items a request may have, by their pages."""
     most = max(map(_item_pages, items), default=0)
     return MAX_REQUEST_PAGES // min(most, MAX_REQUEST_PAGES) if most else ANY_NUMBER
 
@@ -165,7 +166,7 @@ def item_list(items: Items, name: str = "items") -> list[Item]:
 
     Raises:
         InvalidInput: The argument has no order of items (a mapping, a set), is a table, or cannot
-        be iterated.
+            be iterated.
     """
     if isinstance(items, (str, Parts, Document)) or is_image(items):
         return [cast("Item", items)]
@@ -183,7 +184,10 @@ def _refuse_unordered(items: object, name: str) -> None:
         named = f'df["{columns[0]}"]' if columns else 'df["column"]'
         listed = f" Its columns are {', '.join(columns[:_MAX_NAMED_COLUMNS])}." if columns else ""
         raise InvalidInput(
-            f"{name} is a {kind}, a table: name the column with the items, such as {named}.{listed}",
+            (
+                f"{name} is a {kind}, a table: name the column with the items, such as "
+                f"{named}.{listed}"
+            ),
             field=name,
         )
     if isinstance(items, Mapping):
@@ -203,8 +207,8 @@ def _refuse_unordered(items: object, name: str) -> None:
 
 
 def _column_names(items: object) -> list[str] | None:
-    """The names of a table's columns, without importing a library of tables; None for what is not a
-    table.
+    """Return the column names of a table without importing a library of tables; None for anything
+    else.
 
     DataFrames of pandas and polars have `columns`, pyarrow's tables and Hugging Face's datasets
     `column_names`. A Series has none.

@@ -23,7 +23,9 @@ _CHARACTERS_PER_TOKEN: Final = 4
 
 
 class ChunkPlan:
-    """How the items of a call are divided. Raises InvalidInput for what no request can hold."""
+    """The division of a call's items into chunks. Raises InvalidInput for an item that no request
+    can hold.
+    """
 
     def __init__(self, chunking: Chunking, items: Sequence[Item]) -> None:
         self.message: pb.Chunking = message(
@@ -46,7 +48,7 @@ class ChunkPlan:
         )
 
     def lengths(self, lengths: Sequence[int]) -> list[int]:
-        """The expected lengths of the chunks of items of so many characters."""
+        """Return the expected lengths of the chunks of items, in characters."""
         if self._spans:
             return [self._stride] * sum(map(len, self._spans))
         return [

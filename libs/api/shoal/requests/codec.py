@@ -109,7 +109,7 @@ def _name(kind: _Enum, number: int, prefix: str) -> str:
 
 
 def _widened(upper: npt.NDArray[np.uint16]) -> Floats:
-    """float32 from bfloat16, which is the upper half of a float32."""
+    """Return float32 from bfloat16, which is the upper half of a float32."""
     floats = (upper.astype(np.uint32) << 16).view(np.float32)
     floats.flags.writeable = False
     return floats
@@ -157,7 +157,7 @@ def vectors(tensor: tensor_pb2.Tensor) -> Vectors:
 
 @_decoder
 def ragged(message: tensor_pb2.Ragged) -> Ragged:
-    """int8 rows are scaled back to float32."""
+    """Decode a ragged array; int8 rows are scaled back to float32."""
     values = _array(message.values)[0]
     scale = _per_row(message.values.scale, len(values))
     if scale is not None:
@@ -185,7 +185,7 @@ def sparse(message: tensor_pb2.SparseMatrix) -> Sparse:
 
 
 def _bounds(numbers: Any, rows: int) -> Integers:
-    """The row offsets of a ragged array with so many rows of values."""
+    """Return the row offsets of a ragged array, with their number checked against `rows`."""
     offsets = _integers(numbers)
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != rows or (np.diff(offsets) < 0).any():
         raise ValueError(f"the offsets do not divide {rows} rows")
@@ -221,7 +221,11 @@ def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
     offsets = _bounds(message.offsets, len(starts))
     if len(ends) != len(starts) or len(tokens) != len(starts) or (ends < starts).any():
         raise ValueError(
-            f"{len(starts)} chunks have {len(ends)} ends and {len(tokens)} numbers of tokens, or end before they begin"
+            (
+                f"{len(starts)} chunks have {len(ends)} ends and {len(tokens)} numbers of "
+                "tokens, or "
+                "end before they begin"
+            )
         )
     return Chunks(offsets, starts, ends, tokens)
 

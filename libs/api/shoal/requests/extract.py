@@ -31,14 +31,14 @@ from shoal.transport.methods import EXTRACT
 from shoal.v1 import inference_pb2 as pb
 
 _FOUND_BYTES = 16 << 10
-"""What each item of a request may have in its answer at least, where that depends on what is found:
-some hundred results. A request has no more items than that allows, since all of them share what an
-answer may have."""
+"""Minimum answer bytes of each item where the size depends on the findings: some hundred results. A
+request has no more items than that allows, since all of them share the answer's limit.
+"""
 _DEFAULT_TOKENS = 256
 _TOKEN_BYTES = 4
 """Routers let 1,048,576 tokens be written for a request: a quarter of the bytes of an answer."""
 _SCORE_BYTES = 16
-"""What routers count for a label of an answer beside its name."""
+"""Bytes that routers count for a label of an answer in addition to its name."""
 _AGGREGATIONS = {
     "none": pb.AGGREGATION_NONE,
     "simple": pb.AGGREGATION_SIMPLE,
@@ -124,7 +124,7 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
 
     @staticmethod
     def written(reply: pb.ExtractStreamResponse) -> Iterator[Delta | ExtractResult]:
-        """What a message of a stream holds."""
+        """Yield the contents of one message of a stream."""
         for delta in reply.deltas:
             yield Delta(delta.item, delta.text, delta.page, delta.restarted)
         if reply.HasField("response"):
@@ -154,7 +154,7 @@ def _given_entities(task: Task, items: int) -> Sequence[Sequence[Given]]:
 
 
 def _answered_bytes(frame: pb.ExtractRequest) -> int:
-    """What an answer may have for each item, by which routers limit requests and share answers."""
+    """Return the bytes that an answer may have for each item; routers limit requests by it."""
     if frame.HasField("text"):
         return _TOKEN_BYTES * (frame.text.max_tokens or _DEFAULT_TOKENS)
     if frame.HasField("structure"):
@@ -164,7 +164,7 @@ def _answered_bytes(frame: pb.ExtractRequest) -> int:
 
 
 def _label_count(frame: pb.ExtractRequest) -> int:
-    """How many labels an answer may repeat for each item."""
+    """Return how many labels an answer may repeat for each item."""
     return sum(
         map(
             len,
@@ -273,7 +273,10 @@ def _turn(number: int, turn: Turn) -> pb.Turn:
     field = f"text.turns[{number}]"
     if not isinstance(turn, tuple | list) or not 2 <= len(turn) <= 3:
         raise InvalidInput(
-            f'{field} must be a pair such as ("user", "Hello"), with the calls of an assistant after it',
+            (
+                f'{field} must be a pair such as ("user", "Hello"), with the calls of an assistant '
+                "after it"
+            ),
             field=field,
         )
     role, text, *calls = turn

@@ -1,4 +1,4 @@
-"""Pictures as items: files, bytes, arrays and images of Pillow to the bytes that are sent.
+"""Images as items: convert files, bytes, arrays and Pillow images to the bytes of a request.
 
 Bytes and files are sent as they are. Pixels become a PNG, which loses nothing; Pillow is needed
 only for its own images.
@@ -20,7 +20,9 @@ from shoal.errors import InvalidInput
 from shoal.tasks import Document, Item, PillowImage
 
 MAX_BYTES: Final = 64 << 20
-"""A larger picture fits into no request; routers take less still, and say so."""
+"""Maximum bytes of an image; a larger one fits into no request. Routers accept less still, and say
+so.
+"""
 _COLOURS: Final = {1: 0, 3: 2, 4: 6}  # PNG's colour types by the number of channels
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _WIDE_MODES: Final = ("I", "F")
@@ -28,7 +30,7 @@ _LEVEL: Final = 1  # of zlib: others take several times as long for a few percen
 
 
 def is_image(item: object) -> bool:
-    """Whether it is one picture, not a list of items."""
+    """Return True for one image, as opposed to a list of items."""
     return isinstance(item, (bytes, Path)) or is_pixels(item) or is_pillow(item)
 
 
@@ -43,8 +45,10 @@ def is_pillow(item: object) -> TypeGuard[PillowImage]:
 
 
 def image_bytes(path: str, item: Item) -> bytes | None:
-    """The file's bytes of a picture; None for an item that is none. `path`: its place in the
-    arguments. Raises InvalidInput.
+    """Return the file bytes of an image; None for any other item. Raises InvalidInput.
+
+    Args:
+        path: The position of the item in the arguments, for errors.
     """
     data: bytes | None = None
     if isinstance(item, bytes):
@@ -56,7 +60,10 @@ def image_bytes(path: str, item: Item) -> bytes | None:
     elif is_pillow(item):
         data = _saved(path, item)
     if data is not None and len(data) > MAX_BYTES:
-        message = f"{path} has {len(data):,} bytes; a request has at most {MAX_BYTES:,}. Send a smaller copy"
+        message = (
+            f"{path} has {len(data):,} bytes; a request has at most {MAX_BYTES:,}. Send a "
+            "smaller copy"
+        )
         raise InvalidInput(message, field=f"{path}.image.data")
     return data
 
@@ -79,8 +86,8 @@ def document_bytes(path: str, document: Document) -> bytes:
 
 
 def image_length(item: Item) -> int:
-    """About how many bytes the picture will have; 0 for an item that is none, or a file that is not
-    there.
+    """Return about how many bytes the image will have; 0 for another item, or a file that does not
+    exist.
     """
     if isinstance(item, bytes):
         return len(item)
@@ -111,7 +118,9 @@ def _read(path: str, file: Path, what: str = "image") -> bytes:
 
 
 def _saved(path: str, image: PillowImage) -> bytes:
-    """Its current picture. The EXIF data, which says how a photo is turned, goes with it."""
+    """Save the current frame of a Pillow image with its EXIF data, which holds a photo's
+    orientation.
+    """
     if image.mode in _WIDE_MODES:
         raise InvalidInput(
             f"{path} is an image of mode {image.mode}, 32 bits a pixel; 8 and 16 are served",
@@ -129,13 +138,13 @@ def _saved(path: str, image: PillowImage) -> bytes:
 
 
 def _png(path: str, pixels: NDArray[Any]) -> bytes:
-    """uint8 [height, width], or [height, width, 1, 3 or 4]"""
+    """Encode uint8 pixels [height, width], or [height, width, 1, 3 or 4]."""
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     height, width, channels = pixels.shape
     if channels not in _COLOURS or not height or not width:
         shape = "height x width x 3 (colours), or 1 (grey), or 4 (with transparency)"
         raise InvalidInput(
-            f"{path} is an array of shape {pixels.shape}; pictures have {shape}", field=path
+            f"{path} is an array of shape {pixels.shape}; images have {shape}", field=path
         )
     rows = np.concatenate(
         [np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1

@@ -21,8 +21,8 @@ from shoal.v1 import inference_pb2
 
 STREAMED_BYTES = 4 << 20
 """A larger expected answer is requested as a stream: proxies may limit messages to this size,
-gRPC's default, and the router frees the memory of what it has sent. For smaller answers one message
-costs less."""
+gRPC's default, and the router frees sent parts early. For smaller answers one message costs less.
+"""
 ASSUMED_DIMENSIONS = 1_024
 """Of dense vectors, if the call does not say: as many as large encoders have. Small ones have
 384.
@@ -46,8 +46,11 @@ _BITS: dict[DataType, int] = {
 def is_large(
     lengths: Sequence[int], forms: Sequence[Form], data_type: DataType, dimensions: int
 ) -> bool:
-    """Whether more than STREAMED_BYTES is expected for items of so many characters. `dimensions` 0:
-    the model's own.
+    """Return True if the answer to items of these lengths is expected to exceed STREAMED_BYTES.
+
+    Args:
+        lengths: Characters of each item.
+        dimensions: Dimensions of a vector; 0: the model's own.
     """
     bits = _BITS[data_type]
     expected = 0
@@ -86,7 +89,10 @@ class Rows:
             or first + len(rows) > len(whole)
         ):
             raise InternalError(
-                "the mesh returned parts of this result in different shapes, or more rows than items"
+                (
+                    "the mesh returned parts of this result in different shapes, or more rows than "
+                    "items"
+                )
             )
         view = whole[first : first + len(rows)]
         view[:] = rows
@@ -128,8 +134,8 @@ class EncodeSink:
         self._count += count
 
     def finish(self) -> EncodeResult:
-        """Raises InternalError if rows are missing, ModelChanged if they come from two
-        revisions.
+        """Return the assembled result. Raises InternalError if rows are missing, ModelChanged if
+        they have two revisions.
         """
         if self._count != self._items:
             raise InternalError(f"the mesh returned {self._count} rows for {self._items} items")

@@ -25,8 +25,9 @@ MAX_REPEATED_BYTES: Final = 192 << 20
 which items are 64 MiB at most.
 """
 MAX_ANSWERED_BYTES: Final = 4 << 20
-"""What the answer to a request may repeat of its labels, each with its score, as routers allow; and
-what the results that depend on the items share."""
+"""Maximum bytes of labels with scores that the answer to a request may repeat, as routers allow;
+results that depend on the items share the same limit.
+"""
 
 
 ANY_NUMBER: Final = sys.maxsize
@@ -60,11 +61,14 @@ class Plan(ABC, Generic[Q, R, T]):
     """An inference verb with its arguments, for a list of items that may be sent as several
     requests.
 
-    `method`: called for each request. `name`: that of the list in requests and field paths.
-    `lengths`: characters of each item. `invalid`: items that are known to be invalid and are not
-    sent; None: any invalid item fails the call. `repeated_bytes`: what a model may read once more
-    with each item, the query and labels; `answered_bytes`: what its answer may repeat for each
-    item, labels with their scores.
+    Args:
+        method: The RPC method of each request.
+        name: The name of the list in requests and field paths.
+        lengths: Characters of each item.
+        invalid: Items that are known to be invalid and are not sent; None: any invalid item fails
+            the call.
+        repeated_bytes: Bytes that a model may read again with each item: the query and labels.
+        answered_bytes: Bytes that the answer may repeat for each item: labels with their scores.
     """
 
     method: Method[Q, R]
@@ -104,7 +108,9 @@ class Plan(ABC, Generic[Q, R, T]):
         return [index for index in every if index not in skipped]
 
     def is_large(self, lengths: Sequence[int]) -> bool:
-        """Whether the answer to items of so many characters is expected to be large."""
+        """Return True if the answer to items of these lengths (in characters) is expected to be
+        large.
+        """
         return False
 
     @abstractmethod
@@ -113,7 +119,7 @@ class Plan(ABC, Generic[Q, R, T]):
 
     @abstractmethod
     def sink(self, places: Sequence[int]) -> Sink[R, T]:
-        """The sink for the replies to these items, made anew for each try."""
+        """Return a new sink for the replies to these items; each attempt needs its own."""
 
     @abstractmethod
     def merge(self, results: Sequence[T]) -> T:

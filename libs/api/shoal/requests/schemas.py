@@ -11,8 +11,8 @@ from shoal.v1 import inference_pb2 as pb
 
 _INSTANCES = 19
 _SCORE_BYTES = 16
-"""What routers count: for how many instances an answer repeats a relation or a field, and for a
-name beside its own bytes.
+"""Bytes that routers count for the number of instances for which an answer repeats a relation or a
+field, and for a name in addition to its own bytes.
 """
 _KINDS = {"list": pb.SchemaField.KIND_LIST, "str": pb.SchemaField.KIND_STRING}
 

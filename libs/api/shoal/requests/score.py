@@ -29,7 +29,7 @@ _SCALES = {"logit": pb.SCORE_SCALE_LOGIT, "probability": pb.SCORE_SCALE_PROBABIL
 
 @dataclass(slots=True)
 class Scoring:
-    """The arguments that only `score` has, beside its documents."""
+    """The arguments that only `score` has, except its documents."""
 
     query: Item
     instruction: str

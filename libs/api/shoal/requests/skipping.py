@@ -70,11 +70,11 @@ def no_vectors(
 def with_skipped_vectors(
     result: EncodeResult, kept: Sequence[int], skipped: Sequence[Skipped]
 ) -> EncodeResult:
-    """From the result for the items at `kept` to one for all: rows of the `skipped` ones are NaN,
+    """Expand the result for the items at `kept` to all items: rows of the `skipped` ones are NaN,
     or have no entries.
     """
     rows, forms = len(kept) + len(skipped), result.representations
-    if result.is_divided:  # whose rows are chunks, of which skipped items have none
+    if result.is_divided:  # Rows are chunks; skipped items have none.
         chunks = replace(result.chunks, offsets=_bounds(result.chunks.offsets, kept, rows))
         return replace(result, skipped=tuple(skipped), _chunks=chunks)
     return EncodeResult(
@@ -91,8 +91,8 @@ def with_skipped_vectors(
 def with_skipped_scores(
     result: ScoreResult, kept: Sequence[int], skipped: Sequence[Skipped]
 ) -> ScoreResult:
-    """From the result for the documents at `kept` to one for all: the `skipped` ones have the score
-    NaN and no rank.
+    """Expand the result for the documents at `kept` to all documents: the `skipped` ones have the
+    score NaN and no rank.
     """
     scores = _rows(result.scores, kept, len(kept) + len(skipped))
     return replace(
@@ -106,7 +106,7 @@ def with_skipped_scores(
 def with_skipped_extractions(
     result: ExtractResult, kept: Sequence[int], skipped: Sequence[Skipped]
 ) -> ExtractResult:
-    """From the result for the items at `kept` to one for all: the `skipped` ones have empty
+    """Expand the result for the items at `kept` to all items: the `skipped` ones have empty
     extractions.
     """
     _check(len(result), kept)

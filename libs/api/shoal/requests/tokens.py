@@ -20,8 +20,8 @@ _ID_LENGTH: Final = 8
 allow, 131,072.
 """
 _NAMED_LENGTH: Final = 2
-"""How many times as long a text counts whose tokens are returned by name: its answer takes 20 bytes
-for each byte, not 12.
+"""Factor of a text's length if its tokens are returned by name: the answer takes 20 bytes for each
+byte, not 12.
 """
 
 

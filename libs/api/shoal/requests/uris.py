@@ -49,7 +49,11 @@ def file_part(path: str, text: str) -> pb.Part | None:
     if not (is_image or is_document):
         known = "data:image/…;base64, and data:application/pdf;base64, are read"
         raise InvalidInput(
-            f"{path} is a file of the type {kind or 'text/plain'}: {known}. Send other contents as text",
+            (
+                f"{path} is a file of the type {kind or 'text/plain'}: {known}. Send other "
+                "contents "
+                "as text"
+            ),
             field=path,
         )
     try:

@@ -41,7 +41,7 @@ def _refuse_url(part: str) -> None:
 
 
 def is_local(address: str) -> bool:
-    """Whether the address is a loopback address or a Unix socket of this machine."""
+    """Return True for a loopback address or a Unix socket of this machine."""
     return _LOOPBACK.fullmatch(address) is not None
 
 

@@ -64,7 +64,7 @@ class AsyncTransport:
         timeout: float,
         metadata: Metadata,
     ) -> R:
-        """On a stream, if other calls are in flight, else as `pooled.method` does."""
+        """Send a call on a stream if other calls are in flight, else as `pooled.method` does."""
         streams = self._streams.get(pooled)
         if streams is None:
             streams = self._streams[pooled] = Streams(
@@ -165,7 +165,11 @@ class AsyncTransport:
             self._loop = loop
         if self._loop is not loop:
             raise RuntimeError(
-                "this AsyncClient belongs to another event loop, that of its first call; create one client for each event loop"
+                (
+                    "this AsyncClient belongs to another event loop, that of its first call; "
+                    "create "
+                    "one client for each event loop"
+                )
             )
 
     def _open(self, address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:

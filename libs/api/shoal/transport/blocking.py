@@ -40,7 +40,10 @@ def finish(coroutine: Awaitable[T]) -> T:
         result: T = stop.value
         return result
     raise AssertionError(
-        "a coroutine suspended over the blocking transport; this is a fault of the client, please report it"
+        (
+            "a coroutine suspended over the blocking transport; this is a fault of the client, "
+            "please report it"
+        )
     )
 
 
@@ -139,9 +142,7 @@ class BlockingTransport:
                 for future in as_completed(futures):
                     future.result()
                     on_done(futures[future])
-            except (
-                BaseException
-            ):  # KeyboardInterrupt, too: the threads must not wait for results that nobody needs.
+            except BaseException:  # KeyboardInterrupt, too: the threads must not wait for results that are no longer needed.
                 threads.shutdown(wait=False, cancel_futures=True)
                 group.stop()
                 raise
@@ -177,7 +178,11 @@ class BlockingTransport:
     def _check_process(self) -> None:
         if self._process not in (0, os.getpid()):
             raise RuntimeError(
-                "this client was used before the process forked, and connections do not survive that; create a new client"
+                (
+                    "this client was used before the process forked, and connections do not "
+                    "survive "
+                    "that; create a new client"
+                )
             )
         self._process = os.getpid()
 

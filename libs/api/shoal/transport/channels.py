@@ -33,8 +33,8 @@ class PooledChannel(Generic[C]):
     _methods: dict[str, Any] = field(default_factory=dict)
 
     def method(self, method: Method[Any, Any]) -> Any:
-        """gRPC's callable for a unary method, made once for each channel; its message types are
-        those of the Method.
+        """Return gRPC's callable for a unary method, created once for each channel; its message
+        types are those of the Method.
         """
         found = self._methods.get(method.path)
         if found is None:
@@ -45,14 +45,14 @@ class PooledChannel(Generic[C]):
         return found
 
     def stream(self, method: Method[Any, Any]) -> Any:
-        """gRPC's callable for a server-streaming method."""
+        """Return gRPC's callable for a server-streaming method."""
         channel: Any = self.channel
         return channel.unary_stream(
             method.path, request_serializer=method.serialize, response_deserializer=method.parse
         )
 
     def exchange(self, method: Method[Any, Any]) -> Any:
-        """gRPC's callable for a method that streams both ways."""
+        """Return gRPC's callable for a method that streams both ways."""
         channel: Any = self.channel
         return channel.stream_stream(
             method.path, request_serializer=method.serialize, response_deserializer=method.parse
@@ -156,10 +156,11 @@ say."""
 
 
 def channel_options(address: str, tls: Tls | None) -> list[tuple[str, str | int]]:
-    """gRPC's settings for the channel to the router at `address`."""
+    """Return gRPC's settings for the channel to the router at `address`."""
     options: list[tuple[str, str | int]] = [
         ("grpc.primary_user_agent", f"shoal-python/{VERSION}"),
-        # 512 documents as multi-vectors are more than 100 MB; the server bounds what it accepts.
+        # 512 documents as multi-vectors are more than 100 MB; the server bounds the messages that
+        # it accepts.
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         # A peer that vanished without a FIN is noticed within 40 s; the server permits pings this

@@ -63,18 +63,25 @@ broke has neither.
 
 
 def decode(code: str, text: str, details: bytes, *, address: str) -> ShoalError:
-    """The error for the status of a failed call.
+    """Return the error for the status of a failed call.
 
-    `code` is the gRPC status name, `details` the serialised google.rpc.Status of the trailing
-    metadata (`grpc-status-details-bin`), empty if there is none. UNAVAILABLE without our ErrorInfo
-    does not come from a router but from the network. CANCELLED means that the router ended with
-    calls in flight: a caller that cancels a call of its own does not get here.
+    UNAVAILABLE without our ErrorInfo originates in the network, not in a router. CANCELLED means
+    that the router ended with calls in flight: a caller that cancels its own call does not get
+    here.
+
+    Args:
+        code: The gRPC status name.
+        details: The serialised google.rpc.Status of the trailing metadata
+            (`grpc-status-details-bin`); may be empty.
     """
     info, bad, retry = _details(details)
     if info is None and code in ("UNAVAILABLE", "CANCELLED"):
         return _cannot_connect(address, text)
     if info is None and code == "DEADLINE_EXCEEDED":
-        text = "no answer within the timeout; the first request to a model includes loading it and may need a longer timeout"
+        text = (
+            "no answer within the timeout; the first request to a model includes loading it and "
+            "may need a longer timeout"
+        )
     reason = info.reason if info is not None else ""
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code, ShoalError)
     field = bad.field_violations[0].field if bad is not None and bad.field_violations else ""
@@ -99,7 +106,10 @@ def _cannot_connect(address: str, text: str) -> CannotConnect:
         if part in cause:
             return TlsFailed(f"the router at {address} {meaning}")
     if "Socket closed" in cause:
-        cause = "it closed the connection; it may require TLS, or a client certificate that it trusts and that has not expired"
+        cause = (
+            "it closed the connection; it may require TLS, or a client certificate that it "
+            "trusts and that has not expired"
+        )
     error = CannotConnect(f"cannot reach a router at {address}: {cause}")
     error.was_sent = not any(part in text for part in _NO_CONNECTION)
     return error

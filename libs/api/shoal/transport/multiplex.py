@@ -80,7 +80,7 @@ class Stream:
 
     @property
     def has_room(self) -> bool:
-        """Whether another call may go on this stream."""
+        """Return True if another call may use this stream."""
         return (
             self._error is None
             and len(self._waiting) < MAX_CALLS
@@ -89,7 +89,7 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or is too old and without calls."""
+        """Return True if the stream has ended, or is too old and without calls."""
         return self._error is not None or (not self._waiting and time.monotonic() >= self._until)
 
     async def call(self, kind: str, body: bytes, timeout: float, metadata: Metadata) -> bytes:
@@ -244,8 +244,8 @@ class Streams:
             self._groups.pop(group.metadata, None)
 
     def stream(self, group: _Group) -> Stream | None:
-        """A stream for a call of the group; None for one that is made by itself: there is no other,
-        or the router is too old.
+        """Return a stream for a call of the group; None for a call that is sent alone: it is the
+        only one, or the router is too old.
         """
         if time.monotonic() < self._unary_until:
             return None

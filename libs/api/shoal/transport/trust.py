@@ -31,13 +31,16 @@ _TOKEN = re.compile(r"[!-~]+")
 
 
 class Watched(Generic[T]):
-    """The value that `read` makes of `files`, read again when they have changed; checked once a
+    """The value that `read` returns for `files`, read again when they have changed; checked once a
     second at most.
 
     Changed files are read once they have been unmodified for half a second. While they are missing,
-    cannot be read, or do not match (a new certificate whose key is not there yet), the last value
-    stays. Threads may share an object. The constructor raises what `read` raises: OSError or
-    ValueError. `clock`: monotonic seconds; `wall`: Unix seconds, as the times of files are.
+    cannot be read, or do not match (a new certificate without its key yet), the last value stays.
+    Threads may share an object. The constructor raises the errors of `read`: OSError or ValueError.
+
+    Args:
+        clock: Monotonic seconds.
+        wall: Unix seconds, as the times of files are.
     """
 
     def __init__(
@@ -79,8 +82,9 @@ class Watched(Generic[T]):
         return self._value
 
     def _is_settled(self, stamps: Sequence[tuple[int, ...] | None]) -> bool:
-        """Whether the files have not changed for a while: by their times, or, should their clock be
-        ahead of ours, since the last check."""
+        """Return True if the files have not changed for a while: by their times, or, if their clock
+        is ahead of ours, since the last check.
+        """
         before, self._last_stamps = self._last_stamps, stamps
         modified = max((stamp[1] / 1e9 for stamp in stamps if stamp is not None), default=0.0)
         return stamps == before or self._wall() - modified >= SETTLE_SECONDS
@@ -207,7 +211,10 @@ class TokenFile:
             raise ValueError(f"the token file {self._path} is not text") from None
         if not _TOKEN.fullmatch(token):
             raise ValueError(
-                f"the token file {self._path} must hold one token: visible ASCII characters without spaces"
+                (
+                    f"the token file {self._path} must hold one token: visible ASCII characters "
+                    "without spaces"
+                )
             )
         return token
 
@@ -236,7 +243,8 @@ class Trust:
             and not all(is_local(address) for address in addresses)
         ):
             raise ValueError(
-                f"the token would be sent unencrypted to {', '.join(addresses)}: use tls (SHOAL_TLS_CA), or set"
+                f"the token would be sent unencrypted to {', '.join(addresses)}: use tls "
+                "(SHOAL_TLS_CA), or set"
                 " token_without_tls=True (SHOAL_TOKEN_WITHOUT_TLS=1)"
             )
         if isinstance(self.token, str) and self.token:
@@ -244,7 +252,7 @@ class Trust:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Trust:
-        """From the variables SHOAL_TLS… and SHOAL_TOKEN…. Raises ValueError, naming the variable or
+        """Read the variables SHOAL_TLS… and SHOAL_TOKEN…. Raises ValueError, naming the variable or
         the file.
         """
         return Trust(
@@ -252,7 +260,7 @@ class Trust:
         )
 
     def describe(self) -> str:
-        """For logs: whether TLS and a token are used, without their contents."""
+        """Describe for logs if TLS and a token are used, without their contents."""
         tls = (
             "no TLS"
             if self.tls is None
@@ -274,8 +282,8 @@ class Trust:
 
 
 def tls_from(environ: Mapping[str, str] = os.environ) -> Tls | None:
-    """From SHOAL_TLS, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME; None if all
-    are empty. Raises ValueError.
+    """Read SHOAL_TLS, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME; return None
+    if all are empty. Raises ValueError.
     """
     ca, chain, key, name = (
         environ.get(f"SHOAL_TLS_{part}") or None for part in ("CA", "CERT", "KEY", "NAME")

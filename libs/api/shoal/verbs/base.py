@@ -20,20 +20,25 @@ _HEADER = re.compile(r"[ -~]*")
 
 
 class ClientBase:
-    """What both clients have in common.
-
-    `address`: `host:port`, or several separated by commas: one is used until it fails, then the
-    next. Default: the environment variable SHOAL_ADDRESS, else 127.0.0.1:50051. `tenant`: the
-    tenant for fair queueing. `token`: a bearer token, or a function that returns the current one,
-    such as `TokenFile(path)`; default: SHOAL_TOKEN, else the token in the file SHOAL_TOKEN_FILE. It
-    is sent only over TLS or to this machine, unless `token_without_tls`
-    (SHOAL_TOKEN_WITHOUT_TLS=1). `tls`: True for the system's certificates, `Tls(...)`, or False;
-    default: from SHOAL_TLS=1, SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME. Files
-    of certificates and tokens are read again when they change. `timeout`: seconds for one request,
-    retries included. A call of more than `request_items` items or about `request_characters`
-    characters is split into requests, `concurrency` of which are in flight at a time. `retry`: when
-    failed requests are sent again. The first call connects. Raises ValueError for invalid
+    """The common part of both clients. The first call connects. Raises ValueError for invalid
     arguments.
+
+    Args:
+        address: `host:port`, or several separated by commas: one is used until it fails, then the
+            next. Default: the environment variable SHOAL_ADDRESS, else 127.0.0.1:50051.
+        tenant: The tenant for fair queueing.
+        token: A bearer token, or a function that returns the current one, such as
+            `TokenFile(path)`; default: SHOAL_TOKEN, else the token in the file SHOAL_TOKEN_FILE. It
+            is sent only over TLS or to this machine, unless `token_without_tls`.
+        token_without_tls: Send the token without TLS, too; default: SHOAL_TOKEN_WITHOUT_TLS=1.
+        tls: True for the system's certificates, `Tls(...)`, or False; default: from SHOAL_TLS=1,
+            SHOAL_TLS_CA, SHOAL_TLS_CERT, SHOAL_TLS_KEY and SHOAL_TLS_NAME. Files of certificates
+            and tokens are read again when they change.
+        timeout: Seconds for one request, including retries.
+        request_items, request_characters: A call of more items, or about more characters, is split
+            into requests.
+        concurrency: Number of requests of one call in flight at a time.
+        retry: When failed requests are sent again.
     """
 
     def __init__(
@@ -69,7 +74,8 @@ class ClientBase:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__} holds connections and a token, so it cannot be pickled or copied: create one a process, "
+            f"{type(self).__name__} holds connections and a token, so it cannot be pickled or "
+            "copied: create one a process, "
             f"or send a shoal.ModelHandle(model, address={self.address!r}), which can be pickled"
         )
 
@@ -90,7 +96,9 @@ class ModelsBase:
 def _trust(
     tls: Tls | bool | None, token: str | Callable[[], str] | None, token_without_tls: bool | None
 ) -> Trust:
-    """What the arguments say, and for None the environment. Raises ValueError."""
+    """Return the connection settings of the arguments, and of the environment for those that are
+    None. Raises ValueError.
+    """
     return Trust(
         tls_from() if tls is None else Tls() if tls is True else tls or None,
         token_from() if token is None else token,

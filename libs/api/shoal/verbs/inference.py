@@ -52,22 +52,31 @@ async def encode(
     on_progress: Progress | None = None,
     writable: bool = False,
 ) -> EncodeResult:
-    """Encodes texts as vectors; row i of the result is for item i, and a single text is a list of
+    """Encode texts as vectors; row i of the result is for item i, and a single text is a list of
     one.
 
-    `role` selects the model's prompt, `instruction` replaces it. `representations`: default the
-    model's main one. `data_type`: default float32. `dimensions`: keep the first so many numbers
-    (Matryoshka; 0: all); `normalize` is applied after that, default as configured for the model.
-    `pooling_factor`: return so many times fewer vectors of each multi-vector, the means of clusters
-    of similar ones (2 to 64; 0: all). `chunking`: divide each text; rows are for chunks then, and
-    `result.chunks[i]` are those of item i. `truncation` "none" refuses items that are too long,
-    "end" (default) and "start" cut there. `adapter`: a LoRA adapter of the model, `org/name`, or
-    the name of a task that it has one of its own for. `pool`: the workers to serve it, default as
-    the mesh's catalog says. `priority`: "interactive" (default) or "bulk". `on_invalid` "skip": an
-    item that is empty, too long or not a text does not fail the call; its row is NaN, and
-    `result.skipped` says why. `on_progress(done, total)` is called after each request of a long
-    list. `writable`: returns arrays that may be modified. An empty list sends no request: its
-    result has no rows. Raises ShoalError.
+    An empty list sends no request: its result has no rows. Raises ShoalError.
+
+    Args:
+        role: Selects the model's prompt.
+        instruction: Replaces the prompt.
+        representations: Default the model's main one.
+        data_type: Default float32.
+        dimensions: Number of leading dimensions to keep (Matryoshka); 0: all.
+        normalize: Applied after `dimensions`; default as configured for the model.
+        pooling_factor: Factor by which to reduce the vectors of each multi-vector, to the means of
+            clusters of similar ones (2 to 64); 0: keep all.
+        chunking: Divide each text; rows are for chunks then, and `result.chunks[i]` are those of
+            item i.
+        truncation: "none" refuses items that are too long, "end" (default) and "start" cut there.
+        adapter: A LoRA adapter of the model, `org/name`, or the name of a task with an adapter in
+            the checkpoint.
+        pool: The workers to serve the call; default as in the mesh's catalog.
+        priority: "interactive" (default) or "bulk".
+        on_invalid: "skip": an item that is empty, too long or not a text does not fail the call;
+            its row is NaN, and `result.skipped` has the reason.
+        on_progress: Called as `on_progress(done, total)` after each request of a long list.
+        writable: Return arrays that may be modified.
     """
     encoding = Encoding(
         role,

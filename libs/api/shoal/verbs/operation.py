@@ -37,8 +37,8 @@ async def explain(client: ClientBase, model: str, *, timeout: float | None = Non
 
 
 async def healthy(client: ClientBase, service: str = "", *, timeout: float | None = None) -> bool:
-    """Whether the router (or one of its services, such as `shoal.v1.InferenceService`) reports
-    SERVING. Raises ShoalError.
+    """Return True if the router (or one of its services, such as `shoal.v1.InferenceService`)
+    reports SERVING. Raises ShoalError.
     """
     return await client._caller.unary(HEALTH, service, timeout=timeout)
 

@@ -118,7 +118,10 @@ def dimensions(modules: Sequence[DenseModule], size: int) -> int:
     for module in modules:
         if module.in_features != size:
             raise ModelBroken(
-                f"{module.folder}/config.json: `in_features` is {module.in_features}, but its input has {size} numbers"
+                (
+                    f"{module.folder}/config.json: `in_features` is {module.in_features}, but its "
+                    f"input has {size} numbers"
+                )
             )
         size = module.out_features
     return size
@@ -129,6 +132,8 @@ def _ambiguous(files: Checkpoint) -> tuple[str, ...]:
     if not files.architecture.endswith(_MASKED) or files.modules.listed:
         return ()
     return (
-        f"config.json: `architectures` is {files.architecture} and there is no modules.json: taken for dense vectors by the "
-        "mean, as sentence-transformers does. If it is SPLADE, a card with `detect: {kind: sparse}` says so",
+        f"config.json: `architectures` is {files.architecture} and there is no modules.json: "
+        "taken for dense vectors by the "
+        "mean, as sentence-transformers does. If it is SPLADE, a card with `detect: {kind: "
+        "sparse}` says so",
     )

@@ -27,7 +27,11 @@ def is_sparse(files: Checkpoint) -> bool:
     if named:
         raise files.top.broken(
             "model_type",
-            "is 'SparseEncoder', but modules.json names no SpladePooling, the only pooling that is served",
+            (
+                "is 'SparseEncoder', but modules.json names no SpladePooling, the only pooling "
+                "that "
+                "is served"
+            ),
         )
     return (
         not files.modules.listed

@@ -30,8 +30,10 @@ LABELS_FOLDER: Final = "labels_tokenizer"
 ENCODER_PREFIX: Final = "token_rep_layer.bert_layer.model."
 LABELS_PREFIX: Final = "token_rep_layer.labels_encoder.model."
 ADVICE: Final = (
-    "By its id from a store, it is fetched together with its base model. For a directory, convert it once, where you trust it: "
-    "`gliner.GLiNER.from_pretrained(ID).save_pretrained(DIR, safe_serialization=True)` of the gliner package (0.2.29 or later) "
+    "By its id from a store, it is fetched together with its base model. For a directory, "
+    "convert it once, where you trust it: "
+    "`gliner.GLiNER.from_pretrained(ID).save_pretrained(DIR, safe_serialization=True)` of the "
+    "gliner package (0.2.29 or later) "
     "writes everything that is needed"
 )
 

@@ -20,7 +20,10 @@ from libs.errors import ModelBroken
 
 ENCODER_FILE: Final = "encoder_config/config.json"
 ENCODER_PREFIX: Final = "encoder."
-ADVICE: Final = "Write it with the gliner2 package (2.1.0): `gliner2.GLiNER2.from_pretrained(ID).save_pretrained(DIR)`"
+ADVICE: Final = (
+    "Write it with the gliner2 package (2.1.0): "
+    "`gliner2.GLiNER2.from_pretrained(ID).save_pretrained(DIR)`"
+)
 
 Counting = Literal["count_lstm", "count_lstm_v2", "count_lstm_moe"]
 

@@ -28,9 +28,11 @@ FILE: Final = "glirel_config.json"
 LABEL_MARKER: Final = "[REL]"
 TEXT_MARKER: Final = "[SEP]"
 ADVICE: Final = (
-    "By its id from a store, it is fetched together with its base model. For a directory, put into it the weights; tokenizer.json, "
+    "By its id from a store, it is fetched together with its base model. For a directory, put "
+    "into it the weights; tokenizer.json, "
     "the encoder's tokenizer with the tokens that the glirel package adds; and "
-    "glirel_config.json with one more key, `encoder_config`, the encoder's config.json with that tokenizer's `vocab_size`. A few "
+    "glirel_config.json with one more key, `encoder_config`, the encoder's config.json with that "
+    "tokenizer's `vocab_size`. A few "
     "lines with the glirel package (1.2.1) do it: docs/api.md, Converting GLiREL"
 )
 

@@ -30,9 +30,12 @@ def refuse_bare(files: Checkpoint) -> None:
     if not files.modules.listed and files.architecture.endswith(_LANGUAGE_MODEL):
         raise files.config.broken(
             "architectures",
-            f"is {files.architecture}, a language model, and no file names its use. A card of the catalog can, by `detect`: "
-            "`kind: dense` and `pooling: lasttoken` for an embedder; `kind: yes_no`, `answers: ['yes', 'no']` and `template` for a "
-            "reranker; `kind: writer` for one that writes, which a chat template and generation_config.json say too",
+            f"is {files.architecture}, a language model, and no file names its use. A card of "
+            "the catalog can, by `detect`: "
+            "`kind: dense` and `pooling: lasttoken` for an embedder; `kind: yes_no`, `answers: "
+            "['yes', 'no']` and `template` for a "
+            "reranker; `kind: writer` for one that writes, which a chat template and "
+            "generation_config.json say too",
         )
 
 
@@ -59,11 +62,18 @@ def need_answers(card: Card) -> Card:
     """
     if not card.answers:
         raise ModelBroken(
-            f"modules.json: has no LogitScore, which names the tokens for yes and no; {_ADVICE} `answers`"
+            (
+                "modules.json: has no LogitScore, which names the tokens for yes and no; "
+                f"{_ADVICE} "
+                "`answers`"
+            )
         )
     if not card.template:
         raise ModelBroken(
-            f"sentence_bert_config.json: `modality_config` names no chat template for pairs; {_ADVICE} `template`"
+            (
+                "sentence_bert_config.json: `modality_config` names no chat template for pairs; "
+                f"{_ADVICE} `template`"
+            )
         )
     return card
 

@@ -23,7 +23,8 @@ from libs.errors import ModelBroken
 
 TEXTS_AND_IMAGES: Final = ("clip", "siglip", "siglip2")
 IMAGES_ALONE: Final = (
-    "clip_vision_model", "dinov2", "dinov2_with_registers", "dinov3_vit", "siglip2_vision_model", "siglip_vision_model", "vit",
+    "clip_vision_model", "dinov2", "dinov2_with_registers", "dinov3_vit", "siglip2_vision_model",
+    "siglip_vision_model", "vit",
 )  # fmt: skip
 DETECTORS: Final = ("grounding-dino", "owlv2", "owlvit")
 
@@ -130,7 +131,10 @@ def _open_clip_card(directory: Path, model: str) -> Card:
 def _need_tokenizer(where: Path) -> None:
     if not (where / "tokenizer.json").exists():
         raise ModelBroken(
-            f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with save_pretrained"
+            (
+                f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with "
+                "save_pretrained"
+            )
         )
 
 

@@ -28,7 +28,8 @@ from libs.catalog.checkpoint.files import (
 from libs.errors import ModelBroken
 
 MODEL_TYPES: Final = (
-    "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "colqwen2", "colqwen3",
+    "colpali", "idefics3", "smolvlm", "modernvbert", "colmodernvbert", "qwen2_vl", "qwen2_5_vl",
+    "qwen3_vl", "colqwen2", "colqwen3",
     "qwen3_vl_nemotron_embed", "glm_ocr", "lighton_ocr", "paddleocr_vl",
 )  # fmt: skip
 
@@ -104,12 +105,18 @@ def vision_language_card(
         raise ModelBroken(f"{ADAPTER}: the model {name!r} is needed, of which this is an adapter")
     if name and not is_vision_language(home):
         raise ModelBroken(
-            f"{ADAPTER}: an adapter of {name!r}, a model of texts: ask for that one, with this as its `adapter`"
+            (
+                f"{ADAPTER}: an adapter of {name!r}, a model of texts: ask for that one, with this "
+                "as its `adapter`"
+            )
         )
     config = need_config(home, "config.json")
     if not any((one / "tokenizer.json").exists() for one in (directory, home)):
         raise ModelBroken(
-            f"tokenizer.json: missing from {home}. transformers' AutoTokenizer writes it with save_pretrained"
+            (
+                f"tokenizer.json: missing from {home}. transformers' AutoTokenizer writes it with "
+                "save_pretrained"
+            )
         )
     family, columns = config.text("model_type"), sparse_columns(home)
     form = _form(home, kind, columns)
@@ -174,13 +181,19 @@ def _form(directory: Path, kind: Kind | None, columns: int) -> Form:
     """
     if columns and kind in ("dense", "multi_vector", "yes_no"):
         raise ModelBroken(
-            f"{_WEIGHTS}: is V-SPLADE's, which has sparse vectors alone: a card of the kind {kind!r} cannot be served"
+            (
+                f"{_WEIGHTS}: is V-SPLADE's, which has sparse vectors alone: a card of the kind "
+                f"{kind!r} cannot be served"
+            )
         )
     if columns:
         return "sparse"
     if kind == "sparse":
         raise ModelBroken(
-            f"{_WEIGHTS}: has no tensor {_DECODER!r}: of models of images V-SPLADE alone has sparse vectors"
+            (
+                f"{_WEIGHTS}: has no tensor {_DECODER!r}: of models of images V-SPLADE alone has "
+                "sparse vectors"
+            )
         )
     if kind == "yes_no":
         return "score"

@@ -32,7 +32,8 @@ MODEL_TYPES: Final = (FLORENCE, ENCODER_DECODER, *CONVERSATIONS)
 GENERATION: Final = "generation_config.json"
 
 _FILES: Final = (
-    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json",
+    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
+    "tokenizer_config.json",
     "tokenizer.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 _TASKS: Final[dict[str, tuple[Task, ...]]] = {
@@ -68,7 +69,10 @@ def image_writer_card(directory: Path, model: str) -> Card:
     config = need_config(directory, "config.json")
     if not (directory / "tokenizer.json").exists():
         raise ModelBroken(
-            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it with save_pretrained"
+            (
+                f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
+                "with save_pretrained"
+            )
         )
     family = config.text("model_type")
     if family in CONVERSATIONS:

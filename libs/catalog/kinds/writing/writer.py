@@ -47,7 +47,8 @@ def refuse_other_writer(files: Checkpoint) -> None:
         served = ", ".join(SEQUENCE_TO_SEQUENCE if translates else CAUSAL)
         raise files.config.broken(
             "model_type",
-            f"is {files.config.text('model_type')!r} and the model writes texts ({files.architecture}): "
+            f"is {files.config.text('model_type')!r} and the model writes texts "
+            f"({files.architecture}): "
             f"such models are served of the types {served}. "
             "A card of the catalog can give another use, by `detect: {kind: …}`",
         )

@@ -22,7 +22,10 @@ def evaluate(
         Path,
         typer.Argument(
             exists=True,
-            help="A folder in BEIR's layout, or a .csv, .tsv or .jsonl file of sentence1, sentence2, score.",
+            help=(
+                "A folder in BEIR's layout, or a .csv, .tsv or .jsonl file of sentence1, "
+                "sentence2, score."
+            ),
         ),
     ],
     model: Annotated[

@@ -53,7 +53,7 @@ def retrieval_rows(runs: Sequence[Run], data: Retrieval) -> list[Row]:
 
 
 def agreement_rows(runs: Sequence[Run]) -> list[Row]:
-    """How far the rankings of each two runs agree; no judgements are needed."""
+    """Return how far the rankings of each pair of runs agree; no judgements are needed."""
     return [
         {
             "model": f"{one.name} : {two.name}",

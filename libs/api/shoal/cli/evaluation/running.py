@@ -35,10 +35,12 @@ class Run:
     """A model, or a model and a reranker, on all queries.
 
     Args:
-        name: the model's id; with a reranker `model + reranker`. rankings: the ids of the best
-        documents of each query, best first. tokens_per_second: of documents, or of a reranker's
-        pairs, through the mesh. p50_seconds: the median of the time to encode one query, or to
-        rerank its documents, one call at a time. bytes: the memory of the models on a worker.
+        name: the model's id; with a reranker `model + reranker`.
+        rankings: the ids of the best documents of each query, best first.
+        tokens_per_second: of documents, or of a reranker's pairs, through the mesh.
+        p50_seconds: the median of the time to encode one query, or to rerank its documents, one
+            call at a time.
+        bytes: the memory of the models on a worker.
     """
 
     name: str

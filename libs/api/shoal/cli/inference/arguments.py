@@ -54,7 +54,7 @@ Threshold = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class LineFiles:
-    """Where texts come from, and where results go as lines of JSON."""
+    """Sources of texts, and destinations of results as lines of JSON."""
 
     source: Annotated[
         Path | None,
@@ -104,11 +104,11 @@ class LineFiles:
 
     @property
     def resume(self) -> bool:
-        """Whether results are added to those that a .jsonl file has."""
+        """True if results are appended to those of an existing .jsonl file."""
         return False
 
     def selection(self, on_invalid: OnInvalid) -> Selection:
-        """Which texts of `source` are read."""
+        """Return the selection of texts to read from `source`."""
         return Selection(self.field, self.column, on_invalid == "skip")
 
 
@@ -126,7 +126,7 @@ class ItemFiles(LineFiles):
 
 @dataclass(frozen=True, slots=True)
 class VectorFiles(ItemFiles):
-    """Where texts come from, and where vectors go."""
+    """Sources of texts, and destinations of vectors."""
 
     output: Annotated[
         Path | None,
@@ -152,7 +152,7 @@ class Serving:
     adapter: Annotated[
         str,
         typer.Option(
-            help="LoRA adapter of the model, org/name, or one of its own tasks.",
+            help="LoRA adapter of the model, org/name, or one of the model's own tasks.",
             rich_help_panel=SERVING,
         ),
     ] = ""
@@ -175,7 +175,10 @@ class Serving:
         OnInvalid,
         typer.Option(
             "--on-invalid",
-            help="If a line is empty or a text too long (--truncation none): fail the command, or skip and report it.",
+            help=(
+                "If a line is empty or a text too long (--truncation none): fail the command, or "
+                "skip and report it."
+            ),
             rich_help_panel=FILES,
         ),
     ] = "raise"

@@ -40,7 +40,10 @@ TextChunks = Literal["sentences", "tokens", "markdown"]
 
 extract = typer.Typer(
     no_args_is_help=True,
-    help="Find entities, labels, relations or regions; read images (ocr) and PDF files (text); generate texts.",
+    help=(
+        "Find entities, labels, relations or regions; read images (ocr) and PDF files (text); "
+        "generate texts."
+    ),
 )
 
 
@@ -57,14 +60,15 @@ def encode(
         DataType | None, typer.Option(help="How numbers are stored; default float32.")
     ] = None,
     dimensions: Annotated[
-        int, typer.Option(min=0, help="Keep the first so many (Matryoshka); 0 keeps all.")
+        int,
+        typer.Option(min=0, help="Number of leading dimensions to keep (Matryoshka); 0 keeps all."),
     ] = 0,
     normalize: Annotated[
         bool | None, typer.Option(help="Scale to length 1; default as configured for the model.")
     ] = None,
     instruction: Instruction = "",
     pooling_factor: Annotated[
-        int, typer.Option(min=0, help="Return so many times fewer vectors of each multi-vector.")
+        int, typer.Option(min=0, help="Factor by which to reduce the vectors of each multi-vector.")
     ] = 0,
     chunk: Annotated[
         TextChunks | None, typer.Option(help="Divide texts into chunks, which get the vectors.")
@@ -112,7 +116,7 @@ def score(
     open_client: OpenClient,
     model: ModelId,
     query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="What is searched for.", show_default=False)
+        str, typer.Argument(metavar="QUERY", help="The search query.", show_default=False)
     ],
     documents: Annotated[
         list[str] | None,
@@ -123,7 +127,8 @@ def score(
     *,
     files: LineFiles,
     top_n: Annotated[
-        int, typer.Option("--top-n", "-n", min=0, help="Show the best so many; 0 shows all.")
+        int,
+        typer.Option("--top-n", "-n", min=0, help="Number of best results to show; 0 shows all."),
     ] = 0,
     scale: Annotated[Scale | None, typer.Option(help="Default: the model's own.")] = None,
     instruction: Instruction = "",
@@ -324,7 +329,10 @@ def text(
         TextLayer | None,
         typer.Option(
             "--text-layer",
-            help="The text that the file has: prefer it to the model (default), give it only, or never use it.",
+            help=(
+                "The text that the file has: prefer it to the model (default), give it only, or "
+                "never use it."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -385,7 +393,7 @@ def structure(
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
-    """Find what a schema describes: entities, classes, relations and structures of fields."""
+    """Find the parts of a schema: entities, classes, relations and structures of fields."""
     run = Invocation(model, texts, files, serving, as_json)
     asked = _schema(schema)
     ask = partial(

@@ -32,8 +32,9 @@ class Record:
     """A text, its source (`file:line`), and the object or row of which it is a field.
 
     Attributes:
-        is_image: Whether the text is the path of an image file. problem: Why the source has no
-        text, where `--on-invalid skip` lets the command go on; else empty.
+        is_image: Whether the text is the path of an image file.
+        problem: Why the source has no text, where `--on-invalid skip` lets the command go on; else
+            empty.
     """
 
     text: str
@@ -49,12 +50,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which texts of a file are read.
+    """The texts of a file to read.
 
     Attributes:
-        field: The field of a line of JSON; None for the default. column: The column of a table;
-        None for the default. skips_invalid: Whether a line without a text becomes a record with a
-        problem instead of an error.
+        field: The field of a line of JSON; None for the default.
+        column: The column of a table; None for the default.
+        skips_invalid: True if a line without a text becomes a record with a problem instead of an
+            error.
     """
 
     field: str | None
@@ -87,7 +89,11 @@ def records_of(source: Path, selection: Selection) -> list[Record]:
     if suffix not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise typer.BadParameter(
-            f"--input {source} must end in {known}; any other text goes to stdin, a text a line: --input -"
+            (
+                f"--input {source} must end in {known}; any other text goes to stdin, a text a "
+                "line: "
+                "--input -"
+            )
         )
     if suffix in LINES or suffix in JSON_LINES:
         _refuse_column(source, selection)
@@ -102,7 +108,7 @@ def records_of(source: Path, selection: Selection) -> list[Record]:
 
 
 def _is_stream(source: Path) -> bool:
-    """Whether it is a pipe, as the shell's <(command) is."""
+    """Return True for a pipe, as the shell's <(command) is."""
     return source.is_fifo() or source.is_char_device()
 
 
@@ -243,7 +249,11 @@ def _column(source: Path, names: Sequence[str], selection: Selection) -> str:
     if names.count(column) != 1:
         found = "no column" if column not in names else "several columns"
         raise InputError(
-            f"{source} has {found} {column!r}; its columns are {', '.join(names)}: name one with --column"
+            (
+                f"{source} has {found} {column!r}; its columns are {', '.join(names)}: name one "
+                "with "
+                "--column"
+            )
         )
     return column
 
@@ -252,10 +262,17 @@ def _cell(row: dict[str, object], column: str, where: str) -> Record:
     text = row[column]
     if text is None or text == "":
         raise InputError(
-            f"{where} has no text in the column {column!r}; every row must have one, unless --on-invalid is skip"
+            (
+                f"{where} has no text in the column {column!r}; every row must have one, unless "
+                "--on-invalid is skip"
+            )
         )
     if not isinstance(text, str):
         raise InputError(
-            f"{where} has {type(text).__name__} {text!r:.40} in the column {column!r}; a text is needed: name another with --column"
+            (
+                f"{where} has {type(text).__name__} {text!r:.40} in the column {column!r}; a "
+                "text is "
+                "needed: name another with --column"
+            )
         )
     return Record(text, where, row)

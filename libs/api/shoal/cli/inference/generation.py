@@ -62,7 +62,7 @@ TemplateValues = Annotated[
     list[str] | None,
     typer.Option(
         "--template-value",
-        help="What the chat template is given: enable_thinking=false. May be repeated.",
+        help="A value for the chat template: enable_thinking=false. May be repeated.",
         show_default=False,
     ),
 ]
@@ -80,7 +80,7 @@ TopP = Annotated[
 ]
 TopK = Annotated[
     int | None,
-    typer.Option(min=0, help="Draw from so many of the likeliest tokens.", show_default=False),
+    typer.Option(min=0, help="Sample from this number of most likely tokens.", show_default=False),
 ]
 Seed = Annotated[
     int | None, typer.Option(min=0, help="One seed gives one text for an item.", show_default=False)
@@ -147,10 +147,11 @@ def _answer(
 
 
 def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -> None:
-    """Prints one text as it is written; beside a redirected one, that it begins anew or was cut off
-    is told on stderr.
+    """Print one text while it is generated. If stdout is redirected, stderr reports that the text
+    restarts or was cut off.
 
-    Raises BadParameter for more than one item, or with a file or JSON to write to."""
+    Raises BadParameter for more than one item, or with a file or JSON output.
+    """
     if len(run.records) != 1 or run.as_json or run.output is not None:
         raise typer.BadParameter(
             "--stream prints the text of one item, without --json and --output"
@@ -162,7 +163,7 @@ def _stream(client: Client, run: Invocation, task: ReadText, serving: Serving) -
             if part.restarted and shown:
                 sys.stdout.write("\n")
                 sys.stdout.flush()
-                sys.stderr.write("the worker was lost; the text begins anew:\n")
+                sys.stderr.write("the worker was lost; the text starts again:\n")
             shown += len(part.text)
             sys.stdout.write(printable(part.text))
             sys.stdout.flush()
@@ -231,7 +232,7 @@ def _schema(path: Path | None) -> str | None:
 
 
 def _template_values(asked: Sequence[str] | None) -> dict[str, str | float | bool | None] | None:
-    """NAME=VALUE, whose value is JSON or a text. Raises BadParameter."""
+    """Parse NAME=VALUE arguments; a value is JSON or a text. Raises BadParameter."""
     found: dict[str, str | float | bool | None] = {}
     for each in asked or ():
         name, is_given, value = each.partition("=")

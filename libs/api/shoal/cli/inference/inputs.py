@@ -33,7 +33,7 @@ def read(
     if not records:
         if source is None:
             raise typer.BadParameter(
-                f"there are no texts: give {what} arguments, - for stdin, or --input FILE"
+                f"no texts given: pass {what} arguments, - for stdin, or --input FILE"
             )
         raise typer.BadParameter(f"{'stdin' if str(source) == '-' else source} is empty")
     return records

@@ -1,5 +1,5 @@
-"""One run of an inference command: reads its texts, shows progress, times the call, and reports
-what was skipped.
+"""One run of an inference command: read its texts, show progress, time the call, and report skipped
+items.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Invocation:
         description: str,
         advice: str = "with --output FILE.jsonl, results are written as they arrive",
     ) -> Iterator[Callable[[int, int], None] | None]:
-        """Around the call: gives `on_progress`, measures its time, and adds to an error about
-        `name[i]` where that text is from.
+        """Surround the call: yield `on_progress`, measure the time, and add the source of a text to
+        an error about `name[i]`.
 
-        Ctrl-C ends the command with a line that says what was kept, and `advice`.
+        Ctrl-C ends the command with a line about the results that were kept, and `advice`.
         """
         started = time.monotonic()
         try:
@@ -110,10 +110,12 @@ class Invocation:
         file as they arrive.
 
         Args:
-            name: What requests call the items, for errors. description: What the progress bar says.
-            ask: The client's verb with all other arguments. lines: The lines of a file for a result
-            and its records. each: Further arguments of `ask` with an entry for each item. max_part:
-            The most items of one call while a file of lines is written.
+            name: The name of the items in requests, for errors.
+            description: The text of the progress bar.
+            ask: The client's verb with all other arguments.
+            lines: Return the lines of a file for a result and its records.
+            each: Further arguments of `ask` with an entry for each item.
+            max_part: Maximum items of one call while a file of lines is written.
 
         Returns:
             The result, or None if it was written and reported.
@@ -155,7 +157,10 @@ class Invocation:
                     revision = revision or result.revision
                     if result.revision not in ("", revision):
                         raise ModelChanged(
-                            f"the model changed from revision {revision} to {result.revision} between two answers"
+                            (
+                                f"the model changed from revision {revision} to {result.revision} "
+                                "between two answers"
+                            )
                         )
                     result = _explained(result, records)
                     outputs.append_lines(file, lines(result, records))
@@ -194,12 +199,19 @@ class Invocation:
     def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
         if skipped:
             note(
-                f"skipped {len(skipped):,} of {counted(len(self.records), 'text')}, which have no result:"
+                (
+                    f"skipped {len(skipped):,} of {counted(len(self.records), 'text')}, which have "
+                    "no result:"
+                )
             )
         for one in skipped[:_MAX_SKIPPED_LINES]:
             where = self.records[one.index].where
             note(
-                f"  {one.message if one.message.startswith(where) else f'{where}: {one.message}'} [{one.reason}]"
+                (
+                    "  "
+                    f"{one.message if one.message.startswith(where) else f'{where}: {one.message}'} "
+                    f"[{one.reason}]"
+                )
             )
         if len(skipped) > _MAX_SKIPPED_LINES:
             note(f"  … {len(skipped) - _MAX_SKIPPED_LINES:,} more")
@@ -211,12 +223,13 @@ class Invocation:
     def _note_written(self, texts: int, tokens: int) -> None:
         rate = tokens / max(self._seconds, 1e-9)
         note(
-            f"{counted(texts, 'text')}, {counted(tokens, 'token')} in {self._seconds:.2f} s ({rate:,.0f} tokens/s)"
+            f"{counted(texts, 'text')}, {counted(tokens, 'token')} in {self._seconds:.2f} s "
+            f"({rate:,.0f} tokens/s)"
             f" by {self.model} -> {self.output}"
         )
 
     def metadata(self, result: Result) -> dict[str, object]:
-        """What the JSON of every command has beside its results."""
+        """Return the JSON members that every command adds to its results."""
         usage = {
             name: count
             for name, count in asdict(result.usage).items()
@@ -234,7 +247,10 @@ class Invocation:
 
     def heading(self, result: Result) -> str:
         """The title of a table of results."""
-        return f"{self.model}  {counted(result.usage.input_tokens, 'token')}, {result.timings.total_seconds * 1000:.1f} ms"
+        return (
+            f"{self.model}  {counted(result.usage.input_tokens, 'token')}, "
+            f"{result.timings.total_seconds * 1000:.1f} ms"
+        )
 
 
 def _parts(first: int, total: int, max_part: int) -> Iterator[slice]:

@@ -80,8 +80,8 @@ def append_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
 
 
 def lines_before(output: Path, records: Sequence[Record]) -> int:
-    """How many records have their line in a file that was interrupted; a last line that is cut off
-    is removed.
+    """Count the records that have a line in an interrupted file, and remove an incomplete last
+    line.
 
     Raises InputError if the file's last line is not that of its record, because it was written from
     another input.
@@ -107,7 +107,11 @@ def lines_before(output: Path, records: Sequence[Record]) -> int:
         is_same = False
     if not is_same:
         raise InputError(
-            f"{problem}: name the input that it was written from, or leave --resume out to begin again"
+            (
+                f"{problem}: name the input that it was written from, or leave --resume out to "
+                "begin "
+                "again"
+            )
         )
     return count
 
@@ -208,11 +212,17 @@ def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np
         raise InputError("a .npy file cannot hold where chunks are; write .npz or .jsonl")
     if result.representations != ("dense",):
         raise InputError(
-            "a .npy file can hold dense vectors only; write sparse and multi-vector results to .npz or .jsonl"
+            (
+                "a .npy file can hold dense vectors only; write sparse and multi-vector results to "
+                ".npz or .jsonl"
+            )
         )
     if result.vectors.scale is not None:
         raise InputError(
-            f"a .npy file cannot hold the scales of {result.vectors.data_type} vectors; write .npz or .jsonl"
+            (
+                f"a .npy file cannot hold the scales of {result.vectors.data_type} vectors; write "
+                ".npz or .jsonl"
+            )
         )
     return result.vectors.array
 

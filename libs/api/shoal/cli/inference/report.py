@@ -13,7 +13,7 @@ from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult, 
 
 
 def report_vectors(run: Invocation, result: EncodeResult) -> None:
-    """With --output and --json, stdout has the JSON without the vectors."""
+    """Report vectors. With --output and --json, stdout has the JSON without the vectors."""
     result = run.report_skipped(result)
     if run.output is not None:
         outputs.write_vectors(run.output, result, run.records)
@@ -73,7 +73,7 @@ def _show_vectors(run: Invocation, result: EncodeResult) -> None:
 
 
 def _first_numbers(result: EncodeResult, index: int) -> Iterator[tuple[str, str]]:
-    """For each representation its shape and its first numbers."""
+    """Return the shape and the first numbers of each representation."""
     if any(skipped.index == index for skipped in result.skipped):
         yield "skipped", ""
         return
@@ -122,7 +122,10 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
         for label in extraction.labels:
             made.add_row(text, label.label, f"{label.score:.4f}", "")
         for relation in extraction.relations:
-            ends = f"{relation.head.text} → {relation.tail.text}  ({relation.head.start}, {relation.tail.start})"
+            ends = (
+                f"{relation.head.text} → {relation.tail.text}  ({relation.head.start}, "
+                f"{relation.tail.start})"
+            )
             made.add_row(text, relation.label, f"{relation.score:.4f}", ends)
         for region in extraction.regions:
             box = f"{region.left:.0f}, {region.top:.0f} to {region.right:.0f}, {region.bottom:.0f}"
@@ -155,7 +158,10 @@ def _generated(result: ExtractResult) -> Iterator[str]:
         if text or not extraction.regions:
             yield from map(printable, text.split("\n"))
         for region in extraction.regions:
-            yield f"{region.left:.0f}, {region.top:.0f} to {region.right:.0f}, {region.bottom:.0f}: {printable(region.label)}"
+            yield (
+                f"{region.left:.0f}, {region.top:.0f} to {region.right:.0f}, "
+                f"{region.bottom:.0f}: {printable(region.label)}"
+            )
 
 
 def _placed(value: Value) -> str:

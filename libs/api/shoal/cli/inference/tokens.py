@@ -70,7 +70,7 @@ def tokenize(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the tokens that a model makes of texts, and what it would cut off."""
+    """Show the tokens of texts for a model, and the part that it would cut off."""
     records = read(texts, source, Selection(None, None, skips_invalid=False))
     with located(records, "texts"), bar("tokenizing", len(records)) as on_progress:
         result = open_client().tokenize(

@@ -21,7 +21,10 @@ def leader_line(scheduler: Scheduler) -> Text:
     if not scheduler.scheduler_id:
         return Text("no scheduler leads: workers claim models themselves")
     return Text(
-        f"scheduler {scheduler.scheduler_id} leads; its last plan was {scheduler.age_seconds:.1f} s ago"
+        (
+            f"scheduler {scheduler.scheduler_id} leads; its last plan was "
+            f"{scheduler.age_seconds:.1f} s ago"
+        )
     )
 
 
@@ -81,12 +84,15 @@ def processes_table(processes: tuple[ProcessStatus, ...]) -> Table:
 
 
 def _device(worker: WorkerStatus) -> str:
-    """With the instruction set of its native kernels; a worker without them computes more slowly,
-    so that is told, too.
+    """Return the device with the instruction set of its native kernels; a worker without native
+    kernels is slower, so that is shown, too.
     """
     if not worker.kernels:
         return worker.device
-    return f"{worker.device}, {worker.kernels if not worker.kernels.startswith('none') else 'no native kernels'}"
+    return (
+        f"{worker.device}, "
+        f"{worker.kernels if not worker.kernels.startswith('none') else 'no native kernels'}"
+    )
 
 
 def _share(part: float, whole: float) -> str:

@@ -134,7 +134,7 @@ def _live(client: Client, interval: float, pool: str, is_interrupted: Callable[[
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Gives a function that waits so many seconds for a key, and says whether it was q. Without a
+    """Yield a function that waits the given seconds for a key and returns True for q. Without a
     keyboard it only waits.
     """
     if sys.platform == "win32" or not sys.stdin.isatty():

@@ -187,7 +187,7 @@ def _rate(tokens: float | None) -> str:
 
 
 def _tokens(count: float) -> str:
-    """At most seven characters."""
+    """Return a count of tokens in at most seven characters."""
     if count < 100_000:
         return f"{count:,.0f}"
     return (

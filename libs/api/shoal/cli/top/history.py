@@ -155,8 +155,8 @@ class History:
         return LaneLine(*key, *queued, lane.oldest_seconds, self._rate(key))
 
     def _rate(self, key: tuple[str, ...]) -> float | None:
-        """The rate of a counter; None if there is no earlier value, or if it fell, because it was
-        reset.
+        """Return the rate of a counter; None without an earlier value, or if the counter fell
+        because it was reset.
         """
         counted = [counters[key] for _, counters in self._counters if key in counters]
         (first, before), (last, after) = counted[0], counted[-1]
@@ -168,8 +168,8 @@ class History:
 
 
 def _counters(mesh: Mesh, now: float) -> _Counters:
-    """For workers the seconds computed until their last heartbeat, for lanes the tokens that have
-    left.
+    """Return the counters: workers' computed seconds until their last heartbeat, and lanes' tokens
+    that have left.
     """
     counters: _Counters = {}
     for worker in mesh.workers:

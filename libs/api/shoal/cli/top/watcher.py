@@ -20,7 +20,7 @@ from shoal.errors import InvalidInput, PermissionDenied, ShoalError, TlsFailed, 
 
 _RETRY_SECONDS = 0.5
 _STALE_INTERVALS = 3
-"""A snapshot is stale when so many newer ones should have arrived."""
+"""Number of intervals without a newer snapshot after which a snapshot is stale."""
 # Errors that another try does not resolve.
 _FINAL = (InvalidInput, PermissionDenied, TlsFailed, Unauthenticated)
 
@@ -97,7 +97,10 @@ class Watcher:
         head = header(self._client, snapshot, self._pool)
         if age > _STALE_INTERVALS * self._interval + _RETRY_SECONDS:
             head.append(
-                f"\nSTALE, {age:.0f} s old: {self._problem or 'the router sends nothing'}; trying again",
+                (
+                    f"\nSTALE, {age:.0f} s old: {self._problem or 'the router sends nothing'}; "
+                    "trying again"
+                ),
                 style="bold red",
             )
         return drawn(snapshot, head, width, height)
