@@ -37,7 +37,7 @@ def check_name(value: str, name: str) -> None:
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether the host is this machine; False in doubt."""
+    """Return True if the host is certainly this machine."""
     if host == "localhost":
         return True
     try:

@@ -23,7 +23,7 @@ Status = Literal[
 
 
 class ShoalError(Exception):
-    """What went wrong, where (`field`, a path in the request), and when a retry may help
+    """The failure, its place (`field`, a path in the request), and when a retry may help
     (`retry_after`, seconds; 0: never).
     """
 
@@ -52,7 +52,7 @@ class InputTooLong(InvalidInput):
 
 
 class TaskNotSupported(InvalidInput):
-    """The model cannot do what was asked."""
+    """The model does not support the requested task."""
 
     reason = "TASK_NOT_SUPPORTED"
 
@@ -131,7 +131,9 @@ class RateLimited(ShoalError):
 
 
 class NoCapacity(ShoalError):
-    """Nothing can take the work now: for instance, there is no worker, or Redis is unreachable."""
+    """No component can take the work now: for instance, no worker is registered, or Redis is
+    unreachable.
+    """
 
     status = "UNAVAILABLE"
     reason = "NO_CAPACITY"
@@ -161,7 +163,7 @@ class DeadlinePassed(ShoalError):
 
 
 class InternalError(ShoalError):
-    """A fault of ours. Callers see a fixed text and the request id; the log has the rest."""
+    """A fault of Shoal. Callers see a fixed text and the request id; the log has the details."""
 
 
 def _subclasses(kind: type[ShoalError]) -> list[type[ShoalError]]:

@@ -11,7 +11,7 @@ import struct
 from typing import Final, NamedTuple
 
 _SEGMENTS: Final = 512
-"""Segments of a JPEG before its frame: metadata comes in pieces of 64 KiB."""
+"""Maximum segments of a JPEG before its frame: metadata is divided into pieces of 64 KiB."""
 _ENTRIES: Final = 512
 """Of a TIFF's directory."""
 _BOXES_BYTES: Final = 64 << 10
@@ -24,7 +24,7 @@ _WIDTH, _HEIGHT, _SHORT = 256, 257, 3  # tags and a type of TIFF
 
 
 class Size(NamedTuple):
-    """In pixels, as the file is stored: an EXIF orientation is not applied."""
+    """Width and height in pixels, as the file is stored: an EXIF orientation is not applied."""
 
     height: int
     width: int
@@ -99,11 +99,11 @@ def _24(data: bytes, at: int) -> int:
 def _bmp(data: bytes) -> Size:
     (header,) = struct.unpack_from("<I", data, 14)
     width, height = struct.unpack_from("<HH" if header == 12 else "<ii", data, 18)
-    return Size(abs(height), width)  # negative: rows come from the top
+    return Size(abs(height), width)  # Negative: rows are stored top down.
 
 
 def _tiff(data: bytes, order: str) -> Size | None:
-    """Of its first directory."""
+    """Return the size in the first directory."""
     (at,) = struct.unpack_from(f"{order}I", data, 4)
     (count,) = struct.unpack_from(f"{order}H", data, at)
     found: dict[int, int] = {}
@@ -117,7 +117,7 @@ def _tiff(data: bytes, order: str) -> Size | None:
 
 
 def _avif(data: bytes) -> Size | None:
-    """The largest of its pictures: transparency is one, too."""
+    """Return the largest of its images: transparency is one, too."""
     sizes, at = [], data.find(b"ispe")
     while at >= 0:
         width, height = struct.unpack_from(">II", data, at + 8)

@@ -11,21 +11,21 @@ _MODEL = re.compile(rf"{_PART}/{_PART}(@{_PART})?")
 
 
 def is_model_id(model: str) -> bool:
-    """Whether this is `org/name` or `org/name@revision` of plain characters; never true for `..`,
+    """Return True for `org/name` or `org/name@revision` of plain characters; never for `..`,
     absolute or deeper paths.
     """
     return bool(_MODEL.fullmatch(model))
 
 
 def is_adapter_name(name: str) -> bool:
-    """Whether this is the id of a LoRA adapter, or the name of one that a model has of its own:
-    plain characters and no slash.
+    """Return True for the id of a LoRA adapter, or the name of an adapter in the model's
+    checkpoint: plain characters and no slash.
     """
     return is_model_id(name) or is_own_adapter(name)
 
 
 def is_own_adapter(name: str) -> bool:
-    """Whether this can be the name of a LoRA adapter that a model has of its own, such as
+    """Return True if this can be the name of a LoRA adapter in the model's checkpoint, such as
     `text-matching`.
     """
     return bool(re.fullmatch(_PART, name))

@@ -1,7 +1,7 @@
 """Control characters, which a terminal or log viewer interprets instead of showing them. Pure.
 
-They are refused in names that come in and replaced in texts that go out. `shoal.cli.text` is the
-client's version: its distribution imports nothing of ours, and models run without it.
+They are refused in received names and replaced in printed texts. `shoal.cli.text` is the client's
+version: its distribution imports no other package of Shoal, and models run without it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Bounds of the answers to Tokenize and Detokenize, by what a request brings: constants and
+"""Bounds of the answers to Tokenize and Detokenize, by the size of the request: constants and
 arithmetic, no tokenizer.
 
-A router refuses a request whose answer could be too large before any work is done. It has no
-tokenizer, so it counts the most that a text can become by these numbers, and a worker refuses a job
-whose tokens are more than that.
+A router refuses a request with a possibly too large answer before any work is done. It has no
+tokenizer, so it computes the maximum number of tokens from these constants, and a worker refuses a
+job that exceeds it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ID_BYTES: Final = 64
 SEQUENCE_BYTES: Final = 512
 """Bytes of text of a sequence beyond that."""
 RESULT_BYTES: Final = 48
-"""Bytes of a text in an answer besides its tokens: counts, and the frames of lists."""
+"""Bytes of a text in an answer in addition to its tokens: counts, and the frames of lists."""
 
 
 def max_tokens(text_bytes: int, texts: int) -> int:
-    """Return the most tokens that texts of so many bytes may become."""
+    """Return the maximum number of tokens of texts with this many bytes."""
     return text_bytes + TEXT_TOKENS * texts
 
 
@@ -45,5 +45,5 @@ def max_name_bytes(text_bytes: int, texts: int) -> int:
 
 
 def max_text_bytes(ids: int, sequences: int) -> int:
-    """Return the most bytes that the texts of so many ids may have."""
+    """Return the maximum number of bytes of the texts of this many ids."""
     return ID_BYTES * ids + SEQUENCE_BYTES * sequences

@@ -1,10 +1,10 @@
-"""Reads the layout of a torch checkpoint without torch: where its pickle and its storages are. Runs
-in the child.
+"""Read the layout of a torch checkpoint without torch: the positions of its pickle and its
+storages. Runs in the child.
 
-The file's author is not trusted. A zip archive is read only if it is laid out as torch.save writes
-it: entries that are stored, each once, without overlap, each as long as both of its headers say.
-What is refused here costs no more than reading the directory. Formats: torch/serialization.py (zip
-since torch 1.6; five pickles and raw storages before); APPNOTE.TXT for zip.
+The file's author is not trusted. A zip archive is read only if its layout is that of torch.save:
+stored entries without duplicates or overlap, each as long as both of its headers say. A refusal
+costs no more than reading the directory. Formats: torch/serialization.py (zip since torch 1.6; five
+pickles and raw storages before); APPNOTE.TXT for zip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_PICKLE_BYTES: Final = 8 << 20
 """Of the pickle of names and shapes: some 100 bytes for each tensor."""
 
 LEGACY_START: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The magic number of torch before 1.6 as a pickle of its own."""
+"""The magic number of torch before 1.6, as a separate pickle."""
 
 _ZIP_START: Final = b"PK\x03\x04"
 _END: Final = struct.Struct("<4s4H2LH")
@@ -36,7 +36,7 @@ _PROGRAM: Final = ("constants.pkl", "model.json", "code/")
 
 
 class Refused(Exception):
-    """The file cannot be converted. The message is for the operator and names what is at fault."""
+    """The file cannot be converted. The message is for the operator and names the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ def read_archive(file: BinaryIO) -> Archive:
 
 
 def _check_end(file: BinaryIO, size: int) -> int:
-    """Where the directory begins, by the record at the end of the file, which bounds it before it
-    is read. Raises Refused.
+    """Return the start of the directory, from the record at the end of the file, which bounds the
+    directory before it is read. Raises Refused.
     """
     tail = os.pread(
         file.fileno(),

@@ -1,9 +1,9 @@
-"""Completes a GLiNER or GLiREL directory that lacks its tokenizer or its encoders' configurations,
+"""Complete a GLiNER or GLiREL directory that lacks its tokenizer or its encoders' configurations,
 as the packages do on loading.
 
 Published directories of urchade, NuMind and others hold only weights and training settings: the
 package takes the rest from the repository that `model_name` names, and adds its markers to that
-tokenizer. The result is what the package's `save_pretrained` and a saved tokenizer would be.
+tokenizer. The result equals the package's `save_pretrained` with a saved tokenizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EMBEDDINGS: Final = (
     f"{ENCODER_PREFIX}embeddings.tok_embeddings.weight",
 )
 _SEPARATOR: Final = "[FLERT]"
-"""A token that flair added, whose embeddings the first versions of both packages used."""
+"""A token of flair; the first versions of both packages used its embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Marker:
 
 
 def is_needed(directory: Path) -> bool:
-    """Whether the directory has files of a base model that it is to be completed with."""
+    """Return True if the directory has files of a base model with which it is to be completed."""
     has_base = (directory / BASE_FOLDER / "config.json").is_file()
     has_labels = (directory / LABELS_FOLDER / "config.json").is_file()
     return _file_of(directory) != "" and (has_base or has_labels)
@@ -105,7 +105,7 @@ def _from_base_model(directory: Path, file: str, config: Mapping[str, Any]) -> d
 def _add_markers(
     tokenizer: dict[str, Any], file: str, config: Mapping[str, Any], rows: int
 ) -> dict[str, int]:
-    """Add the package's markers, and return their ids. The rows of the embedding tell which of them
+    """Add the package's markers, and return their ids. The rows of the embedding show which markers
     the weights have.
 
     Raises ModelBroken if no version of the package adds as many tokens.
@@ -118,7 +118,7 @@ def _add_markers(
     if markers is None:
         names = " or ".join(", ".join(marker.content for marker in version) for version in versions)
         raise ModelBroken(
-            f"{file}: model_name is {config.get('model_name')!r}, whose tokenizer has {first:,} "
+            f"{file}: model_name is {config.get('model_name')!r}, and its tokenizer has {first:,} "
             "tokens; with the markers "
             f"{names} that is not the {rows:,} rows of the weights' embedding"
         )

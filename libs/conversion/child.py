@@ -2,14 +2,14 @@
 -S child.py PATHS KIND IN OUT`.
 
 `PATHS`: `sys.path` of the parent, as JSON. `IN`, `OUT`: descriptors of the source and of an empty
-file, opened by the parent. Once its libraries are imported, and before it reads a byte of the
-source, the process gives up what it does not need: it opens no file and no socket (there are no
-descriptors left), starts no process, writes no more than the source has and 32 MiB, and its address
-space and processor time are limited. It ends when its parent does. What it writes is read as an
+file, opened by the parent. After importing its libraries and before reading the source, the process
+gives up all that it does not need: it cannot open files or sockets (no descriptors are left) or
+start processes, it writes at most the size of the source and 32 MiB, and its address space and
+processor time are limited. It ends when its parent does. The parent reads its output as an
 untrusted file.
 
-Each line on standard output is a JSON object: `{"done": .., "total": ..}` while it works; at the
-end `{"report": ..}`, or `{"refused": ..}` with what is at fault.
+Each line on standard output is a JSON object: `{"done": .., "total": ..}` during the conversion; at
+the end `{"report": ..}`, or `{"refused": ..}` with the fault.
 """
 
 from __future__ import annotations

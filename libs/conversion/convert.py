@@ -1,9 +1,9 @@
-"""Converts the files of a checkpoint directory, verifies the results, and records them. Blocks; the
+"""Convert the files of a checkpoint directory, verify the results, and record them. Blocks; the
 caller holds the model's lock.
 
 A result is written as `<name>.part`, read again and compared with the child's report, and renamed.
-`.shoal.conversion.json` beside the results lists what is done, so that a conversion that was ended
-goes on with the next file.
+`.shoal.conversion.json` next to the results lists finished conversions, so that an interrupted
+conversion continues with the next file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def convert(
 
 
 def read_record(directory: Path) -> tuple[Converted, ...]:
-    """The conversions whose results are in a directory; empty if there are none, or if a crash cut
+    """Return the conversions with results in a directory; empty if it has none, or if a crash cut
     the record short.
     """
     try:
@@ -91,8 +91,8 @@ def file_sha256(path: Path) -> str:
 
 
 def _is_same(before: Converted, source: Path, into: Path) -> bool:
-    """Whether a result is there already, of a source of the same size; the caller's listing stands
-    for the same content.
+    """Return True if a result of a source of the same size exists; the caller's listing stands for
+    the same content.
     """
     output = into / before.output
     return (
@@ -145,7 +145,7 @@ def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
     if total > MAX_VOCABULARY_BYTES:
         raise ModelBroken(
             (
-                f"{step.source}: with the files beside it {total:,} bytes; at most "
+                f"{step.source}: with its side files {total:,} bytes; at most "
                 f"{MAX_VOCABULARY_BYTES:,} are converted"
             )
         )
@@ -221,8 +221,8 @@ def _verified(
 
 
 def _write_indexes(into: Path, steps: Sequence[Step]) -> None:
-    """Writes model.safetensors.index.json for each folder whose weights are in shards. Raises
-    ModelBroken for a tensor in two.
+    """Write model.safetensors.index.json for each folder with sharded weights. Raises ModelBroken
+    for a tensor in two shards.
     """
     maps: dict[str, dict[str, str]] = {}
     for step in steps:

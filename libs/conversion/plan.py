@@ -13,9 +13,7 @@ from typing import Final, Literal
 from libs.errors import ModelBroken
 
 TorchCheckpoints = Literal["convert", "refuse"]
-"""SHOAL_TORCH_CHECKPOINTS: what is done about weights that are published in torch's own formats
-alone.
-"""
+"""SHOAL_TORCH_CHECKPOINTS: the handling of weights that are published only in torch's formats."""
 
 Kind = Literal["torch", "tokenizer", "gguf", "gguf_settings", "onnx"]
 """A sort of conversion; `child.py` has a function for each."""
@@ -91,7 +89,7 @@ class Step:
 
 
 def is_torch(path: str) -> bool:
-    """Whether a file may be a torch checkpoint with weights, by its name."""
+    """Return True for names of files that may be torch checkpoints with weights."""
     name = PurePosixPath(path).name
     return name.endswith(_ENDINGS) and not _TRAINING.fullmatch(name)
 
@@ -149,7 +147,7 @@ def beside(names: Collection[str]) -> tuple[str, ...]:
 
 
 def is_beside(name: str) -> bool:
-    """Whether a safetensors file holds what is in addition to a folder's weights, by its name."""
+    """Return True for names of safetensors files that complement a folder's weights."""
     return name in [_OUTPUTS[torch] for torch in _BESIDE]
 
 

@@ -49,7 +49,7 @@ whole, and a file of a few bytes must not become one of gigabytes."""
 
 BLOCK_BYTES: Final = 8 << 20
 GATHER_BYTES: Final = 1 << 20
-"""Of a tensor whose numbers do not stand in order: torch holds such a block twice."""
+"""Block size for tensors with numbers out of order: torch holds such a block twice."""
 
 _ALIGN: Final = 8
 _PROTOCOL: Final = 1001
@@ -72,7 +72,9 @@ _TIED: Final = re.compile(
 
 
 def _without_data(count: int, dtype: torch.dtype) -> Any:
-    """A storage of so many numbers on the meta device, as the machine's constructors take it."""
+    """Return a storage of `count` numbers on the meta device, in the form that the unpickler's
+    constructors take.
+    """
     untyped = torch.UntypedStorage(count * dtype.itemsize, device="meta")  # type: ignore[no-untyped-call]
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
@@ -102,7 +104,7 @@ class _Storages:
     keys: dict[int, str] = field(default_factory=dict)
 
     def load(self, saved: object) -> Any:
-        """torch's `persistent_load`: of ("storage", class, key, location, count[, view]). Raises
+        """torch's `persistent_load`: for ("storage", class, key, location, count[, view]). Raises
         Refused.
         """
         if (
@@ -167,8 +169,11 @@ def warm() -> None:
 
 
 def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Writes the tensors of a checkpoint to an empty file; `mapping`: the source in memory, for
-    tensors whose numbers do not stand in order. Raises Refused, naming what is at fault."""
+    """Write the tensors of a checkpoint to an empty file. Raises Refused, naming the fault.
+
+    Args:
+        mapping: The source in memory, for tensors with numbers out of order.
+    """
     storages = _Storages()
     loaded, spans = (
         _load_zip(source, storages)
@@ -235,9 +240,7 @@ def _unpickled(reader: Any, storages: _Storages) -> object:
     unpickler.persistent_load = storages.load
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of pickle protocols; what the machine does not know it refuses
+            warnings.simplefilter("ignore")  # Of pickle protocols; unknown opcodes are refused.
             return unpickler.load()
     except Refused:
         raise
@@ -304,8 +307,8 @@ def _unwrapped(loaded: object) -> Mapping[str, object]:
 def _checked(
     name: str, value: torch.Tensor, storages: _Storages, spans: Mapping[str, Span]
 ) -> _Tensor:
-    """The tensor with the bytes of its storage. Raises Refused for what is not plain numbers within
-    the storage.
+    """Return the tensor with the bytes of its storage. Raises Refused for anything but plain
+    numbers within the storage.
     """
     quoted = f"the tensor {name!r}"
     if (

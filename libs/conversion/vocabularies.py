@@ -79,13 +79,13 @@ _GPT2: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """How one tokenizer class of transformers differs from the others of its sort.
+    """The differences of one tokenizer class of transformers from others of its kind.
 
     Args:
         specials: its special tokens, unless its files name others.
         single: the template of one text; `$A` is the text, `{cls}` and the like are slots.
         pair: the template of two texts.
-        lowercase: whether `do_lower_case` is on unless its files say otherwise.
+        lowercase: the default of `do_lower_case`.
         head: pieces that stand before those of the model, instead of its first `skipped`.
         tail: pieces that follow those of the model.
         unk_id: the id of the unknown token; None: the model's own.
@@ -270,8 +270,8 @@ def _finished(tokenizer: Tokenizer, settings: _Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What the JSON files of a folder say: the class, its values, special tokens by slot, and added
-    tokens by id.
+    """The settings in the JSON files of a folder: the class, its values, special tokens by slot,
+    and added tokens by id.
     """
 
     name: str
@@ -714,7 +714,7 @@ def _bound(tokens: int) -> None:
 
 
 def _has_number_comma(piece: str) -> bool:
-    """Whether a piece does not end in a digit and a comma, which ALBERT splits (transformers'
-    check_number_comma).
+    """Return True for a piece that ends in neither a digit nor a comma, which ALBERT splits
+    (transformers' check_number_comma).
     """
     return len(piece) < 2 or piece[-1] != "," or not piece[-2].isdigit()

@@ -1,16 +1,15 @@
-"""The program of a process that reads one document: answers requests on its standard input until
-that ends, or nobody asks.
+"""The program of a process that reads one document: it answers requests on its standard input until
+that ends, or until it is idle too long.
 
-It is run by path, in Python's isolated mode, and imports nothing of ours: `python -I -S child.py
-SITE MEMORY SECONDS IDLE`. `SITE`: the directory of pypdfium2. Before it reads a byte of a document
-it gives up what it does not need: no files can be opened and no sockets (there are no descriptors
-for them), no processes started, address space is limited, and processor seconds of each request.
-What PDFium is made to do by a hostile file ends here; whoever asked reads the answers as untrusted
-bytes.
+It is run by path, in Python's isolated mode, and imports no Shoal module: `python -I -S child.py
+SITE MEMORY SECONDS IDLE`. `SITE`: the directory of pypdfium2. Before reading a document it gives up
+all that it does not need: it cannot open files or sockets (no descriptors are left) or start
+processes; address space and processor seconds of each request are limited. Effects of a hostile
+file on PDFium end here; the caller reads the answers as untrusted bytes.
 
 A request and an answer are a frame each: the length of a JSON object (4 bytes, little-endian), the
 length of the payload (4 bytes), the object, the payload. Requests: `open` (payload: the file),
-`pages`, `sizes`, `draw`, `text`. Answers have `error`, or what was asked for.
+`pages`, `sizes`, `draw`, `text`. Answers have `error`, or the requested values.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def main() -> None:
 
 
 def _confine(memory: int, highest: int) -> None:
-    """Only lowers limits and its priority; what a system does not have is left out."""
+    """Lower limits and priority; limits that a system does not have are left out."""
     os.nice(_NICE)
     for name, most in (
         ("RLIMIT_AS", memory),
@@ -85,7 +84,7 @@ def _confine(memory: int, highest: int) -> None:
 
 
 def _allow_seconds(seconds: int) -> None:
-    """The process is ended (SIGXCPU) when it has computed for so much longer."""
+    """Let the process compute for this many further seconds; then SIGXCPU ends it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = math.ceil(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
@@ -103,8 +102,8 @@ class Document:
         return self._pdf is not None
 
     def warm(self) -> None:
-        """Loads what is loaded when it is first used, while files can still be opened: codecs, and
-        PDFium's fonts.
+        """Load what PDFium and codecs load at first use, while files can still be opened: codecs
+        and fonts.
         """
         pdf = self._pdfium.PdfDocument.new()
         page = pdf.new_page(10, 10)

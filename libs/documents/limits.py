@@ -11,8 +11,8 @@ LENGTH: Final = 10_000
 PAGES: Final = 64
 """Pages of one item, as many as it may have parts."""
 UNKNOWN_PAGES: Final = 16
-"""Pages of a document part that names no last page, for which it is priced: nobody knows how many
-there are before it is parsed.
+"""Assumed pages of a document part that names no last page, for its price: the number is unknown
+before parsing.
 """
 DPI: Final = 144
 """Dots per inch of a page, where a request names none: 1,191 x 1,684 pixels of A4."""

@@ -1,8 +1,8 @@
-"""Reads documents in processes of their own: one process for each document, at most a few at a
-time, ended when nobody asks.
+"""Read documents in separate processes: one process for each document, at most a few at a time,
+ended when idle.
 
-PDFium is not thread-safe and parses files of strangers. A process that crashes, hangs or grows
-takes one document with it: the call raises InvalidInput, and the next one gets another process. No
+PDFium is not thread-safe and parses untrusted files. A process that crashes, hangs or grows takes
+one document with it: the call raises InvalidInput, and the next one gets another process. No
 process reads two documents, so that one tenant's file cannot reach another's. One process is
 started ahead, since a start takes 80 ms. Thread-safe.
 """
@@ -37,7 +37,7 @@ from libs.errors import InternalError, InvalidInput, NoCapacity
 
 PROCESSES: Final = 6
 IDLE_SECONDS: Final = 30
-"""After so long without a question a process ends, and frees its document."""
+"""Idle seconds after which a process ends and frees its document."""
 _SLACK: Final = 6
 """Seconds of the clock for a second of processor time, on a busy machine."""
 _MIN_SECONDS: Final = 60
@@ -68,7 +68,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one process. The defaults are those of `limits.py`; tests have smaller ones."""
+    """Limits of one process. The defaults are those of `limits.py`; tests have smaller ones."""
 
     memory: int = limits.MEMORY_BYTES
     seconds: int = limits.PAGE_SECONDS
@@ -151,7 +151,7 @@ class _Process:
                 try:
                     pipe.close()
                 except OSError:
-                    continue  # what was not written is of no use any more
+                    continue  # The unwritten rest is of no use.
         self._child.wait()
 
     def _write(self, data: bytes, until: float) -> None:
@@ -227,8 +227,12 @@ class DocumentReader:
         return other
 
     def open(self, data: bytes, path: str) -> OpenDocument:
-        """`path`: of the document in the request, for errors. Raises InvalidInput for what is no
-        document that is read, and NoCapacity where no process became free."""
+        """Open a document. Raises InvalidInput for an unreadable document, and NoCapacity if no
+        process became free.
+
+        Args:
+            path: The document's path in the request, for errors.
+        """
         if len(data) > limits.BYTES:
             raise InvalidInput(
                 f"the document has {len(data):,} bytes; at most {limits.BYTES:,} are read",
@@ -256,9 +260,11 @@ class DocumentReader:
     def ask(
         self, document: OpenDocument, about: dict[str, object], what: str, *, most: int = 0
     ) -> tuple[dict[str, object], bytearray, float]:
-        """The answer, its payload, and the seconds that it took. A process may have ended because
-        it was idle, or was killed from outside: then another one is asked, once. What the document
-        itself makes a process do is not repeated."""
+        """Return the answer, its payload, and the seconds that it took.
+
+        A process may have ended because it was idle, or was killed from outside: then another one
+        is asked, once. A failure that the document itself causes is not repeated.
+        """
         for is_last in (False, True):
             with self._metered(self._taken(document.key, document.path)) as process:
                 started, was_open = time.monotonic(), process.key == document.key
@@ -380,8 +386,11 @@ class OpenDocument:
         return [self._pixels(number, size, dpi) for number, size in enumerate(told, start=first)]
 
     def draw(self, page: int, dpi: int, size: tuple[int, int]) -> Pixels:
-        """uint8 [height, width, 3]: red, green and blue, on white, with annotations and filled
-        forms. `size`: as `sizes` has it.
+        """Return uint8 [height, width, 3]: red, green and blue, on white, with annotations and
+        filled forms.
+
+        Args:
+            size: As returned by `sizes`.
         """
         height, width = size
         most = self._reader.bounds.pixels

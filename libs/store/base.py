@@ -1,5 +1,5 @@
-"""Adds the files of base models to a model whose repository lacks its tokenizers or its encoders'
-configurations.
+"""Add the files of base models to a model without tokenizers or encoder configurations in its
+repository.
 
 GLiNER's and GLiREL's repositories name the base model in their configuration (`model_name`), and
 GLiNER's with two encoders the one for labels too (`labels_encoder`). Their files are fetched from

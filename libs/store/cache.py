@@ -74,7 +74,7 @@ class Listing:
 
 
 class Lock:
-    """flock(2) on a file, without waiting. Two Locks exclude each other in one process as well."""
+    """A non-blocking flock(2) on a file. Two Locks exclude each other in one process as well."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,9 @@ class Copy:
         self._base = base
 
     def over(self, base: Copy) -> Copy:
-        """The same, of an adapter whose base model is `base`; closes both."""
+        """Return this copy of an adapter together with its base model's copy; closing the result
+        closes both.
+        """
         return Copy(self.directory, self._lock, base)
 
     @property
@@ -221,7 +223,7 @@ class Cache:
             (incoming / "files" / path).unlink(missing_ok=True)
 
     def is_converted(self, model: str) -> bool:
-        """Whether a fetch that was interrupted has nothing left to do but `publish`."""
+        """Return True if only `publish` is left to do for an interrupted fetch."""
         return Listing.read(self._incoming / model / _RECORD) is not None
 
     def publish(self, model: str) -> Path:

@@ -66,11 +66,12 @@ def download(
     transfer: Transfer,
     report: Callable[[Progress], None],
 ) -> None:
-    """Makes `directory` hold all `files`, verified. Nobody else may write there meanwhile.
+    """Download and verify all `files` into `directory`. No other process may write there at the
+    same time.
 
     `report` is called from several threads, one at a time. Raises ModelBroken (the source's copy is
     broken, or access denied) and NoCapacity (source unreachable, or the disk not writable); ranges
-    on disk by then are kept for the next try.
+    on disk by then are kept for the next attempt.
     """
     parts = [Part(file, directory) for file in files]
     problems: list[str] = []
@@ -85,11 +86,13 @@ def download(
         problems = [part.problem for part in parts if part.problem]
         if not problems:
             return
-    raise ModelBroken(f"{problems[0]}. It came so twice: the copy in {remote.origin} is broken")
+    raise ModelBroken(
+        f"{problems[0]}. Two downloads gave the same bytes: the copy in {remote.origin} is broken"
+    )
 
 
 def done_bytes(files: Sequence[RemoteFile], directory: Path) -> int:
-    """How many bytes of the files are on disk, whichever process downloads them."""
+    """Return how many bytes of the files are on disk, whichever process downloads them."""
     return sum(Part(file, directory).done_bytes() for file in files)
 
 

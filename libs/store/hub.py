@@ -112,7 +112,7 @@ class Hub:
                 timeout=constants.HF_HUB_ETAG_TIMEOUT,
             )
         if info.sha is None:
-            raise ModelBroken(f"{api.endpoint} tells no commit of {model}")
+            raise ModelBroken(f"{api.endpoint} returned no commit for {model}")
         files = [
             RemoteFile(
                 entry.rfilename,
@@ -128,8 +128,8 @@ class Hub:
         return HubModel(self, name, info.sha, tuple(files), api.endpoint)
 
     def _cached(self, model: str) -> Path | None:
-        """A complete snapshot, as far as the cache can tell: it does not know of files that no
-        program ever requested.
+        """Return a complete snapshot, as far as the cache can show: it does not know of files that
+        no program ever requested.
 
         None if it has no configuration of a model or an adapter. Raises ModelBroken if its weights
         are missing.

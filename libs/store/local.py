@@ -117,8 +117,9 @@ class LocalCopies:
             self._make(plan, cache, report)
 
     def _plan(self, directory: Path) -> _Plan | None:
-        """How the directory is converted; None if it is read where it lies. Raises ModelBroken if
-        it has no weights that are read."""
+        """Return the plan to convert the directory; None if it is read in place. Raises ModelBroken
+        if it has no readable weights.
+        """
         has_torch = self._torch_checkpoints == "convert" and any(
             is_torch(name) for name in _names(directory)
         )
@@ -181,12 +182,12 @@ class LocalCopies:
 def write_converted(
     directory: Path, output: Path, on_progress: OnProgress
 ) -> tuple[Converted, ...]:
-    """Writes a copy of a model's directory whose torch checkpoints, GGUF or ONNX file are
-    converted; `output` must not be there. Returns the conversions: none, and nothing is written, if
-    its weights are safetensors.
+    """Write a copy of a model's directory with its torch checkpoints, GGUF or ONNX file converted;
+    `output` must not exist. Returns the conversions; for safetensors weights it returns none and
+    writes nothing.
 
-    Raises ModelBroken naming a file that cannot be converted, InvalidInput if `output` is there,
-    NoCapacity where it cannot be written.
+    Raises ModelBroken naming a file that cannot be converted, InvalidInput if `output` exists,
+    NoCapacity if it cannot be written.
     """
     if output.exists():
         raise InvalidInput(
@@ -237,7 +238,7 @@ def _foreign(found: _Directory) -> tuple[Step, ...]:
     if steps[0].kind == "onnx" and "config.json" not in paths:
         raise ModelBroken(
             (
-                f"{steps[0].source}: config.json is missing beside it; an ONNX file does not say "
+                f"{steps[0].source}: config.json is missing in its folder; an ONNX file does not say "
                 "which model of transformers it is of"
             )
         )

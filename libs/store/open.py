@@ -36,11 +36,11 @@ def default_root(environ: Mapping[str, str]) -> Path:
 
 
 def check_urls(text: str) -> tuple[str, ...]:
-    """The sources of SHOAL_STORES: `hf`, `s3://bucket/prefix`, `gs://bucket/prefix`,
+    """Parse the sources of SHOAL_STORES: `hf`, `s3://bucket/prefix`, `gs://bucket/prefix`,
     `file:///folder`, separated by commas, in search order.
 
-    Raises InvalidInput for anything else, and for a source whose library is not installed, naming
-    the extra that brings it.
+    Raises InvalidInput for anything else, and for a source without its library installed, naming
+    the extra that installs it.
     """
     urls = tuple(entry.strip().rstrip("/") for entry in text.split(",") if entry.strip())
     for url in urls:
@@ -127,8 +127,8 @@ def _open(url: str) -> Source:
 
 
 def _trouble(protocol: str) -> tuple[type[Exception], ...]:
-    """The errors, besides OSError, that a library raises when its service is unreachable or
-    credentials are missing.
+    """Return the errors, in addition to OSError, that a library raises when its service is
+    unreachable or credentials are missing.
     """
     if protocol == "s3":
         from aiohttp import ClientError

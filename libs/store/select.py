@@ -40,7 +40,7 @@ _DUPLICATES: Final = re.compile(r"consolidated.*\.safetensors")
 
 _SAFE_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
 _ROUTERS: Final = ("Router", "Asym")
-"""Modules that hold others in folders of their own."""
+"""Modules that hold other modules in folders."""
 
 _TEXT_FOLDERS: Final = (
     "labels_tokenizer",
@@ -50,8 +50,9 @@ _TEXT_FOLDERS: Final = (
     laya.TOKENIZER_FOLDER,
     BASE_FOLDER,
 )
-"""Beside a module: GLiNER's second tokenizer, transformers' named templates, the encoder's
-configuration of GLiNER2 and laya, and laya's tokenizer."""
+"""Folders next to modules: GLiNER's second tokenizer, transformers' named templates, the encoder's
+configuration of GLiNER2 and laya, and laya's tokenizer.
+"""
 
 CONFIGS: Final = (
     "config.json",
@@ -69,7 +70,7 @@ _OTHERS: Final = (".pkl", ".pickle", ".msgpack", ".h5", ".onnx", ".gguf")
 """Endings of weights in formats that are not converted."""
 
 _OWN_ADAPTER: Final = re.compile(rf"{tasks.FOLDER}/[^/]+/{re.escape(adapter.FILE)}")
-"""The configuration of an adapter that a model has of its own for a task."""
+"""The configuration of a task adapter in the model's checkpoint."""
 
 _MAX_LIST_BYTES: Final = 1_000_000
 _MAX_README_BYTES: Final = 64 << 10
@@ -83,12 +84,12 @@ def select(
     is_adapter: bool = True,
     torch_checkpoints: TorchCheckpoints = "convert",
 ) -> tuple[RemoteFile, ...]:
-    """The files to fetch: configuration, vocabulary and weights of the root and of the folders of
-    its modules; for an adapter its own two files, and those of its processor and tokenizer unless
-    it is wanted as one (`is_adapter`) of a model that has these.
+    """Select the files to fetch: configuration, vocabulary and weights of the root and of its
+    modules' folders; for an adapter its two files, and those of its processor and tokenizer unless
+    it is requested as an adapter (`is_adapter`) of a model that has these.
 
-    Raises ModelBroken if there is no configuration, or if weights are there only in a format that
-    is not read; NoCapacity as `Remote.read` does.
+    Raises ModelBroken without a configuration, or if weights exist only in an unreadable format;
+    NoCapacity as `Remote.read` does.
     """
     by_path = _by_path(model, remote)
     can_convert = torch_checkpoints == "convert"
@@ -118,7 +119,7 @@ def select(
 
 
 def _own_adapters(remote: Remote, by_path: dict[str, RemoteFile]) -> list[RemoteFile]:
-    """The two files of each adapter that a model has of its own (jina-embeddings-v5)."""
+    """Return the two files of each task adapter in a model's checkpoint (jina-embeddings-v5)."""
     folders = [
         path.removesuffix(f"/{adapter.FILE}") for path in by_path if _OWN_ADAPTER.fullmatch(path)
     ]
@@ -191,8 +192,8 @@ def _is_weights(file: RemoteFile) -> bool:
 def _of_one_layout(
     remote: Remote, by_path: dict[str, RemoteFile], weights: list[RemoteFile]
 ) -> list[RemoteFile]:
-    """Without the copy of the weights that would not be read, of a repository that has open_clip's
-    layout beside transformers'.
+    """Drop the copy of the weights that would not be read, of a repository with both open_clip's
+    and transformers' layouts.
     """
     if images.OPEN_CLIP_WEIGHTS not in by_path or images.OPEN_CLIP not in by_path:
         return weights
@@ -201,7 +202,7 @@ def _of_one_layout(
 
 
 def _is_open_clip(remote: Remote, by_path: dict[str, RemoteFile]) -> bool:
-    """Whether the weights in open_clip's layout are the ones that are read."""
+    """Return True if the weights in open_clip's layout are the ones to read."""
     if images.OPEN_CLIP not in by_path:
         return False
     config = _json(remote, by_path["config.json"]) if "config.json" in by_path else None
@@ -217,7 +218,7 @@ def _is_text(file: RemoteFile) -> bool:
 
 
 def _is_safe(path: str) -> bool:
-    """Whether a path stays within its target directory and names no hidden file."""
+    """Return True if a path stays within its target directory and names no hidden file."""
     return all(_SAFE_PART.fullmatch(part) for part in path.split("/"))
 
 
@@ -261,8 +262,8 @@ def _torch_files(
 
 
 def _refuse_foreign(model: str, remote: Remote, paths: Sequence[str]) -> None:
-    """Raise ModelBroken with what to use instead for a repository whose weights are in GGUF or ONNX
-    files alone.
+    """Raise ModelBroken with an alternative for a repository with weights in GGUF or ONNX files
+    alone.
     """
     if not paths:
         return
@@ -291,7 +292,7 @@ def _base_model(remote: Remote) -> str:
 
 
 def is_root_text(file: RemoteFile) -> bool:
-    """Whether a file is a setting or a vocabulary of the root."""
+    """Return True for a settings or vocabulary file of the root."""
     return not _folder(file) and _is_text(file)
 
 
@@ -300,7 +301,7 @@ def _refused(model: str, remote: Remote, path: str) -> ModelBroken:
         f"{path}: {model} has these weights in {remote.origin} only as a torch checkpoint, a "
         "pickle, and this worker converts none "
         f"(SHOAL_TORCH_CHECKPOINTS=refuse). {_ANY_ADVICE}; put the directory into a folder of "
-        "SHOAL_MODELS or a store of your own"
+        "SHOAL_MODELS or your store"
     )
 
 

@@ -66,7 +66,7 @@ class Remote(Protocol):
 
 
 class Source(Protocol):
-    """A place that models come from. Called in threads; blocks."""
+    """A place from which models are fetched. Called in threads; blocks."""
 
     def find(self, model: str) -> Remote | Path:
         """The model, or a directory of this machine that holds it. `model` is a model id.

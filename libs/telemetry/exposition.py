@@ -1,8 +1,8 @@
 """`/metrics` for Prometheus: the series of `metrics.py` over plain HTTP, as text or OpenMetrics
 (with exemplars) by negotiation.
 
-Every scrape reads memory in a thread of its own, so that neither it nor the event loop waits for
-the other.
+Every scrape reads memory in a separate thread, so that neither it nor the event loop waits for the
+other.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _page(address: str) -> str | None:
     try:
         with urllib.request.urlopen(
             f"http://{address}/metrics", timeout=_FETCH_SECONDS
-        ) as answer:  # an address of our own child
+        ) as answer:  # The address of a child process.
             content: bytes = answer.read(_MAX_PAGE_BYTES)
     except (urllib.error.URLError, OSError) as error:
         log.info(

@@ -199,7 +199,7 @@ LANE_ENQUEUED_TOKENS: Final = Series(
 LANE_ENQUEUED: Final = Series("shoal_lane_enqueued_jobs", "Jobs ever enqueued.", LANE_LABELS, True)
 LANE_DONE: Final = Series("shoal_lane_done_jobs", "Jobs answered.", LANE_LABELS, True)
 LANE_EXPIRED: Final = Series(
-    "shoal_lane_expired_jobs", "Jobs whose deadline passed in the lane.", LANE_LABELS, True
+    "shoal_lane_expired_jobs", "Jobs that expired in the lane.", LANE_LABELS, True
 )
 LANE_DEAD: Final = Series(
     "shoal_lane_dead_jobs",
@@ -235,7 +235,7 @@ STARTING_WORKERS: Final = Series(
     "shoal_starting_workers", "Workers that were requested and are not overdue.", POOL_LABELS
 )
 PREEMPTING_WORKERS: Final = Series(
-    "shoal_preempting_workers", "Workers whose machine is about to be preempted.", POOL_LABELS
+    "shoal_preempting_workers", "Workers on machines that are about to be preempted.", POOL_LABELS
 )
 UNHEALTHY_WORKERS: Final = Series(
     "shoal_unhealthy_workers", "Workers that have missed three heartbeats.", POOL_LABELS
@@ -294,7 +294,7 @@ DEVICE_CPU_SECONDS: Final = Series(
 )
 DEVICE_WASTED_SECONDS: Final = Series(
     "shoal_device_wasted_seconds",
-    "Device seconds spent on answers that nobody waited for.",
+    "Device seconds spent on answers that no caller waited for.",
     POOL_LABELS,
     True,
 )

@@ -85,7 +85,9 @@ def start(service: str, instance: str, environ: Mapping[str, str]) -> bool:
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for traces. Raises InvalidInput for an unsupported protocol."""
+    """Return True if the environment enables traces. Raises InvalidInput for an unsupported
+    protocol.
+    """
     if (
         environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
         or environ.get("OTEL_TRACES_EXPORTER") == "none"
@@ -222,9 +224,7 @@ def begin(
 
 
 def failed(span: Span, error: ShoalError) -> None:
-    """Records the error that a span ends with, by its reason only: messages may quote what a client
-    sent.
-    """
+    """Record the error that ends a span, by its reason only: messages may quote the client's input."""
     span.set_attribute("error.type", error.reason)
     span.set_status(Status(StatusCode.ERROR, error.reason))
 

@@ -175,7 +175,7 @@ def _http_port(given: int | None, port: int) -> int:
 
 
 async def _up(settings: Settings, console: Console) -> None:
-    """Runs until a signal. Raises NoCapacity if the mesh does not come up, or can no longer answer
+    """Run until a signal. Raises NoCapacity if the mesh does not start, or can no longer answer
     requests.
     """
     stop = asyncio.Event()

@@ -14,8 +14,8 @@ from services.local.settings import available_cores
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""If none of these exists, there is no usable accelerator, and torch, which takes seconds to
-import, need not be asked.
+"""Without any of these files no accelerator is usable, and torch, which takes seconds to import, is
+not asked.
 """
 _COUNT_CODE: Final = "import torch; print(torch.cuda.device_count())"
 _COUNT_SECONDS: Final = 120.0
@@ -113,8 +113,9 @@ def _exists(path: str) -> bool:
 
 
 def _count(environ: Mapping[str, str]) -> int:
-    """The number of accelerators that torch sees, in a process of its own: this one must not import
-    torch or open a device. 0 without torch."""
+    """Return the number of accelerators that torch sees, in a separate process: this one must not
+    import torch or open a device. 0 without torch.
+    """
     command = [sys.executable, "-P", "-c", _COUNT_CODE]
     try:
         counted = subprocess.run(  # noqa: S603  # words of our own

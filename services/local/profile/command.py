@@ -1,5 +1,5 @@
 """`shoal profile`: a model's forward pass on this machine, part by part, and requests through a
-mesh of their own.
+temporary mesh.
 """
 
 from __future__ import annotations
@@ -191,12 +191,12 @@ def _check_files(trace: Path | None, plot: Path | None) -> None:
         report.check_plot(plot)
     for path in (trace, plot):
         if path is not None and not path.parent.is_dir():
-            raise InvalidInput(f"there is no directory {path.parent} to write to")
+            raise InvalidInput(f"the directory {path.parent} to write to does not exist")
 
 
 @contextmanager
 def _progress(target: str) -> Iterator[Tell]:
-    """Says on stderr what is being done, if somebody watches."""
+    """Report the current step on stderr, if it is a terminal."""
     with Console(stderr=True).status(Text(target)) as status:
         yield lambda words: status.update(Text(words))
 

@@ -1,4 +1,4 @@
-"""What was measured, for people: tables with bars, and a picture; for programs: JSON."""
+"""The measurements, for people: tables with bars, and a plot; for programs: JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def as_json(forward: ForwardProfile, request: RequestProfile | None) -> dict[str
 
 
 def describe(forward: ForwardProfile) -> str:
-    """What was run."""
+    """Describe the profiled forward pass."""
     size = f"{_count(forward.tokens, 'token')} in {_count(forward.texts, 'text')}"
     with_threads = f", {_count(forward.threads, 'thread')}" if forward.device == "cpu" else ""
     return (
@@ -58,17 +58,17 @@ def forward_table(forward: ForwardProfile) -> Table:
     plain = f"the profiler adds {_percent(forward.overhead)}"
     made.add_row("without the profiler", _time(forward.plain_seconds), "", Text(), plain)
     made.add_row(
-        "tokenise", _time(forward.prepare_seconds), "", Text(), "before it, on a thread of its own"
+        "tokenise", _time(forward.prepare_seconds), "", Text(), "before it, on a separate thread"
     )
     made.add_row(
-        "finish", _time(forward.finish_seconds), "", Text(), "after it, on a thread of its own"
+        "finish", _time(forward.finish_seconds), "", Text(), "after it, on a separate thread"
     )
     return made
 
 
 def request_table(request: RequestProfile) -> Table:
     title = (
-        f"a request of one text through a mesh of its own: mean of {request.requests} sequential "
+        f"a request of one text through a temporary mesh: mean of {request.requests} sequential "
         "requests"
     )
     made = table(title, "stage", "time", "share", "", "what", right=("time", "share"))
@@ -91,7 +91,7 @@ def _measured(seconds: float, whole: float) -> tuple[str, str, Text]:
 
 
 def _largest_operators(inside: Mapping[str, float]) -> Text:
-    """The largest of what a part is made of."""
+    """Return the largest operators of a part."""
     whole = sum(inside.values())
     largest = sorted(inside.items(), key=lambda entry: -entry[1])[:_MOST]
     named = (

@@ -1,6 +1,4 @@
-"""Requests through a small mesh of their own, one at a time: at which stop of their way the time
-goes.
-"""
+"""Send requests through a temporary small mesh, one at a time, and divide their time by stage."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ from services.local.settings import Settings
 _LOAD_SECONDS: Final = 300.0
 _WARM_REQUESTS: Final = 5
 
-# What is measured on the way, and what is left of the clock around it: the stops' names are those
-# of `Timings`.
+# The measured stages, and the rest of the client's time: the stages' names are those of `Timings`.
 _STOPS: Final[tuple[tuple[str, str, Callable[[float, Timings], float]], ...]] = (
     (
         "client and wire",
@@ -68,7 +65,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class RequestProfile:
-    """Of single requests by the client's clock: mean and median seconds, and where the mean went.
+    """Single requests by the client's clock: mean and median seconds, and the stages of the mean.
     The stages' sum is the mean.
     """
 
@@ -97,7 +94,7 @@ def _measure(address: str, model: str, works: Sequence[Work]) -> RequestProfile:
 
 
 def summed(measured: Sequence[tuple[float, Timings]]) -> RequestProfile:
-    """Of requests: the client's seconds and the timings that the mesh returned with their
+    """Summarise requests: the client's seconds and the timings that the mesh returned with their
     answers.
     """
     seconds = [one for one, _ in measured]

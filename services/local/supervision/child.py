@@ -36,11 +36,11 @@ def _dying_with_parent() -> Callable[[], None] | None:
 
 
 class Child:
-    """A process whose output is appended to a log file. As a context manager it is started and
+    """A process with its output appended to a log file. As a context manager it is started and
     stopped.
 
-    It has a session of its own, so that Ctrl-C reaches only the parent, which then stops its
-    children in order.
+    It runs in a new session, so that Ctrl-C reaches only the parent, which then stops its children
+    in order.
     """
 
     def __init__(

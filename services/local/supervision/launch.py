@@ -1,9 +1,9 @@
-"""`python -P launch.py services.worker`: runs a module of ours, whatever else is called `services`
-or `libs`.
+"""`python -P launch.py services.worker`: run a module of Shoal, even if another package is called
+`services` or `libs`.
 
 Run as a file: it must work before `services` can be imported. The folder that holds `services` and
-`libs`, which is the checkout or `shoal_mesh/_code` of an installed wheel, comes first on the path;
-`-P` keeps this file's own folder off it.
+`libs`, which is the checkout or `shoal_mesh/_code` of an installed wheel, is put first on the path;
+`-P` keeps this file's folder off it.
 """
 
 from __future__ import annotations

@@ -68,15 +68,17 @@ class History:
 
 
 def can_serve(roles: Mapping[str, Role], given_up: Collection[str]) -> bool:
-    """Whether the children that are not given up can answer requests. `roles`: by name, of all
-    children.
+    """Return True if the children that are not given up can answer requests.
+
+    Args:
+        roles: The role of each child, by name.
     """
     left = [role for name, role in roles.items() if name not in given_up]
     return "worker" in left and all(role in left for role in NEEDED)
 
 
 def ending(status: int | None) -> str:
-    """How a process ended, in words. None: it could not be started."""
+    """Describe the end of a process in words. None: it could not be started."""
     if status is None:
         return "could not be started"
     if status >= 0:
@@ -112,7 +114,7 @@ def _record(line: str) -> dict[str, object] | None:
 
 
 def next_step(history: History) -> str:
-    """What the supervisor does next with a child that has just ended, in words."""
+    """Describe the supervisor's next step for a child that has just ended."""
     if history.is_given_up:
         return (
             f"it is given up, because it ended {len(history.ends)} times within "

@@ -62,8 +62,8 @@ class Supervisor:
         return {child.name: child.pid for child in self._children}
 
     async def wait_for_failure(self) -> str:
-        """Returns once so many children are given up that no request can be answered; names them,
-        with the ends of their logs.
+        """Wait until too many children are given up to answer requests; return their names with the
+        ends of their logs.
         """
         pending = set(self._tasks)
         while can_serve(self._roles, self._given_up()):

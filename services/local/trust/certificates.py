@@ -123,9 +123,12 @@ def issue(
     days: float = LEAF_DAYS,
     trust_domain: str = "shoal",
 ) -> Issued:
-    """Makes a key and a certificate and writes them over the party's last ones. `hosts`: DNS names
-    and IP addresses of a server, beside those of loopback. Not valid for longer than the
-    authority."""
+    """Create a key and a certificate and write them over the party's last ones. Not valid for
+    longer than the authority.
+
+    Args:
+        hosts: DNS names and IP addresses of a server, in addition to those of loopback.
+    """
     uri = party.uri(trust_domain)
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
     usage = [ExtendedKeyUsageOID.CLIENT_AUTH]
