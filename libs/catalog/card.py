@@ -140,8 +140,8 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """How a model with one vector per token encodes queries and documents. Lengths in tokens; 0:
-    the model's own limit.
+    """The encoding of queries and documents with one vector per token. Lengths in tokens; 0: the
+    model's limit.
     """
 
     query_tokens: int = 0
@@ -150,22 +150,23 @@ class LateInteraction:
     skip_words: tuple[str, ...] = ()  # the vectors of these tokens are dropped
     skip_roles: tuple[str, ...] = ("document",)  # the roles in which they are dropped
     markers: tuple[str, ...] = ()  # beginnings of prompts that must be tokenised as one token
-    leading: int = 0  # so many vectors at the beginning are dropped
+    leading: int = 0  # number of leading vectors to drop
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """How images become tokens, by which routers price them. Lengths in pixels.
+    """The conversion of images to tokens; routers price images by it. Lengths in pixels.
 
-    `height`, `width`: the size to which every image is brought; 0: it depends on the image's.
-    `short_side`: the short side to which images are resized that keep their proportions; 0: there
-    is none. `patch`: a side of the square that becomes one token. `extra_tokens`: of an image
-    beside its patches. `max_tokens`: of one image.
-
-    `long_side`: what the long side may have at most, for which the short one is made less; 0: it is
-    not limited. `maps`: of an image, each with half as many places a side as the one before,
-    rounded up; 0: there is one, rounded down. `text_tokens`: of every text, of a model that fills
-    texts up; 0: it does not.
+    Attributes:
+        height, width: The size to which every image is resized; 0: it depends on the image's size.
+        short_side: The short side to which images are resized with their proportions; 0: not used.
+        patch: The side of the square that becomes one token.
+        extra_tokens: Tokens of an image in addition to its patches.
+        max_tokens: Maximum tokens of one image.
+        long_side: Maximum long side, for which the short one is reduced; 0: not limited.
+        maps: Feature maps of an image, each with half the positions a side of the previous one,
+            rounded up; 0: one map, rounded down.
+        text_tokens: Tokens of every text, of a model that pads texts; 0: texts are not padded.
     """
 
     height: int
@@ -230,7 +231,7 @@ class Card:
         None  # of the encoder for queries, where it is another one than that for documents
     )
     query_default: bool = (
-        False  # texts without a role are queries, where these have an encoder of their own
+        False  # Texts without a role are queries, where queries have a separate encoder.
     )
     late: LateInteraction | None = None
     sparse: Sparse | None = None
@@ -251,7 +252,7 @@ class Card:
     template: str = ""  # chat template in Jinja that renders a query and a document as one text
     template_values: Mapping[str, object] = field(
         default_factory=dict
-    )  # variables of the template besides the messages
+    )  # variables of the template in addition to the messages
     message_parts: bool = (
         False  # the template expects a message's content as a list of typed parts, not as a text
     )
@@ -261,7 +262,7 @@ class Card:
     created_unix_seconds: int = 0  # when the newest of its files was written; 0: unknown
     notes: tuple[
         str, ...
-    ] = ()  # what the checkpoint holds and is not served, and how to change that
+    ] = ()  # parts of the checkpoint that are not served, and how to change that
     # Set by the catalog only; no file of a checkpoint has these.
     dtype: Dtype = "auto"  # of the encoder; auto: the worker's setting; int8: on CPUs
     pools: tuple[str, ...] = ()  # pools that should run it, best first; empty: any

@@ -37,9 +37,10 @@ class About:
     """Documentation for docs/models.md, without effect: the family (config.json's model_type) and
     kind that detection finds.
 
-    `ran`: where published weights came from that were run with Shoal, and when; empty if only the
-    architecture was, with random ones. `missing`: files that are needed and that the repository
-    lacks.
+    Attributes:
+        ran: Source and date of the published weights that were run with Shoal; empty if only the
+            architecture was run, with random weights.
+        missing: Required files that the repository lacks.
     """
 
     family: str
@@ -69,7 +70,7 @@ _ABOUT = Record(
     {
         "family": Key(Text(), "model_type in its config.json", needed=True),
         "kind": Key(Text(), "what follows the encoder", needed=True),
-        "note": Key(Text(), "what a reader of docs/models.md should know"),
+        "note": Key(Text(), "a remark for readers of docs/models.md"),
         "ran": Key(
             Text(), "the source of published weights that were run with Shoal with the date"
         ),
@@ -136,7 +137,7 @@ CARD = Record(
             "longest sequence in tokens, special tokens included; positions limit it further",
         ),
         "memory_bytes": Key(Count(), "bytes to reserve for the model if its weights take less"),
-        "detect": Key(_DETECT, "what the files alone do not determine"),
+        "detect": Key(_DETECT, "settings that the files alone do not determine"),
         "about": Key(_ABOUT, "for the table in docs/models.md; without effect"),
     },
     with_source=True,

@@ -57,14 +57,14 @@ from libs.text import control_character
 _OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _NOT_SERVED: dict[str, str] = {
-    "qwen3_5": "which reads pictures and is not served: its text model alone (qwen3_5_text) is",
+    "qwen3_5": "which reads images and is not served: its text model alone (qwen3_5_text) is",
     "deberta": (
         "DeBERTa v1, which is not served: v2 and v3 are (model_type 'deberta-v2', such as "
         "microsoft/deberta-v3-base)"
     ),
     **dict.fromkeys(
         ("longformer", "big_bird"),
-        "whose sparse attention is not served: long texts are read by ModernBERT (model_type "
+        "with sparse attention, which is not served: long texts are read by ModernBERT (model_type "
         "'modernbert', 8,192 tokens) and by "
         "GTE (model_type 'new', such as Alibaba-NLP/gte-multilingual-base)",
     ),
@@ -72,7 +72,9 @@ _NOT_SERVED: dict[str, str] = {
 """Families that users ask for and that are not served: what to use instead."""
 _SIDES: dict[str, Truncation] = {"right": "end", "left": "start"}
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
-_LONGEST = 1 << 15  # tokens, for models with unlimited positions and no limit in any file: T5
+_DEFAULT_MAX_TOKENS = (
+    1 << 15
+)  # tokens, for models with unlimited positions and no limit in any file: T5
 _SERVED_TYPES = (
     "",
     "SentenceTransformer",
@@ -92,7 +94,7 @@ _DIRECTORIES: tuple[tuple[Callable[[Path], bool], Callable[[Path, str], Card]], 
     (is_nvembed, nvembed_card),
     (is_static, static_card),
 )
-"""Directories with a layout of their own, in the order in which they are recognised."""
+"""Directories with special layouts, in the order in which they are recognised."""
 
 
 def read_card(
@@ -226,8 +228,8 @@ def _of_modules(directory: Path, modules: Modules) -> Checkpoint:
 
 
 def _kind(files: Checkpoint) -> Kind:
-    """What follows the encoder. modules.json and sentence-transformers' model_type take precedence
-    over the architecture.
+    """Return the kind: what follows the encoder. modules.json and sentence-transformers' model_type
+    take precedence over the architecture.
     """
     if files.modules.queries is not None:
         return _kind_of_routes(files)
@@ -253,7 +255,7 @@ def _kind(files: Checkpoint) -> Kind:
 
 
 def _kind_of_routes(files: Checkpoint) -> Kind:
-    """Of a Router whose queries have modules of their own."""
+    """Return the kind of a Router with separate modules for queries."""
     queries = files.modules.queries
     if (
         queries is None
@@ -262,9 +264,9 @@ def _kind_of_routes(files: Checkpoint) -> Kind:
         or queries.static_embedding
     ):
         raise ModelBroken(
-            "modules.json: its Router gives queries modules of their own, which is served for "
+            "modules.json: its Router has separate modules for queries, which is served for "
             "dense vectors of two encoders, and "
-            "for sparse vectors whose queries are a SparseStaticEmbedding"
+            "for sparse vectors with a SparseStaticEmbedding for queries"
         )
     return "dense"
 
@@ -331,9 +333,7 @@ def _revision(files: Checkpoint) -> str:
 
 
 def _max_tokens(files: Checkpoint) -> int:
-    """sentence-transformers' limit, else the tokenizer's, but never more than there are
-    positions.
-    """
+    """Return sentence-transformers' limit, else the tokenizer's, at most the number of positions."""
     tokenizer = _tokenizer_config(files)
     wanted = files.sentence.number("max_seq_length", most=math.inf) or tokenizer.number(
         "model_max_length", most=math.inf
@@ -345,7 +345,7 @@ def _max_tokens(files: Checkpoint) -> int:
     )
     limits = [limit for limit in found if 0 < limit < _UNLIMITED]
     if not limits and wanted:
-        return _LONGEST
+        return _DEFAULT_MAX_TOKENS
     if not limits:
         raise files.config.broken(
             "max_position_embeddings", "is missing, and no other file limits the length of a text"
@@ -397,7 +397,7 @@ def _query_card(files: Checkpoint, card: Card) -> Card:
     compared with those of documents.
     """
     if files.modules.queries is None:
-        raise TypeError("queries have no modules of their own")
+        raise TypeError("queries have no separate modules")
     own = _of_modules(files.directory, files.modules.queries)
     found = dense(own, replace(_common_card(own, card.model, "dense"), revision=card.revision))
     if found.dimensions != card.dimensions:

@@ -31,13 +31,17 @@ DEFAULT: Final = "cpu"
 class PoolSpec:
     """A pool: workers of one kind of hardware, scaled as one.
 
-    memory_bytes: of a worker's device, for models; 0: as its workers report. spot: machines may be
-    taken away at short notice. cold_start_seconds: from asking for a worker until it serves, on a
-    machine that is up; node_seconds: in addition, where a machine has to be provisioned first.
-    drain_seconds: in which a backlog should be worked off. keep_warm_seconds: for how long the last
-    worker stays without work; None: as long as a new one takes to start. target_utilization: share
-    of its time that a worker should be busy. cost_per_hour: of one worker, in any currency.
-    fallback_for: the pool that this one replaces when that one's workers do not come.
+    Attributes:
+        memory_bytes: Memory of a worker's device for models; 0: as its workers report.
+        spot: Machines may be preempted at short notice.
+        cold_start_seconds: From requesting a worker until it serves, on a running machine.
+        node_seconds: Additional seconds if a machine has to be provisioned first.
+        drain_seconds: Seconds in which a backlog should be worked off.
+        keep_warm_seconds: How long the last worker stays without work; None: as long as a new one
+            takes to start.
+        target_utilization: Share of its time that a worker should be busy.
+        cost_per_hour: Cost of one worker, in any currency.
+        fallback_for: The pool that this one replaces when that one's workers do not start.
     """
 
     name: str
@@ -69,7 +73,7 @@ class Pools:
 
     @property
     def is_configured(self) -> bool:
-        """Whether there is a file; with one, only its pools exist."""
+        """True with a pool file; then only its pools exist."""
         return bool(self.by_name)
 
     def of(self, name: str) -> PoolSpec:
@@ -109,7 +113,9 @@ _POOL = Record(
                 "default 60"
             ),
         ),
-        "node_seconds": Key(Number(), "seconds more where a machine must come first, default 0"),
+        "node_seconds": Key(
+            Number(), "seconds more if a machine must be provisioned first, default 0"
+        ),
         "drain_seconds": Key(
             Number(1), "seconds in which a backlog should be worked off, default 30"
         ),
@@ -118,17 +124,16 @@ _POOL = Record(
             (
                 "seconds for which the last worker stays without work, default as long as a new "
                 "one "
-                "would take to come"
+                "would take to start"
             ),
         ),
         "target_utilization": Key(
             Number(0.05, 1), "share of its time that a worker should be busy, default 0.75"
         ),
-        "cost_per_hour": Key(
-            Number(), "what a worker costs in an hour, in any currency, default 0"
-        ),
+        "cost_per_hour": Key(Number(), "cost of a worker in an hour, in any currency, default 0"),
         "fallback_for": Key(
-            _NAME, "the pool whose workers this one replaces when they do not come, default none"
+            _NAME,
+            "the pool that this one replaces when that one's workers do not start, default none",
         ),
     },
 )

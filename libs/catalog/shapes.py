@@ -45,8 +45,8 @@ _SIZE = r"(\d+(\.\d+)?) ?(k|[KMGT]i|[MGT])?B?"
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A place in a file, for error messages: its path, the path of keys to the value, and what the
-    top-level value is called.
+    """A position in a file, for error messages: its path, the path of keys to the value, and the
+    name of the top-level value.
     """
 
     file: str

@@ -240,10 +240,10 @@ def legacy_storages(
         if not isinstance(key, str) or key in found or key not in sizes:
             raise Refused(f"lists the storage {str(key)[:100]!r} twice, or no tensor has it")
         count, item = sizes[key]
-        told = int.from_bytes(os.pread(file.fileno(), 8, begin), "little", signed=True)
-        if told != count:
+        recorded = int.from_bytes(os.pread(file.fileno(), 8, begin), "little", signed=True)
+        if recorded != count:
             raise Refused(
-                f"has two sizes for the storage {key[:100]!r}: {told:,} and {count:,} numbers"
+                f"has two sizes for the storage {key[:100]!r}: {recorded:,} and {count:,} numbers"
             )
         found[key] = Span(begin + 8, begin + 8 + count * item)
         begin = found[key].end

@@ -43,7 +43,7 @@ def run(
     Raises ModelBroken naming the file where it is refused or goes beyond a limit, NoCapacity where
     the child was ended from outside.
     """
-    child = subprocess.Popen(  # noqa: S603 # a program of ours
+    child = subprocess.Popen(  # noqa: S603 # our program
         [
             sys.executable,
             "-I",

@@ -104,7 +104,7 @@ class _Storages:
     keys: dict[int, str] = field(default_factory=dict)
 
     def load(self, saved: object) -> Any:
-        """torch's `persistent_load`: for ("storage", class, key, location, count[, view]). Raises
+        """Implement torch's `persistent_load`: for ("storage", class, key, location, count[, view]). Raises
         Refused.
         """
         if (

@@ -56,7 +56,7 @@ def main() -> None:
             return
         _allow_seconds(seconds)
         try:
-            answer, payload = document.answer(*frame)
+            answer, payload = document.handle(*frame)
         except Refused as error:
             answer, payload = {"error": str(error)}, b""
         except Exception as error:
@@ -112,7 +112,7 @@ class Document:
         "".encode("utf-16-le").decode("utf-16-le", "ignore")
         json.loads(json.dumps({"a": 1.5}))
 
-    def answer(self, asked: dict[str, Any], payload: bytes) -> Answer:
+    def handle(self, asked: dict[str, Any], payload: bytes) -> Answer:
         does: dict[str, Callable[[], Answer]] = {
             "open": lambda: self._open(payload),
             "pages": lambda: ({"pages": len(self._pdf)}, b""),

@@ -26,9 +26,7 @@ def read_text_layer(data: bytes, first: int, last: int) -> tuple[int, list[str]]
     try:
         document = reader.open(data, "")
         if first > document.length:
-            raise ValueError(
-                f"page {first} does not exist: the document has {document.length:,} pages"
-            )
+            raise ValueError(f"page {first} does not exist: the document has {document.length:,}")
         end = min(last or document.length, document.length)
         return document.length, [document.text(page) for page in range(first, end + 1)]
     except ShoalError as error:

@@ -96,7 +96,7 @@ class _Process:
             max(bounds.seconds * _SLACK, _MIN_SECONDS),
         )
         arguments = (bounds.memory, bounds.seconds, IDLE_SECONDS)
-        self._child = subprocess.Popen(  # noqa: S603 # a program of ours
+        self._child = subprocess.Popen(  # noqa: S603 # our program
             [sys.executable, "-I", "-S", str(_CHILD), _site(), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """The store's copies of models on this node's disk, shared by all its processes.
 
-    <root>/models/<org>/<name>[@revision]/   complete models, and nothing else; `.shoal.json` records what was fetched from where
+    <root>/models/<org>/<name>[@revision]/   complete models, and nothing else; `.shoal.json` records the fetched files and their source
     <root>/models/.converted/<name>-<key>/   converted copies of directories outside the store (`local.py`)
     <root>/incoming/<org>/<name>[@revision]/ a download in progress, or left by a process that died: `listing.json`, `files/`,
                                              and `record.json` once its torch checkpoints are converted
@@ -49,7 +49,7 @@ class Listing:
     files: tuple[RemoteFile, ...]
 
     @staticmethod
-    def of(remote: Remote, files: Sequence[RemoteFile]) -> Listing:
+    def from_remote(remote: Remote, files: Sequence[RemoteFile]) -> Listing:
         return Listing(remote.origin, remote.revision, tuple(files))
 
     @property

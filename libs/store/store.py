@@ -156,7 +156,7 @@ class Store:
         if directory is not None:
             return directory
         started = time.monotonic()
-        listing = Listing.of(remote, files)
+        listing = Listing.from_remote(remote, files)
         incoming = self._cache.begin(model, listing, self._budget_bytes)
         if not self._cache.is_converted(model):
             download(remote, files, incoming, self._transfer, report)

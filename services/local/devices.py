@@ -118,7 +118,7 @@ def _count(environ: Mapping[str, str]) -> int:
     """
     command = [sys.executable, "-P", "-c", _COUNT_CODE]
     try:
-        counted = subprocess.run(  # noqa: S603  # words of our own
+        counted = subprocess.run(  # noqa: S603  # fixed arguments
             command,
             env=dict(environ),
             capture_output=True,

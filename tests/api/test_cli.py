@@ -374,7 +374,7 @@ def test_extract_generate(run: Run, router: FakeRouter) -> None:
     streamed = run(*arguments, "--stream")
     assert streamed.out == "a text abou\na text about Ada sails\n"
     assert streamed.err == (
-        "the worker was lost; the text begins anew:\nthe text was cut off at its longest "
+        "the worker was lost; the text starts again:\nthe text was cut off at its longest "
         "(--max-tokens)\n"
     )
     assert router.calls[-1].request.text.max_tokens == 7  # type: ignore[attr-defined]

@@ -189,7 +189,7 @@ def test_hybrid(tmp_path: Path) -> None:
     card = read_card(directory, "BAAI/bge-m3")
     assert (card.representations, card.late) == (("dense", "sparse"), None)
     assert card.notes[0].startswith(
-        "colbert_linear.pt: there are no multi_vector vectors: torch checkpoints are pickles"
+        "colbert_linear.pt: multi_vector vectors are missing: torch checkpoints are pickles"
     )
 
 

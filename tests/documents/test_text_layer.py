@@ -72,7 +72,7 @@ def test_text_layer_is_read_without_a_model_and_without_a_mesh(
     ("content", "arguments", "problem"),
     [
         (pdfs.document(["", ""]), (), "report.pdf has no text layer: --model names a model"),
-        (pdfs.document(["one"]), ("--pages", "2"), "there is no page 2: the document has 1"),
+        (pdfs.document(["one"]), ("--pages", "2"), "page 2 does not exist: the document has 1"),
         (b"no PDF", (), "report.pdf: the bytes are no PDF that can be read"),
     ],
 )

@@ -331,7 +331,7 @@ def test_qwen3_5_as_a_whole_model_names_it(tmp_path: Path) -> None:
         json.dumps({"model_type": "qwen3_5", "text_config": config, "vision_config": {}})
     )
     with pytest.raises(
-        ModelBroken, match=r"config.json: `model_type` is 'qwen3_5', which reads pictures"
+        ModelBroken, match=r"config.json: `model_type` is 'qwen3_5', which reads images"
     ):
         load(directory)
 

@@ -39,7 +39,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "modules_to_save": (
         "layers trained in full (a new classifier, say) are not served; save the adapter without "
         "them, or "
-        "merge it into a model of its own with merge_and_unload"
+        "merge it into a separate model with merge_and_unload"
     ),
     "trainable_token_indices": "trained token vectors are not served",
     "target_parameters": (
@@ -72,7 +72,7 @@ IGNORED: Final = frozenset(
         "runtime_config", "ensure_weight_tying",
     }
 )  # fmt: skip
-"""Keys that do not change what is computed with the file's tensors."""
+"""Keys that do not change the computation with the file's tensors."""
 
 READ: Final = frozenset(
     {
@@ -116,7 +116,7 @@ class Adapter:
     dora: bool = False
 
     def is_target(self, module: str) -> bool:
-        """Whether the module (its name in the model that was trained) is among `target_modules`."""
+        """Return True if the module (its name in the trained model) is among `target_modules`."""
         if self.targets is None:
             return True
         parts = module.split(".")
@@ -185,7 +185,7 @@ def _refuse(config: Config) -> None:
     for key, value in config.values.items():
         if value and key not in REFUSED and key not in IGNORED and key not in READ:
             raise config.broken(
-                key, f"is {_short(value)}, which is unknown and could change what is computed"
+                key, f"is {_short(value)}, which is unknown and could change the computation"
             )
     bias = config.text("bias", "none")
     if bias != "none":
@@ -201,8 +201,8 @@ def _refuse(config: Config) -> None:
 
 
 def _targets(config: Config) -> frozenset[str] | None:
-    """The list of `target_modules`; None for a single string (`all-linear` or a pattern), as the
-    tensors show what it matched.
+    """Return the list of `target_modules`; None for a single string (`all-linear` or a pattern), as
+    the tensors show the modules that it matched.
     """
     value = config.values.get("target_modules")
     if value is None or isinstance(value, str):

@@ -17,7 +17,7 @@ from libs.catalog.checkpoint.files import Config, read_config, read_file
 from libs.errors import ModelBroken
 
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
-"""Of processors of images, whose templates have the key `chat_template`."""
+"""Files of image processors that have their template under the key `chat_template`."""
 _DEFAULT = "default"
 MAX_TEMPLATE_BYTES = 1 << 20
 # Keys of `processing_kwargs.chat_template` that are options of sentence-transformers and
@@ -32,8 +32,8 @@ _PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 
 
 def takes_messages(files: Checkpoint) -> bool:
-    """Whether inputs are rendered with the chat template: as configured; without modules.json, if
-    there is a template.
+    """Return True if inputs are rendered with the chat template: as configured; without
+    modules.json, if a template exists.
     """
     if not files.modules.listed:
         return bool(_templates(files))
@@ -41,8 +41,8 @@ def takes_messages(files: Checkpoint) -> bool:
 
 
 def refuse_messages(files: Checkpoint) -> None:
-    """For kinds that read single texts. Raises ModelBroken if inputs are rendered with a chat
-    template, as only pairs can be.
+    """Raise ModelBroken if inputs are rendered with a chat template, for kinds that read single
+    texts: only pairs can be rendered.
     """
     if files.modules.listed and takes_messages(files):
         raise files.sentence.broken(

@@ -134,7 +134,7 @@ class Config:
 
 
 def read_config(directory: Path, name: str) -> Config | None:
-    """The JSON object in a file, or None if there is no such file."""
+    """Return the JSON object in a file; None without the file."""
     value = read_json(directory, name)
     if value is None:
         return None
@@ -144,7 +144,7 @@ def read_config(directory: Path, name: str) -> Config | None:
 
 
 def need_config(directory: Path, name: str) -> Config:
-    """The JSON object in a file. Raises ModelBroken if there is no such file."""
+    """Return the JSON object in a file. Raises ModelBroken without the file."""
     config = read_config(directory, name)
     if config is None:
         raise ModelBroken(f"{name}: missing from {directory}")
@@ -152,7 +152,7 @@ def need_config(directory: Path, name: str) -> Config:
 
 
 def read_json(directory: Path, name: str) -> object:
-    """The value of a JSON file; None if there is no such file. Its numbers have at most 40 digits,
+    """Return the value of a JSON file; None without the file. Its numbers have at most 40 digits,
     its texts are valid Unicode.
     """
     data = read_file(directory, name, MAX_JSON_BYTES)

@@ -71,9 +71,9 @@ class Modules:
     mask: Config | None = None  # MultiVectorMask's settings
     splade: Config | None = None  # SpladePooling's settings
     static: StaticQueries | None = None  # of a Router, for queries
-    queries: Modules | None = None  # of a Router whose queries go through modules of their own
+    queries: Modules | None = None  # of a Router with separate modules for queries
     query_default: bool = (
-        False  # texts without a role are queries, where these have modules of their own
+        False  # Texts without a role are queries, where queries have separate modules.
     )
     answers: Config | None = None  # LogitScore's settings: a yes/no reranker
 
@@ -263,6 +263,6 @@ def _dense(config: Config, folder: str) -> DenseModule:
 
 
 def sentence_settings(directory: Path, encoder_folder: str) -> Config:
-    """sentence_bert_config.json in the encoder's folder; empty if there is none."""
+    """Return sentence_bert_config.json in the encoder's folder; empty without the file."""
     name = str(Path(encoder_folder) / "sentence_bert_config.json")
     return read_config(directory, name) or Config(name, {})

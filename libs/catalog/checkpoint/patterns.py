@@ -60,7 +60,7 @@ class _Alternation:
 
 @dataclass(frozen=True, slots=True)
 class _Repeat:
-    """From `least` to `most` repetitions; None: unlimited."""
+    """A repetition from `least` to `most` times; None: unlimited."""
 
     part: _Node
     least: int
@@ -83,7 +83,7 @@ class Pattern:
     """A literal suffix of all names that match, compared first: it excludes most other names."""
 
     def matches_end(self, name: str) -> bool:
-        """Whether the pattern matches the whole of `name`, or all that follows one of its dots.
+        """Return True if the pattern matches all of `name`, or all that follows one of its dots.
 
         For names without line breaks this is `re.match(rf"(.*\\.)?({pattern})$", name)`.
         """
@@ -104,7 +104,7 @@ class Pattern:
         return False
 
     def _accepting(self, numbers: Iterable[int], letter: str) -> list[_State]:
-        """Those of the states that read the character."""
+        """Return the states that read the character."""
         states = (self._states[number] for number in numbers)
         return [
             state

@@ -1,5 +1,5 @@
-"""Parses sentence-transformers' Router (Asym): modules by role, for models whose queries and
-documents go different ways. Called by `modules.py`.
+"""Parse sentence-transformers' Router (Asym): modules by role, for models with different modules
+for queries and documents. Called by `modules.py`.
 
 Format: `types` maps each module's folder to its class, `structure` each role to folders,
 `parameters` has the options.

@@ -1,10 +1,10 @@
-"""Reads which LoRA adapters a checkpoint has of its own, one for each of its tasks, and how roles
-choose among them.
+"""Read the LoRA adapters in a checkpoint, one for each of its tasks, and how roles choose among
+them.
 
 Two layouts are known. jina-embeddings-v3: config.json names the tasks in `lora_adaptations`, and
 their factors lie among the model's tensors. jina-embeddings-v5-text: config.json names them in
-`task_names`, and each has a directory of PEFT's. Both name a class of their own code in
-modules.json, which does what `Transformer` of sentence-transformers does; no code is run.
+`task_names`, and each has a directory in PEFT's layout. Both name custom code in modules.json that
+is equivalent to `Transformer` of sentence-transformers; the code is never run.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _TASK: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class OwnAdapters:
-    """The adapters of a checkpoint itself.
+    """The adapters in a checkpoint.
 
     Args:
-        names: The tasks, in the checkpoint's order; empty: there are none.
+        names: The tasks, in the checkpoint's order; may be empty.
         by_role: The adapter of each role (`query`, `document`, empty for none) that has one.
-        prompts: The prompt of each task that has one of its own, whatever the role; empty: prompts
-            go by the role.
+        prompts: The prompt of each task with a specific one, whatever the role; empty: prompts go
+            by the role.
         rank: The rank of the factors among the model's tensors.
         scale: The factor of their product.
-        folder: Where the directories of the adapters are; empty: the factors lie among the model's
+        folder: The folder of the adapters' directories; empty: the factors lie among the model's
             tensors.
     """
 
@@ -63,7 +63,7 @@ class OwnAdapters:
 
 
 def has_tasks(directory: Path) -> bool:
-    """Return whether the checkpoint is one of those whose own `Transformer` is known to be that of
+    """Return True if the checkpoint's custom `Transformer` is known to equal that of
     sentence-transformers.
     """
     config = read_config(directory, "config.json")

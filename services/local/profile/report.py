@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 PLOT_FORMATS: Final = (".png", ".svg", ".pdf")
 _BAR: Final = 24
-_MOST: Final = 2
-"""How many operators are named of a part, those that take at least a tenth of it."""
+_MAX_OPERATORS: Final = 2
+"""Operators named for a part, if they take at least `_MIN_SHARE` of it."""
 _MIN_SHARE: Final = 0.1
 
 
@@ -93,7 +93,7 @@ def _measured(seconds: float, whole: float) -> tuple[str, str, Text]:
 def _largest_operators(inside: Mapping[str, float]) -> Text:
     """Return the largest operators of a part."""
     whole = sum(inside.values())
-    largest = sorted(inside.items(), key=lambda entry: -entry[1])[:_MOST]
+    largest = sorted(inside.items(), key=lambda entry: -entry[1])[:_MAX_OPERATORS]
     named = (
         f"{preview(name, 40)} {_percent(seconds / whole)}"
         for name, seconds in largest

@@ -33,9 +33,7 @@ def dense(files: Checkpoint, card: Card) -> Card:
     if card.family == V5 and not files.modules.pooling:
         return _v5(files, card)
     if files.modules.listed and not files.modules.pooling:
-        raise ModelBroken(
-            "modules.json: names no Pooling, without which there is no vector of a text"
-        )
+        raise ModelBroken("modules.json: names no Pooling, which makes the vector of a text")
     pooling = files.modules.pooling or ("mean",)
     card = replace(
         card,
@@ -57,7 +55,8 @@ def dense(files: Checkpoint, card: Card) -> Card:
 
 
 def _with_own_adapters(files: Checkpoint, card: Card) -> Card:
-    """The card with the checkpoint's own LoRA adapters, and their prompts beside those of roles.
+    """Return the card with the checkpoint's task adapters, and their prompts in addition to those
+    of roles.
 
     Copies of jina-embeddings-v3 with one adapter merged still name all of them in config.json: they
     have none.
@@ -70,8 +69,8 @@ def _with_own_adapters(files: Checkpoint, card: Card) -> Card:
 
 
 def _v5(files: Checkpoint, card: Card) -> Card:
-    """The card of jina-embeddings-v5-text, whose own code takes the last token's state and scales
-    it to length 1.
+    """Return the card of jina-embeddings-v5-text, which takes the last token's state and scales it
+    to length 1.
     """
     return replace(
         card,
@@ -132,7 +131,7 @@ def _ambiguous(files: Checkpoint) -> tuple[str, ...]:
     if not files.architecture.endswith(_MASKED) or files.modules.listed:
         return ()
     return (
-        f"config.json: `architectures` is {files.architecture} and there is no modules.json: "
+        f"config.json: `architectures` is {files.architecture} and modules.json is missing: "
         "taken for dense vectors by the "
         "mean, as sentence-transformers does. If it is SPLADE, a card with `detect: {kind: "
         "sparse}` says so",

@@ -1,9 +1,9 @@
-"""GritLM (arXiv 2402.09906): a Mistral that embeds with bidirectional attention, which only its own
+"""GritLM (arXiv 2402.09906): a Mistral that embeds with bidirectional attention, which only its
 code says.
 
-config.json is a Mistral's but for `auto_map`, which names the file of that code; the file is never
-read or run. What it does is written here: no causal mask and no window, and the mean of the text's
-states without those of the instruction, scaled to length 1.
+config.json is a Mistral's except for `auto_map`, which names the file of that code; the file is
+never read or run. Its effect is implemented here: no causal mask and no window, and the mean of the
+text's states without those of the instruction, scaled to length 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ line feed.
 
 
 def is_gritlm(config: Mapping[str, object]) -> bool:
-    """Whether config.json names GritLM's code for a Mistral."""
+    """Return True if config.json names GritLM's code for a Mistral."""
     named = config.get("auto_map")
     if config.get("model_type") != "mistral" or not isinstance(named, Mapping):
         return False

@@ -37,7 +37,7 @@ def pickled_layers(files: Checkpoint) -> tuple[str, ...]:
     for name, representation in _REPRESENTATIONS.items():
         pickle = name.replace(".safetensors", ".pt")
         if (files.directory / pickle).is_file() and not (files.directory / name).is_file():
-            notes.append(f"{pickle}: there are no {representation} vectors: {NOT_OPENED}")
+            notes.append(f"{pickle}: {representation} vectors are missing: {NOT_OPENED}")
     return tuple(notes)
 
 

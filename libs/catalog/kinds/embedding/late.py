@@ -33,7 +33,7 @@ _PUNCTUATION = tuple(string.punctuation)
 
 
 def is_multi_vector(files: Checkpoint) -> bool:
-    """Whether the checkpoint is in one of the three formats."""
+    """Return True if the checkpoint is in one of the three formats."""
     native = files.top.text("model_type") == "MultiVectorEncoder" or files.modules.token_level
     return (
         native
@@ -69,8 +69,8 @@ def multi_vector(files: Checkpoint, card: Card) -> Card:
 
 
 def _is_pylate(top: Config) -> bool:
-    """Whether config_sentence_transformers.json is PyLate's; early versions of PyLate wrote no
-    model_type.
+    """Return True if config_sentence_transformers.json is PyLate's; early versions of PyLate wrote
+    no model_type.
     """
     return top.text("model_type") == "ColBERT" or any(key in top.values for key in _PYLATE_KEYS)
 
@@ -136,7 +136,7 @@ def _native(sentence: Config, mask: Config | None) -> LateInteraction:
     """Settings of a checkpoint that sentence-transformers 6 wrote."""
     if mask is not None and mask.values.get("keep_only_token_ids"):
         raise mask.broken(
-            "keep_only_token_ids", "is set, which is for pictures; these are not served"
+            "keep_only_token_ids", "is set, which is for images; these are not served"
         )
     return LateInteraction(
         query_tokens=sentence.number("query_length"),

@@ -1,8 +1,8 @@
-"""NV-Embed (arXiv 2405.17428): a bidirectional Mistral whose states go through a latent attention
-layer before their mean.
+"""NV-Embed (arXiv 2405.17428): a bidirectional Mistral with a latent attention layer between its
+states and their mean.
 
 config.json holds the Mistral's configuration and that of the layer; the encoder's tensors have a
-prefix. The code that the checkpoint comes with is never run.
+prefix. The checkpoint's code is never run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODEL_TYPE: Final = "nvembed"
 ENCODER_PREFIX: Final = "embedding_model."
 _HIDDEN = 4096  # the reference's sizes, where config.json leaves them out
 _POSITIONS = 32_768
-_MOST = 1 << 16
+_MAX_SIZE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Latent:
 
 
 def is_nvembed(directory: Path) -> bool:
-    """Whether config.json is NV-Embed's."""
+    """Return True if config.json is NV-Embed's."""
     config = read_config(directory, "config.json")
     return config is not None and config.values.get("model_type") == MODEL_TYPE
 
@@ -92,8 +92,8 @@ def read_latent(directory: Path) -> Latent:
     sizes = {"num_latents_value": 512, "num_cross_heads": 8, "cross_dim_head": _HIDDEN}
     latents, heads, size = (own.number(key, default) for key, default in sizes.items())
     for key, found in zip(sizes, (latents, heads, size), strict=True):
-        if not 1 <= found <= _MOST:
-            raise own.broken(key, f"is {found}: 1 to {_MOST:,} is served")
+        if not 1 <= found <= _MAX_SIZE:
+            raise own.broken(key, f"is {found}: 1 to {_MAX_SIZE:,} is served")
     return Latent(latents, heads, size, config.flag("add_eos", True))
 
 

@@ -15,7 +15,7 @@ _ACTIVATIONS: dict[str, SpladeActivation] = {"relu": "log1p_relu", "log1p_relu":
 
 
 def is_sparse(files: Checkpoint) -> bool:
-    """Whether a checkpoint's files identify it as SPLADE.
+    """Return True if a checkpoint's files identify it as SPLADE.
 
     A masked language model without modules.json is identified by a file of query weights or by
     sentence-transformers' model_type. Without either it may as well be meant for dense vectors, and

@@ -1,4 +1,4 @@
-"""Static embedders, whose vector of a text is the mean of fixed vectors of its tokens.
+"""Static embedders: the vector of a text is the mean of fixed vectors of its tokens.
 
 Model2Vec and sentence-transformers' StaticEmbedding have a tokenizer.json and a table in
 model.safetensors. The rules of Model2Vec apply where config.json has its model_type: unknown tokens
@@ -41,7 +41,7 @@ _TOP: Final = "config_sentence_transformers.json"
 
 
 def is_static(directory: Path) -> bool:
-    """Whether config.json is Model2Vec's, or modules.json names a StaticEmbedding."""
+    """Return True if config.json is Model2Vec's, or modules.json names a StaticEmbedding."""
     if _model2vec_config(directory) is not None:
         return True
     listed = read_json(directory, "modules.json")

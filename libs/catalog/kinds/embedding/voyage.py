@@ -1,10 +1,10 @@
-"""voyage-4-nano: a Qwen3 that sees both sides and projects its states before it pools them, which
-only its own code says.
+"""voyage-4-nano: a bidirectional Qwen3 that projects its states before pooling, which only its code
+says.
 
-config.json is a Qwen3's but for its architecture; the code that it names is not run. What it does
-is written here, as vLLM computes it: no causal mask, a matrix `linear.weight` without a bias for
-each state, the mean, and length 1. The mean of projected states is the projection of their mean, so
-the matrix is a Dense module.
+config.json is a Qwen3's except for its architecture; the code that it names is not run. Its effect
+is implemented here, as vLLM computes it: no causal mask, a matrix `linear.weight` without a bias
+for each state, the mean, and length 1. The mean of projected states is the projection of their
+mean, so the matrix is a Dense module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MATRIX: Final = "linear.weight"
 
 
 def is_voyage(config: Mapping[str, object]) -> bool:
-    """Whether config.json names Voyage's architecture for a Qwen3."""
+    """Return True if config.json names Voyage's architecture for a Qwen3."""
     named = config.get("architectures")
     return isinstance(named, list) and any(
         isinstance(name, str) and name.startswith(_ARCHITECTURE) for name in named

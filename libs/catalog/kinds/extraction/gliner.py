@@ -62,14 +62,20 @@ MAX_WORDS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Gliner:
-    """How words and labels become scores.
+    """Settings that turn words and labels into scores.
 
-    `hidden`: width of the states of words and labels. `max_width`: words of the longest span;
-    unused with `token_level`. `max_words`: of a text. `pooling`: of a word's tokens. `recurrent`:
-    LSTM layers over the words; 0: none. `*_index`: the markers' ids; -1: not given. `marks_*`: a
-    label is the state of its marker, else that of the token after it. `labels`: the configuration
-    of the encoder for labels; None: one encoder reads labels and text. `adjacency`: which pairs of
-    entities are scored for relations; "": the model has no relations, "none": all pairs.
+    Attributes:
+        hidden: Width of the states of words and labels.
+        max_width: Words of the longest span; unused with `token_level`.
+        max_words: Maximum words of a text.
+        pooling: Pooling of a word's tokens.
+        recurrent: LSTM layers over the words; 0: none.
+        *_index: Ids of the markers; -1: not given.
+        marks_*: A label is the state of its marker, else that of the token after it.
+        labels: The configuration of the encoder for labels; None: one encoder reads labels and
+            text.
+        adjacency: Pairs of entities that are scored for relations; "": the model has no relations,
+            "none": all pairs.
     """
 
     span_mode: SpanMode
@@ -90,7 +96,7 @@ class Gliner:
 
 
 def is_gliner(directory: Path) -> bool:
-    """Whether the directory has the gliner package's configuration."""
+    """Return True if the directory has the gliner package's configuration."""
     return (directory / FILE).is_file()
 
 

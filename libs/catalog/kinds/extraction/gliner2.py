@@ -37,8 +37,8 @@ _MAX_PAIRS: Final = 1024  # of a text, each of which is scored for every label
 # it
 _STRUCTURED_SINCE: Final = 3
 
-# What the published GLiNER2.5 checkpoints have in common, and the package's default for it:
-# anything else is refused.
+# The values that all published GLiNER2.5 checkpoints share, and the package's defaults: anything
+# else is refused.
 _FIXED: dict[str, tuple[object, object]] = {
     "candidate_pool": ("shared", "per_query"),
     "candidate_attention_layers": (0, 2),
@@ -68,10 +68,13 @@ class Gliner2:
 
 @dataclass(frozen=True, slots=True)
 class RelationSettings:
-    """Of a relation, the best `heads` and `tails` make pairs, the best `pairs` of which are scored.
+    """Settings of relations: the best `heads` and `tails` make pairs, and the best `pairs` of these
+    are scored.
 
-    `directional`: a relation is the states of head and tail end to end, else their mean. `content`:
-    the words within are compared.
+    Attributes:
+        directional: A relation is the concatenation of the states of head and tail, else their
+            mean.
+        content: The words within are compared.
     """
 
     heads: int
@@ -83,14 +86,17 @@ class RelationSettings:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """GLiNER2.5's heads. `size`: of a boundary's state, `pair_size` of a pair's, `content_size` of
-    the words within it.
+    """GLiNER2.5's heads.
 
-    `attention_layers` over boundaries have `heads` and see `window` boundaries on each side (0:
-    all); `layers` without attention follow. The best `ends` starts and `ends` ends make pairs, the
-    best `pairs` of which are scored, the best `reserved` of each label among them. `abstention`: a
-    label whose probability of absence is above it has no spans. `class_temperature` divides the
-    logits of classes.
+    Attributes:
+        size, pair_size, content_size: Widths of the states of a boundary, a pair, and the words
+            within it.
+        attention_layers: Layers over boundaries, which have `heads` and see `window` boundaries on
+            each side (0: all); `layers` without attention follow.
+        ends: The best `ends` starts and `ends` ends make pairs; the best `pairs` of these are
+            scored, among them the best `reserved` of each label.
+        abstention: A label with a probability of absence above this has no spans.
+        class_temperature: Divides the logits of classes.
     """
 
     size: int
@@ -110,7 +116,7 @@ class Boundary:
 
 
 def is_gliner2(directory: Path) -> bool:
-    """Whether config.json is the gliner2 package's."""
+    """Return True if config.json is the gliner2 package's."""
     config = read_config(directory, "config.json")
     return config is not None and config.values.get("model_type") == _MODEL_TYPE
 

@@ -52,12 +52,15 @@ _OFF: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Glirel:
-    """How words, entities and labels become scores.
+    """Settings that turn words, entities and labels into scores.
 
-    `hidden`: width of the states of words and labels. `max_words`: of a text. `pooling`: of a
-    word's tokens. `label_states`: a label is its marker's state, that of its first token, or the
-    mean of both. `farthest`: the largest distance in words from a head back to a tail before it;
-    None: unlimited.
+    Attributes:
+        hidden: Width of the states of words and labels.
+        max_words: Maximum words of a text.
+        pooling: Pooling of a word's tokens.
+        label_states: A label is its marker's state, that of its first token, or the mean of both.
+        farthest: The largest distance in words from a head back to a preceding tail; None:
+            unlimited.
     """
 
     hidden: int
@@ -69,7 +72,7 @@ class Glirel:
 
 
 def is_glirel(directory: Path) -> bool:
-    """Whether the directory has a converted glirel model's configuration."""
+    """Return True if the directory has a converted glirel model's configuration."""
     return (directory / FILE).is_file()
 
 

@@ -43,15 +43,19 @@ _OFF: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Gliclass:
-    """How the states of labels and text become scores.
+    """Settings that turn the states of labels and text into scores.
 
-    `label_index`, `text_index`: ids of the markers, before each label and between labels and text.
-    `prompt_first`: labels come before the text. `pooling`: of the text's states; "pass": the scorer
-    reads them all. `text_only`: pooling covers only the states from the text's marker on. `marks`:
-    a label's tokens begin with its marker, else after it. `averages`: a label is the mean of its
-    tokens' states, else the first of them. `hidden`: width of the projectors' inner layer.
-    `segments`: labels and text have different token types. `normalizes`: states are scaled to
-    length 1, and scores by a learnt factor. `heads`: of the scorer's attention; 0: it has none.
+    Attributes:
+        label_index, text_index: Ids of the markers, before each label and between labels and text.
+        prompt_first: Labels precede the text.
+        pooling: Pooling of the text's states; "pass": the scorer reads them all.
+        text_only: Pooling covers only the states from the text's marker on.
+        marks: A label's tokens begin with its marker, else after it.
+        averages: A label is the mean of its tokens' states, else the first of them.
+        hidden: Width of the projectors' inner layer.
+        segments: Labels and text have different token types.
+        normalizes: States are scaled to length 1, and scores by a learnt factor.
+        heads: Heads of the scorer's attention; 0: it has none.
     """
 
     label_index: int
@@ -69,7 +73,7 @@ class Gliclass:
 
 
 def is_gliclass(directory: Path) -> bool:
-    """Whether config.json is the gliclass package's."""
+    """Return True if config.json is the gliclass package's."""
     config = read_config(directory, "config.json")
     return config is not None and config.values.get("model_type") == _MODEL_TYPE
 
@@ -173,7 +177,7 @@ def _problem(config: Config) -> Problem:
 
 
 def _heads(config: Config, encoder: Config) -> int:
-    """Of the scorer's attention, over the states of the encoder."""
+    """Return the number of heads of the scorer's attention over the states of the encoder."""
     heads, size = config.number("scorer_num_heads", 16), encoder.number("hidden_size")
     if heads < 1 or size % heads:
         raise config.broken(

@@ -28,14 +28,19 @@ _MIN_TEMPERATURE: Final = 0.5  # the package's bounds, whatever the file says
 _MAX_TEMPERATURE: Final = 5.0
 _MIN_TOKENS: Final = 32
 _BUCKETS: Final = ((2, "2"), (5, "3-5"), (10, "6-10"))
-"""The most options of a question whose temperature has this name."""
+"""The maximum number of options of a question for each name of a temperature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Laya:
-    """`layers`: of the head. `head_tokens`: what question and options may take of a sequence,
-    roughly. `temperature`: of questions whose number of options has none of its own in
-    `by_options`, by names such as "choice:3-5"."""
+    """Settings of laya's head.
+
+    Attributes:
+        layers: Layers of the head.
+        head_tokens: Approximate maximum tokens of question and options in a sequence.
+        temperature: Of questions without an entry for their number of options in `by_options`,
+            which has names such as "choice:3-5".
+    """
 
     layers: int
     head_tokens: int
@@ -43,13 +48,13 @@ class Laya:
     by_options: Mapping[str, float]
 
     def temperature_of(self, options: int) -> float:
-        """What logits are divided by."""
+        """Return the divisor of the logits."""
         name = next((name for most, name in _BUCKETS if options <= most), "11+")
         return self.by_options.get(f"choice:{name}", self.temperature)
 
 
 def is_laya(directory: Path) -> bool:
-    """Whether the directory has the laya package's configuration."""
+    """Return True if the directory has the laya package's configuration."""
     return (directory / FILE).is_file()
 
 
@@ -107,7 +112,7 @@ def _of_choices(config: Config) -> float:
 
 
 def _bounded(value: object) -> float:
-    """As the package: what is not a number counts as 1."""
+    """Return the value as the package does: anything but a number counts as 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return 1.0
     return min(_MAX_TEMPERATURE, max(_MIN_TEMPERATURE, float(value)))

@@ -22,7 +22,7 @@ _TIED = (
     "gemma",
     "gemma2",
     "gemma3_text",
-)  # families whose `tie_word_embeddings` is true where it is not given
+)  # families with `tie_word_embeddings` true by default
 
 
 def refuse_bare(files: Checkpoint) -> None:

@@ -1,8 +1,9 @@
 """Models of images, and of texts and images in one space: how they are recognised, and their Card.
 
-Their `model_type` alone says so, or open_clip's own configuration, which SigLIP is published with
-too. The towers, the processing of images and what one costs are read when a model is loaded
-(`libs/models/images`), which knows every key; the card has what a mesh must know of a cold model.
+They are recognised by `model_type` alone, or by open_clip's configuration, which SigLIP is
+published with too. The towers, the processing of images and the price of one are read when a model
+is loaded (`libs/models/images`), which knows every key; the card has the data that a mesh must know
+of a cold model.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _BOTH: Final[tuple[Task, ...]] = ("encode", "score", "classify")
 
 
 def images_folder(directory: Path) -> Path | None:
-    """Where config.json lies, from the checkpoint's root, of a checkpoint that is a model of
-    images; None if it is none.
+    """Return the folder of config.json, from the checkpoint's root, of an image model; None for
+    other checkpoints.
 
     sentence-transformers has it in the folder of its first module (`clip-ViT-B-32`: `0_CLIPModel`);
     open_clip, in the root.
@@ -58,7 +59,7 @@ def images_folder(directory: Path) -> Path | None:
 
 
 def is_open_clip(directory: Path) -> bool:
-    """Whether open_clip's layout is the one to read: some repositories hold a model in
+    """Return True if open_clip's layout is the one to read: some repositories hold a model in
     transformers' too.
     """
     return read_config(directory, OPEN_CLIP) is not None and not describes_towers(
@@ -67,8 +68,8 @@ def is_open_clip(directory: Path) -> bool:
 
 
 def describes_towers(config: Config | None) -> bool:
-    """Whether config.json describes the encoders of a model of images and texts. That of Marqo's
-    only names its own code.
+    """Return True if config.json describes the encoders of a model of images and texts. That of
+    Marqo's only names its code.
     """
     return config is not None and bool(
         {"vision_config", "vision_config_dict"} & config.values.keys()
@@ -76,8 +77,8 @@ def describes_towers(config: Config | None) -> bool:
 
 
 def images_card(directory: Path, folder: Path, model: str) -> Card:
-    """The card of the model whose config.json lies in `folder`. Raises ModelBroken naming the file
-    and the key at fault.
+    """Return the card of the model with its config.json in `folder`. Raises ModelBroken naming the
+    file and the key at fault.
     """
     if is_open_clip(directory):
         return _open_clip_card(directory, model)
@@ -106,8 +107,8 @@ def images_card(directory: Path, folder: Path, model: str) -> Card:
 
 
 def _open_clip_card(directory: Path, model: str) -> Card:
-    """open_clip's other models, such as CLIP of its own encoders, are refused when the model is
-    loaded.
+    """Return the card of an open_clip model. Unsupported ones, such as CLIP with open_clip's
+    encoders, are refused when the model is loaded.
     """
     parts = need_config(directory, OPEN_CLIP).part("model_cfg")
     _need_tokenizer(directory)

@@ -1,9 +1,8 @@
 """Vision-language models that retrieve: how they are recognised, and their Card.
 
-Their `model_type` says which family it is, and a card in the catalog or modules.json what a
-language model without a projection is used for (`detect.kind`); V-SPLADE, which has sparse vectors,
-is told by its tensors. What an image costs is read when a model is loaded
-(`libs/models/images/vlm`).
+`model_type` determines the family, and a card in the catalog or modules.json the use of a language
+model without a projection (`detect.kind`); V-SPLADE, which has sparse vectors, is recognised by its
+tensors. The price of an image is read when a model is loaded (`libs/models/images/vlm`).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ Form = Literal["multi_vector", "dense", "sparse", "score"]
 
 
 def is_vision_language(directory: Path) -> bool:
-    """Whether a checkpoint is a model of texts and images in one sequence."""
+    """Return True if a checkpoint is a model of texts and images in one sequence."""
     config = read_config(directory, "config.json")
     known = config is not None and config.values.get("model_type") in MODEL_TYPES
     return known or sparse_columns(directory) > 0
@@ -81,11 +80,12 @@ def sparse_columns(directory: Path) -> int:
 
 
 def is_merged(directory: Path, base: Path | None) -> bool:
-    """Whether an adapter is a model under its own name, merged into its base when it is loaded: one
-    of a vision-language model.
+    """Return True if an adapter is served as a model under its name, merged into its base when it
+    is loaded: an adapter of a vision-language model.
 
-    `base`: the base model's directory. Where that is not known yet, a processor of images beside
-    the adapter tells it.
+    Args:
+        base: The base model's directory; if it is not known yet, an image processor next to the
+            adapter identifies one.
     """
     return (
         any((directory / name).is_file() for name in _PROCESSORS)
@@ -176,8 +176,11 @@ def _vector_width(config: Config, texts: Config, family: str) -> int:
 
 
 def _form(directory: Path, kind: Kind | None, columns: int) -> Form:
-    """sentence-transformers' modules.json has a pooling of models with one vector for an item.
-    `columns`: of sparse vectors.
+    """Return the form of the vectors. sentence-transformers' modules.json has a pooling of models
+    with one vector for an item.
+
+    Args:
+        columns: Columns of sparse vectors.
     """
     if columns and kind in ("dense", "multi_vector", "yes_no"):
         raise ModelBroken(

@@ -1,8 +1,8 @@
-"""Models that read images and write text: how they are recognised, and their Card.
+"""Models that read images and generate text: how they are recognised, and their Card.
 
-Florence-2 and the vision-encoder-decoders are told by their `model_type`. A vision-language model
-may as well retrieve: it is one that writes if it has a language head, a chat template and a
-generation_config.json, no modules.json, and no card that says another kind.
+Florence-2 and the vision-encoder-decoders are recognised by their `model_type`. A vision-language
+model may as well retrieve: it generates if it has a language head, a chat template and a
+generation_config.json, no modules.json, and no card with another kind.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ _TASKS: Final[dict[str, tuple[Task, ...]]] = {
 
 
 def is_image_writer(directory: Path, kind: Kind | None = None) -> bool:
-    """Whether a checkpoint is a model that reads images and writes text. `kind`: what the catalog
-    says of it.
+    """Return True if a checkpoint is a model that reads images and generates text.
+
+    Args:
+        kind: The kind in the catalog's card.
     """
     config = read_config(directory, "config.json")
     if config is None or kind not in (None, "writer"):

@@ -21,7 +21,7 @@ FILE: Final = "generation_config.json"
 
 
 def is_writer(files: Checkpoint) -> bool:
-    """Whether a directory without modules.json is a model that writes."""
+    """Return True if a directory without modules.json is a generative model."""
     if files.modules.listed:
         return False
     family = files.config.text("model_type")

@@ -106,7 +106,7 @@ def encode(
         chunking=chunking,
         **serving.arguments(),
     )
-    result = run.answer("items", "encoding", ask, outputs.encoded_lines)
+    result = run.ask("items", "encoding", ask, outputs.encoded_lines)
     if result is not None:
         report_vectors(run, result)
 
@@ -182,9 +182,7 @@ def entities(
         aggregation=aggregation,
         **serving.arguments(),
     )
-    result = run.answer(
-        "items", "extracting", ask, partial(outputs.extracted_rows, kind="entities")
-    )
+    result = run.ask("items", "extracting", ask, partial(outputs.extracted_rows, kind="entities"))
     if result is not None:
         report_extractions(run, result, "entities")
 
@@ -227,7 +225,7 @@ def classify(
         among_labels=among_labels,
         **serving.arguments(),
     )
-    result = run.answer("items", "classifying", ask, partial(outputs.extracted_rows, kind="labels"))
+    result = run.ask("items", "classifying", ask, partial(outputs.extracted_rows, kind="labels"))
     if result is not None:
         report_extractions(run, result, "labels")
 
@@ -269,7 +267,7 @@ def relations(
         threshold=threshold,
         **serving.arguments(),
     )
-    result = run.answer(
+    result = run.ask(
         "items",
         "extracting",
         ask,
@@ -301,7 +299,7 @@ def regions(
     ask = drawings.drawing(
         draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments())
     )
-    result = run.answer("items", "extracting", ask, partial(outputs.extracted_rows, kind="regions"))
+    result = run.ask("items", "extracting", ask, partial(outputs.extracted_rows, kind="regions"))
     if result is not None:
         report_extractions(run, result, "regions")
 
@@ -402,9 +400,7 @@ def structure(
         task=asked if threshold is None else replace(asked, threshold=threshold),
         **serving.arguments(),
     )
-    result = run.answer(
-        "items", "extracting", ask, partial(outputs.extracted_rows, kind="structure")
-    )
+    result = run.ask("items", "extracting", ask, partial(outputs.extracted_rows, kind="structure"))
     if result is not None:
         report_extractions(run, result, "structure")
 

@@ -134,14 +134,14 @@ def generate(
         _stream(open_client(), run, task, serving)
         return
     ask = partial(open_client().extract, model, task=task, **serving.arguments())
-    _answer(run, "generating", ask, "generated_text")
+    _generate(run, "generating", ask, "generated_text")
 
 
-def _answer(
+def _generate(
     run: Invocation, description: str, ask: Callable[..., ExtractResult], kind: str
 ) -> None:
     rows = partial(outputs.extracted_rows, kind=kind)
-    result = run.answer("items", description, ask, rows, max_part=GENERATION_PART_ITEMS)
+    result = run.ask("items", description, ask, rows, max_part=GENERATION_PART_ITEMS)
     if result is not None:
         report_extractions(run, result, kind)
 
@@ -218,7 +218,7 @@ def ocr(
     ask = drawings.drawing(
         draw, run.records, partial(open_client().extract, model, task=task, **serving.arguments())
     )
-    _answer(run, "reading", ask, "ocr_text")
+    _generate(run, "reading", ask, "ocr_text")
 
 
 def _schema(path: Path | None) -> str | None:

@@ -96,7 +96,7 @@ class Invocation:
             raise typer.Exit(INTERRUPTED) from None
         self._seconds = time.monotonic() - started
 
-    def answer(
+    def ask(
         self,
         name: str,
         description: str,
