@@ -23,7 +23,7 @@ from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
 
 PANEL = "Connection"
-# A command whose router does not answer within this time fails.
+# A command fails if its router does not answer within this time.
 REACH_SECONDS = 3.0
 
 OpenClient = Callable[[], Client]

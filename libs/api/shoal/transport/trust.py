@@ -83,7 +83,7 @@ class Watched(Generic[T]):
 
     def _is_settled(self, stamps: Sequence[tuple[int, ...] | None]) -> bool:
         """Return True if the files have not changed for a while: by their times, or, if their clock
-        is ahead of ours, since the last check.
+        is ahead of this machine's, since the last check.
         """
         before, self._last_stamps = self._last_stamps, stamps
         modified = max((stamp[1] / 1e9 for stamp in stamps if stamp is not None), default=0.0)

@@ -25,13 +25,13 @@ class InferenceServiceStub:
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
     the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
-    what is worth repeating also a google.rpc.RetryInfo.
+    errors that are worth a retry also a google.rpc.RetryInfo.
 
-    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
-    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    A request has at most 64 MiB, and a worker reads at most 256 MiB for it: the bytes of all items, and the parts repeated with each item (the
+    query for a model that reads pairs, the instruction, the labels for a model without fixed labels).
     The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Vectors that are
-    larger than what the client reads are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
-    vectors there is EncodeStream, whose messages are below that.
+    larger than the client's limit are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
+    vectors use EncodeStream, which sends smaller messages.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -52,7 +52,7 @@ class InferenceServiceStub:
     many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
     `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` is in each. A message is above
     1 MiB only where a single item is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
-    An error is that of Encode, and may follow messages: what came before it is right, and what did not come is not sent any more.
+    An error is that of Encode, and may follow messages: the messages before it are valid, and the rest is not sent.
 
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     buf:lint:ignore RPC_REQUEST_STANDARD_NAME
@@ -106,7 +106,7 @@ class InferenceServiceStub:
         shoal.v1.multiplex_pb2.MultiplexResponse,
     ]
     """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
-    that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
+    that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
     answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
     calls in progress may be repeated with the same request id. A router that does not know it answers UNIMPLEMENTED.
     """
@@ -118,13 +118,13 @@ class InferenceServiceAsyncStub:
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
     the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
-    what is worth repeating also a google.rpc.RetryInfo.
+    errors that are worth a retry also a google.rpc.RetryInfo.
 
-    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
-    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    A request has at most 64 MiB, and a worker reads at most 256 MiB for it: the bytes of all items, and the parts repeated with each item (the
+    query for a model that reads pairs, the instruction, the labels for a model without fixed labels).
     The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Vectors that are
-    larger than what the client reads are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
-    vectors there is EncodeStream, whose messages are below that.
+    larger than the client's limit are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
+    vectors use EncodeStream, which sends smaller messages.
     """
 
     Encode: grpc.aio.UnaryUnaryMultiCallable[
@@ -144,7 +144,7 @@ class InferenceServiceAsyncStub:
     many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
     `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` is in each. A message is above
     1 MiB only where a single item is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
-    An error is that of Encode, and may follow messages: what came before it is right, and what did not come is not sent any more.
+    An error is that of Encode, and may follow messages: the messages before it are valid, and the rest is not sent.
 
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     buf:lint:ignore RPC_REQUEST_STANDARD_NAME
@@ -198,7 +198,7 @@ class InferenceServiceAsyncStub:
         shoal.v1.multiplex_pb2.MultiplexResponse,
     ]
     """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
-    that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
+    that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
     answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
     calls in progress may be repeated with the same request id. A router that does not know it answers UNIMPLEMENTED.
     """
@@ -210,13 +210,13 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
     `x-shoal-tenant` (who is asking, for fair queueing; default "default"), and `x-shoal-max-answer-bytes` (how many bytes of one message
     the client reads, its `grpc.max_receive_message_length`; -1: any; default 4 MiB, as gRPC's). Without a deadline a call has 60 s.
     Errors carry one google.rpc.ErrorInfo (domain "shoal"); INVALID_ARGUMENT also a google.rpc.BadRequest with the field's path;
-    what is worth repeating also a google.rpc.RetryInfo.
+    errors that are worth a retry also a google.rpc.RetryInfo.
 
-    A request has at most 64 MiB, and what it makes a worker read (the bytes of all items, and with each of them what it repeats: the
-    query for a model that reads pairs, the instruction, the labels for a model without labels of its own) at most 256 MiB.
+    A request has at most 64 MiB, and a worker reads at most 256 MiB for it: the bytes of all items, and the parts repeated with each item (the
+    query for a model that reads pairs, the instruction, the labels for a model without fixed labels).
     The answer of each kind has a limit, which is known before any work is done: see EncodeRequest and ExtractRequest. Vectors that are
-    larger than what the client reads are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
-    vectors there is EncodeStream, whose messages are below that.
+    larger than the client's limit are refused as well: by default 2,730 vectors of 384 float32 numbers fit, or 255 of 4,096. For more
+    vectors use EncodeStream, which sends smaller messages.
     """
 
     @abc.abstractmethod
@@ -240,7 +240,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         many as have about 1 MiB, and is sent as soon as they and all before them are answered. Joined, the rows are those of Encode.
         `usage` and `timings` are of the whole call and stand in the last message only; `model_revision` is in each. A message is above
         1 MiB only where a single item is, such as the vectors of a text's tokens: `grpc.max_receive_message_length` must allow that.
-        An error is that of Encode, and may follow messages: what came before it is right, and what did not come is not sent any more.
+        An error is that of Encode, and may follow messages: the messages before it are valid, and the rest is not sent.
 
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
@@ -306,7 +306,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[shoal.v1.multiplex_pb2.MultiplexResponse], collections.abc.AsyncIterator[shoal.v1.multiplex_pb2.MultiplexResponse]]:
         """Many calls of Encode, Score and Extract on one stream, which costs both sides less than a call of gRPC's for each, and answers
-        that are ready together come together. Each call is treated, limited, counted and answered as if it had been made alone; they are
+        that are ready together are sent together. Each call is treated, limited, counted and answered as if it had been made alone; they are
         answered in any order. A credential that is not valid any more ends the stream, and so does the router after four minutes: its
         calls in progress may be repeated with the same request id. A router that does not know it answers UNIMPLEMENTED.
         """

@@ -47,7 +47,7 @@ class WorkerServiceServicer(object):
     """
 
     def Pull(self, request, context):
-        """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means none came.
+        """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means that none arrived.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,8 +69,8 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Connect(self, request, context):
-        """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
-        at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
+        """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not reconnect, its leases end
+        at once instead of running out. A router ends it after some minutes; the worker then opens it again, at any router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,7 @@ class WorkerServiceStub:
         shoal.v1.worker_pb2.PullRequest,
         shoal.v1.worker_pb2.PullResponse,
     ]
-    """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means none came."""
+    """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means that none arrived."""
 
     Complete: grpc.UnaryUnaryMultiCallable[
         shoal.v1.worker_pb2.CompleteRequest,
@@ -45,8 +45,8 @@ class WorkerServiceStub:
         shoal.v1.worker_pb2.ConnectRequest,
         shoal.v1.worker_pb2.ConnectResponse,
     ]
-    """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
-    at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
+    """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not reconnect, its leases end
+    at once instead of running out. A router ends it after some minutes; the worker then opens it again, at any router.
     """
 
     Exchange: grpc.StreamStreamMultiCallable[
@@ -66,7 +66,7 @@ class WorkerServiceAsyncStub:
         shoal.v1.worker_pb2.PullRequest,
         shoal.v1.worker_pb2.PullResponse,
     ]
-    """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means none came."""
+    """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means that none arrived."""
 
     Complete: grpc.aio.UnaryUnaryMultiCallable[
         shoal.v1.worker_pb2.CompleteRequest,
@@ -86,8 +86,8 @@ class WorkerServiceAsyncStub:
         shoal.v1.worker_pb2.ConnectRequest,
         shoal.v1.worker_pb2.ConnectResponse,
     ]
-    """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
-    at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
+    """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not reconnect, its leases end
+    at once instead of running out. A router ends it after some minutes; the worker then opens it again, at any router.
     """
 
     Exchange: grpc.aio.StreamStreamMultiCallable[
@@ -109,7 +109,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.worker_pb2.PullRequest,
         context: _ServicerContext,
     ) -> typing.Union[shoal.v1.worker_pb2.PullResponse, collections.abc.Awaitable[shoal.v1.worker_pb2.PullResponse]]:
-        """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means none came."""
+        """Waits (at most `wait_seconds`) for jobs of one lane and leases them to the worker. An empty answer means that none arrived."""
 
     @abc.abstractmethod
     def Complete(
@@ -135,8 +135,8 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: shoal.v1.worker_pb2.ConnectRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[shoal.v1.worker_pb2.ConnectResponse], collections.abc.AsyncIterator[shoal.v1.worker_pb2.ConnectResponse]]:
-        """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not come back, its leases end
-        at once instead of running out. A router ends it after some minutes; the worker then opens it anew, at any router.
+        """Stays open while the worker's process lives; one message says that the router watches it. When it breaks and the worker does not reconnect, its leases end
+        at once instead of running out. A router ends it after some minutes; the worker then opens it again, at any router.
         """
 
     @abc.abstractmethod
