@@ -58,6 +58,8 @@ _GENERIC: Final = frozenset(
     ["of", "by", "look", "come", "comes", "told", "tell", "answer", "go_on", "between", "at_once"]
 )
 _CODE: Final = re.compile(r"``[^`]+``|`[^`]*`|https?://\S+|<!--.*?-->")
+_FIELD: Final = re.compile(r"\{[^{}]*\}")
+"""An expression in an f-string."""
 _GENERATED: Final = re.compile(r"pb2|^libs/api/shoal/v1/|^docs/reference/|recorded\.json")
 _ALLOWED: Final[frozenset[tuple[str, str]]] = frozenset()
 """Pairs of a file and a part of the line."""
@@ -136,7 +138,8 @@ def python_findings(path: str, source: str) -> Iterator[Finding]:
         elif token.type == tokenize.STRING:
             is_docstring = token.start[0] in docstrings
             if is_docstring or (not is_test and " " in token.string):
-                yield from _word_findings(path, token.start[0], token.string)
+                text = token.string if is_docstring else _FIELD.sub(_blank, token.string)
+                yield from _word_findings(path, token.start[0], text)
 
 
 def markdown_findings(path: str, source: str) -> Iterator[Finding]:
@@ -159,13 +162,17 @@ def comment_findings(mark: str) -> Reader:
 
 
 def _word_findings(path: str, line: int, text: str) -> Iterator[Finding]:
-    shown = _CODE.sub(lambda code: " " * len(code[0]), text)
+    shown = _CODE.sub(_blank, text)
     lines = text.split("\n")
     for match in _PATTERN.finditer(shown):
         group = match.lastgroup or "w0"
         row = shown.count("\n", 0, match.start())
         rule = f"write {_ADVICE[int(group[1:])]!r} for {match[0].lower()!r}"
         yield Finding(path, line + row, rule, lines[row])
+
+
+def _blank(code: re.Match[str]) -> str:
+    return " " * len(code[0])
 
 
 def _name_findings(path: str, node: ast.AST, *, is_test: bool) -> Iterator[Finding]:
