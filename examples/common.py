@@ -167,10 +167,8 @@ async def model_or_random(
         return
     if endpoint:
         raise Advice(
-            (
-                "--endpoint needs --model: a running mesh does not know the model with random "
-                "weights that this example makes"
-            )
+            "--endpoint needs --model: a running mesh does not know the model with random "
+            "weights that this example makes"
         )
     with tempfile.TemporaryDirectory(prefix="shoal-random-") as folder:
         write(Path(folder))

@@ -98,10 +98,8 @@ async def main() -> int:
         async with running(settings) as mesh:
             starting.stop()
             console.print(
-                (
-                    f"up in {time.perf_counter() - began:.1f} s: {workers} worker(s) x {threads} "
-                    f"thread(s) on {mesh.address}"
-                )
+                f"up in {time.perf_counter() - began:.1f} s: {workers} worker(s) x {threads} "
+                f"thread(s) on {mesh.address}"
             )
             async with shoal.AsyncClient(mesh.address) as client:
                 vectors = await encode(client, library)

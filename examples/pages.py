@@ -165,10 +165,8 @@ def sources(options: Options) -> list[Path]:
     files = list(options.pdf) or [file for file in MANUALS if file.is_file()]
     if not files:
         raise Advice(
-            (
-                "there are no PDFs here: name some by --pdf, or `apt-get install libtasn1-doc "
-                "shared-mime-info`"
-            )
+            "there are no PDFs here: name some by --pdf, or `apt-get install libtasn1-doc "
+            "shared-mime-info`"
         )
     return files
 
@@ -335,10 +333,8 @@ def report(
         1000 * seconds[stage] / len(pages) for stage in ("rendering", "encoding")
     )
     print(
-        (
-            f"{model}: {len(pages)} pages of {vectors:.0f} vectors; {rendering:.0f} ms to render a "
-            f"page, {encoding:.0f} ms to encode it"
-        )
+        f"{model}: {len(pages)} pages of {vectors:.0f} vectors; {rendering:.0f} ms to render a "
+        f"page, {encoding:.0f} ms to encode it"
     )
     print("bytes of a page: " + ", ".join(f"{size:,.0f} as {name}" for name, size in sizes.items()))
     if not options.model:

@@ -143,10 +143,8 @@ def gathered(options: Options) -> list[Photo]:
             found.append(Photo(file, shows, licence))
     if not found:
         raise Advice(
-            (
-                "no package with photographs is installed: pip install scikit-image, or name a "
-                "folder by --photos"
-            )
+            "no package with photographs is installed: pip install scikit-image, or name a "
+            "folder by --photos"
         )
     return found[: options.limit]
 
@@ -216,10 +214,8 @@ async def search(options: Options) -> None:
         return
     megabytes = sum(file.stat().st_size for file in files) / 1e6
     print(
-        (
-            f"{model}: {len(files)} photographs, {megabytes:.1f} MB, in {seconds:.2f} s: "
-            f"{len(files) / seconds:.1f} a second"
-        )
+        f"{model}: {len(files)} photographs, {megabytes:.1f} MB, in {seconds:.2f} s: "
+        f"{len(files) / seconds:.1f} a second"
     )
     if note:
         print(note)

@@ -159,11 +159,9 @@ def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
             found += [Passage(f"{name} > {heading}", title, text) for text in pieces(body)]
     if not found:
         raise Advice(
-            (
-                f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this "
-                "in a "
-                "checkout of the repository"
-            )
+            f"{root} has no pages {' '.join(patterns)}: name others by --pages, or run this "
+            "in a "
+            "checkout of the repository"
         )
     return found
 
@@ -215,11 +213,9 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
         text, *judged = line.split("\t")
         if len(judged) != 2:
             raise Advice(
-                (
-                    f"{file}:{number}: expected a question, a section and other sections, "
-                    "separated "
-                    "by tabs"
-                )
+                f"{file}:{number}: expected a question, a section and other sections, "
+                "separated "
+                "by tabs"
             )
         best, others = judged
         gains = {section: 1 for section in others.split(" | ") if section} | {best: 2}
@@ -232,10 +228,8 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
         }
         if gone := gains.keys() - known:
             raise Advice(
-                (
-                    f"{file}:{number}: there is no section {sorted(gone)[0]!r}: name the one that "
-                    f"answers {text!r} now"
-                )
+                f"{file}:{number}: there is no section {sorted(gone)[0]!r}: name the one that "
+                f"answers {text!r} now"
             )
         found.append(Question(text, gains))
     return found[:limit]
@@ -547,10 +541,8 @@ async def evaluate(options: Options) -> None:
     asked = questions(options.questions, library, options.limit)
     if not asked:
         raise Advice(
-            (
-                f"{options.questions} has no question that these pages answer: name others by "
-                "--pages or --questions"
-            )
+            f"{options.questions} has no question that these pages answer: name others by "
+            "--pages or --questions"
         )
     store = open_store(options.store)
     async with common.mesh(options.endpoint) as client:
@@ -591,16 +583,12 @@ async def evaluate(options: Options) -> None:
         )
         return
     print(
-        (
-            f"embedder {options.embedder}, sparse {options.sparse or 'BM25'}, reranker "
-            f"{options.reranker}{note(options)}"
-        )
+        f"embedder {options.embedder}, sparse {options.sparse or 'BM25'}, reranker "
+        f"{options.reranker}{note(options)}"
     )
     print(
-        (
-            f"{len(library):,} passages indexed in {seconds['indexing']:.1f} s, dense vectors in "
-            f"{options.store}"
-        )
+        f"{len(library):,} passages indexed in {seconds['indexing']:.1f} s, dense vectors in "
+        f"{options.store}"
     )
     common.table(
         f"{len(asked)} questions",

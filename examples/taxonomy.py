@@ -300,10 +300,8 @@ def examples(
     alone, last = best(candidates, scores[0])[:, 0], best(candidates, scores[-1])[:, 0]
     for item, wanted, first, final in list(zip(items, truth, alone, last, strict=True))[:5]:
         print(
-            (
-                f"{item}\n  is {tree.short(wanted)}; embedding alone: {tree.short(first)}; all "
-                f"stages: {tree.short(final)}"
-            )
+            f"{item}\n  is {tree.short(wanted)}; embedding alone: {tree.short(first)}; all "
+            f"stages: {tree.short(final)}"
         )
 
 

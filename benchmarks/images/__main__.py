@@ -62,11 +62,9 @@ def main() -> None:
         else platform.processor() or platform.machine()
     )
     print(
-        (
-            f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-            f"{wanted.images} "
-            f"images, {wanted.rounds} rounds"
-        )
+        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{wanted.images} "
+        f"images, {wanted.rounds} rounds"
     )
     pictures = photographs(wanted.images)
     jpegs, parts = pictures["JPEG"], wanted.only or PARTS

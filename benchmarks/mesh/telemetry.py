@@ -177,10 +177,8 @@ def show(found: Found, console: Console) -> None:
     console.print(table)
     for process, seconds in found.scrapes.items():
         console.print(
-            (
-                f"a scrape of {process}: {median(seconds) * 1e3:.1f} ms, most "
-                f"{max(seconds) * 1e3:.1f} ms"
-            )
+            f"a scrape of {process}: {median(seconds) * 1e3:.1f} ms, most "
+            f"{max(seconds) * 1e3:.1f} ms"
         )
 
 

@@ -449,10 +449,8 @@ async def measured(
         ]
     if max(before, after) > 0.1:
         notes.append(
-            (
-                f"{before:.2f} cores were busy before and {after:.2f} after the rounds, with all "
-                "engines waiting: not a quiet machine"
-            )
+            f"{before:.2f} cores were busy before and {after:.2f} after the rounds, with all "
+            "engines waiting: not a quiet machine"
         )
     notes += [
         f"{one.series.name}: its vectors differ"

@@ -88,10 +88,8 @@ def main() -> None:
     except Exception as error:
         sys.exit(f"no native kernel: {error}")
     print(
-        (
-            f"in use: {native.name()}; torch {torch.__version__}, "
-            f"{torch.backends.cpu.get_cpu_capability()}"
-        )
+        f"in use: {native.name()}; torch {torch.__version__}, "
+        f"{torch.backends.cpu.get_cpu_capability()}"
     )
     loaded = {name: library.load(path, name) for name in sets}
     cores = torch.get_num_threads()
@@ -101,10 +99,8 @@ def main() -> None:
         for threads in arguments.threads or sorted({1, cores}):
             torch.set_num_threads(threads)
             print(
-                (
-                    f"\n{dtype}, {threads} thread{'s' * (threads > 1)}: median ms of torch's "
-                    "operators, and how many times as fast"
-                )
+                f"\n{dtype}, {threads} thread{'s' * (threads > 1)}: median ms of torch's "
+                "operators, and how many times as fast"
             )
             for case in CASES[: arguments.cases]:
                 report(

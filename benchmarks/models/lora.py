@@ -174,11 +174,9 @@ def main() -> None:
         else platform.processor() or platform.machine()
     )
     print(
-        (
-            f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
-            f"{wanted.texts} "
-            f"texts, {wanted.rounds} rounds"
-        )
+        f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{wanted.texts} "
+        f"texts, {wanted.rounds} rounds"
     )
     print(HEAD, "-" * len(HEAD), sep="\n", flush=True)
     results = []

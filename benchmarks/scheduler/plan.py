@@ -149,10 +149,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     wanted = parser.parse_args()
     print(
-        (
-            f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
-            f"{wanted.rounds} rounds"
-        )
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
+        f"{wanted.rounds} rounds"
     )
     print(HEAD, "-" * len(HEAD), sep="\n", flush=True)
     results = []
@@ -163,10 +161,8 @@ def main() -> None:
     due = [one for one in results if one.models <= 1000 and one.workers <= 1000]
     slow = [f"{one.situation} {one.models}" for one in due if median(one.seconds) >= TARGET_SECONDS]
     print(
-        (
-            f"not below {TARGET_SECONDS * 1e3:.0f} ms at up to 1,000 models x 1,000 workers: "
-            f"{', '.join(slow) or 'none'}"
-        )
+        f"not below {TARGET_SECONDS * 1e3:.0f} ms at up to 1,000 models x 1,000 workers: "
+        f"{', '.join(slow) or 'none'}"
     )
     if wanted.json:
         wanted.json.write_text(json.dumps([asdict(one) for one in results], indent=2))

@@ -120,10 +120,8 @@ class Found:
         found = []
         if (p99 := self.beside.percentile(0.99)) > self.bound_milliseconds:
             found.append(
-                (
-                    f"{self.kind}: the light tenant's p99 is {p99:.0f} ms; at most "
-                    f"{self.bound_milliseconds:.0f} ms is allowed"
-                )
+                f"{self.kind}: the light tenant's p99 is {p99:.0f} ms; at most "
+                f"{self.bound_milliseconds:.0f} ms is allowed"
             )
         if self.beside.errors:
             found.append(

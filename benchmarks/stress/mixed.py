@@ -240,10 +240,8 @@ def show(result: Result, console: Console) -> None:
         console.print(f"encoder {name}: {text}", soft_wrap=True)
     met = "met" if result.beside.p99 <= result.bound else "MISSED"
     console.print(
-        (
-            f"bound: {result.bound:.1f} ms ({met}); a forward of the writer takes "
-            f"{result.forward:.1f} ms on average"
-        )
+        f"bound: {result.bound:.1f} ms ({met}); a forward of the writer takes "
+        f"{result.forward:.1f} ms on average"
     )
     console.print(
         f"writers: {result.texts:,} texts, {result.tokens:,} tokens, "

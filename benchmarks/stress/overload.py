@@ -216,11 +216,9 @@ class ClientProcess:
         line = await self._process.stdout.readline()
         if not line:
             raise RuntimeError(
-                (
-                    f"a client process ended with status {await self._process.wait()}; see its "
-                    "words "
-                    "above"
-                )
+                f"a client process ended with status {await self._process.wait()}; see its "
+                "words "
+                "above"
             )
         return cast("dict[str, Any]", json.loads(line))
 
@@ -299,10 +297,8 @@ def _pin(cluster: Cluster) -> None:
     own, others = cores[: len(cluster.workers)], cores[len(cluster.workers) :]
     if not others:
         raise SystemExit(
-            (
-                f"{len(cores)} cores are too few for {len(cluster.workers)} workers and the rest: "
-                "--no-pin"
-            )
+            f"{len(cores)} cores are too few for {len(cluster.workers)} workers and the rest: "
+            "--no-pin"
         )
     cores_of = {
         cluster.processes[name].pid: {core} for name, core in zip(cluster.workers, own, strict=True)

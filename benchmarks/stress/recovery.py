@@ -130,10 +130,8 @@ def main() -> None:
             f"{max(result.recoveries):.2f} s"
         )
         Console().print(
-            (
-                f"{told} (target p99 {TARGET_SECONDS:g} s); {result.answered:,} answered, "
-                f"{result.failed} failed"
-            )
+            f"{told} (target p99 {TARGET_SECONDS:g} s); {result.answered:,} answered, "
+            f"{result.failed} failed"
         )
     sys.exit(0 if p99 <= TARGET_SECONDS and not result.failed else 1)
 

@@ -349,10 +349,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.minutes * 60 - given.warm_up < 20:
         parser.error(
-            (
-                f"--minutes {given.minutes:g} leaves less than 20 s after a warm-up of "
-                f"{given.warm_up:g} s"
-            )
+            f"--minutes {given.minutes:g} leaves less than 20 s after a warm-up of "
+            f"{given.warm_up:g} s"
         )
     console = Console(stderr=given.json, width=None if sys.stdout.isatty() else 140)
     with (

@@ -182,10 +182,8 @@ def _read_folder(folder: Path) -> dict[str, Overrides]:
             if model in found:
                 source = entry.overrides.source
                 raise InvalidInput(
-                    (
-                        f"{source}: `model` {model} has a card at {found[model].source} already: "
-                        "keep one"
-                    )
+                    f"{source}: `model` {model} has a card at {found[model].source} already: "
+                    "keep one"
                 )
             found[model] = entry.overrides
     return found

@@ -162,11 +162,9 @@ def _refuse_controls(card: Card) -> None:
         for name in names:
             if found := control_character(name):
                 raise ModelBroken(
-                    (
-                        f"`{key}` has the control character {found} in "
-                        f"{shortened(repr(name), 100)}: "
-                        "names are plain text"
-                    )
+                    f"`{key}` has the control character {found} in "
+                    f"{shortened(repr(name), 100)}: "
+                    "names are plain text"
                 )
 
 
@@ -200,10 +198,8 @@ def _of_modules(directory: Path, modules: Modules) -> Checkpoint:
         raise config.broken("model_type", f"is {kind!r}, {_NOT_SERVED[kind]}")
     if not (directory / folder / "tokenizer.json").exists():
         raise ModelBroken(
-            (
-                f"tokenizer.json: missing from {directory / folder}. transformers' AutoTokenizer "
-                "writes it with save_pretrained"
-            )
+            f"tokenizer.json: missing from {directory / folder}. transformers' AutoTokenizer "
+            "writes it with save_pretrained"
         )
     top = read_config(directory, "config_sentence_transformers.json") or Config(
         "config_sentence_transformers.json", {}
@@ -407,11 +403,9 @@ def _query_card(files: Checkpoint, card: Card) -> Card:
         )
     if found.normalize != card.normalize:
         raise ModelBroken(
-            (
-                "modules.json: its Router has a Normalize for queries or for documents alone, "
-                "which "
-                "is not served"
-            )
+            "modules.json: its Router has a Normalize for queries or for documents alone, "
+            "which "
+            "is not served"
         )
     return found
 

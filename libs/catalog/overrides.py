@@ -102,10 +102,8 @@ def apply(card: Card, overrides: Overrides | None) -> Card:
     if overrides.default_prompt and default not in prompts:
         names = ", ".join(prompts) or "none"
         raise ModelBroken(
-            (
-                f"{overrides.source}: `default_prompt` is {default!r}, which is not a prompt of "
-                f"{card.model}; its prompts are: {names}"
-            )
+            f"{overrides.source}: `default_prompt` is {default!r}, which is not a prompt of "
+            f"{card.model}; its prompts are: {names}"
         )
     changed = {**_given(overrides), **_given(overrides.detect), "prompts": prompts}
     changed["default_prompt"] = default if default in prompts else ""
@@ -113,10 +111,8 @@ def apply(card: Card, overrides: Overrides | None) -> Card:
         if len(card.pooling) != 1:
             found = ", ".join(card.pooling) or "none"
             raise ModelBroken(
-                (
-                    f"{overrides.source}: `detect.pooling` can only replace a single pooling mode; "
-                    f"the checkpoint's are: {found}"
-                )
+                f"{overrides.source}: `detect.pooling` can only replace a single pooling mode; "
+                f"the checkpoint's are: {found}"
             )
         changed["pooling"] = (overrides.detect.pooling,)
     # The kind has chosen the reader already; the revision is that of the directory, whatever a card

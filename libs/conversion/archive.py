@@ -151,10 +151,8 @@ def _span(file: BinaryIO, entry: zipfile.ZipInfo, end: int) -> Span:
     begin = entry.header_offset + _LOCAL.size + name_size + extra_size
     if begin + entry.file_size > end:
         raise Refused(
-            (
-                f"is truncated: the entry {name!r} ends at byte {begin + entry.file_size:,}, after "
-                f"byte {end:,}"
-            )
+            f"is truncated: the entry {name!r} ends at byte {begin + entry.file_size:,}, after "
+            f"byte {end:,}"
         )
     return Span(begin, begin + entry.file_size)
 
@@ -181,10 +179,8 @@ def _of_torch(file: BinaryIO, spans: Mapping[str, Span]) -> Archive:
     span = spans[pickles[0]]
     if span.size > MAX_PICKLE_BYTES:
         raise Refused(
-            (
-                f"has {span.size:,} bytes of names and shapes (data.pkl); at most "
-                f"{MAX_PICKLE_BYTES:,} are read"
-            )
+            f"has {span.size:,} bytes of names and shapes (data.pkl); at most "
+            f"{MAX_PICKLE_BYTES:,} are read"
         )
     order = spans.get(f"{root}byteorder")
     if order is not None and os.pread(file.fileno(), min(order.size, 16), order.begin) != b"little":

@@ -178,10 +178,8 @@ def _rows(directory: Path) -> int:
             if name in entries:
                 return int(entries[name].shape[0])
     raise ModelBroken(
-        (
-            f"model.safetensors: has no tensor {_EMBEDDINGS[0]!r}, so its base model's tokenizer "
-            "cannot be completed"
-        )
+        f"model.safetensors: has no tensor {_EMBEDDINGS[0]!r}, so its base model's tokenizer "
+        "cannot be completed"
     )
 
 

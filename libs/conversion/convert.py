@@ -144,10 +144,8 @@ def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
     total = sum(file.stat().st_size for file in files.values())
     if total > MAX_VOCABULARY_BYTES:
         raise ModelBroken(
-            (
-                f"{step.source}: with its side files {total:,} bytes; at most "
-                f"{MAX_VOCABULARY_BYTES:,} are converted"
-            )
+            f"{step.source}: with its side files {total:,} bytes; at most "
+            f"{MAX_VOCABULARY_BYTES:,} are converted"
         )
     with TemporaryFile() as bundle:
         bundle.write(
@@ -177,11 +175,9 @@ def _verified(
             entries = tensor_entries(into, str(part.relative_to(into)))
             if found != digest or len(entries) != tensors:
                 raise ModelBroken(
-                    (
-                        f"{step.source}: its conversion was not written as it was computed: the "
-                        "disk "
-                        "may be faulty"
-                    )
+                    f"{step.source}: its conversion was not written as it was computed: the "
+                    "disk "
+                    "may be faulty"
                 )
             return Converted(
                 source=step.source,
@@ -198,11 +194,9 @@ def _verified(
         case {"sha256": str(digest), "tokenizers": str(library), **counts}:
             if file_sha256(part) != digest:
                 raise ModelBroken(
-                    (
-                        f"{step.source}: its conversion was not written as it was computed: the "
-                        "disk "
-                        "may be faulty"
-                    )
+                    f"{step.source}: its conversion was not written as it was computed: the "
+                    "disk "
+                    "may be faulty"
                 )
             return Converted(
                 source=step.source,

@@ -111,11 +111,9 @@ def torch_weights(names: Collection[str], *, is_open_clip: bool = False) -> tupl
     found = [name for name in found if name != _OPEN_CLIP]
     if len(found) > 1:
         raise ModelBroken(
-            (
-                f"{found[0]}: one of {len(found)} torch files ({', '.join(found[:5])}), and none "
-                "is "
-                f"named {SINGLE}"
-            )
+            f"{found[0]}: one of {len(found)} torch files ({', '.join(found[:5])}), and none "
+            "is "
+            f"named {SINGLE}"
         )
     return tuple(found)
 
@@ -124,10 +122,8 @@ def _all_shards(shards: dict[str, re.Match[str]]) -> tuple[str, ...]:
     counts = {match[2] for match in shards.values()}
     if len(counts) > 1:
         raise ModelBroken(
-            (
-                f"{min(shards)}: shards of {len(counts)} different numbers of files: "
-                f"{', '.join(sorted(counts))}"
-            )
+            f"{min(shards)}: shards of {len(counts)} different numbers of files: "
+            f"{', '.join(sorted(counts))}"
         )
     count = counts.pop()
     wanted = [
@@ -182,10 +178,8 @@ def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
         )
         if len(found) > 1:
             raise ModelBroken(
-                (
-                    f"{found[0]}: one of {len(found)} {ending} files; leave one of them in the "
-                    "directory"
-                )
+                f"{found[0]}: one of {len(found)} {ending} files; leave one of them in the "
+                "directory"
             )
         if found and ending == ".gguf":
             return (

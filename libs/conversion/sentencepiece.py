@@ -65,10 +65,8 @@ def read_pieces(data: bytes) -> Pieces:
         raise Refused("is not a SentencePiece model: it has no pieces")
     if len(charsmap := model.normalizer.precompiled_charsmap) > _MAX_CHARSMAP_BYTES:
         raise Refused(
-            (
-                f"has normalization rules of {len(charsmap):,} bytes; at most "
-                f"{_MAX_CHARSMAP_BYTES:,} are converted"
-            )
+            f"has normalization rules of {len(charsmap):,} bytes; at most "
+            f"{_MAX_CHARSMAP_BYTES:,} are converted"
         )
     pieces = [Piece(piece.piece, piece.score, piece.type) for piece in model.pieces]
     trainer = model.trainer

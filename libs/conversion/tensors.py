@@ -116,11 +116,9 @@ class _Storages:
         _, kind, key, _, count = saved[:5]
         if len(saved) == 6 and saved[5] is not None:
             raise Refused(
-                (
-                    f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 "
-                    "wrote: "
-                    "save it again"
-                )
+                f"has a view of the storage {str(key)[:100]!r}, as only torch before 0.4 "
+                "wrote: "
+                "save it again"
             )
         if (
             not isinstance(key, str)
@@ -132,11 +130,9 @@ class _Storages:
         dtype = torch.uint8 if kind is torch.UntypedStorage else getattr(kind, "dtype", None)
         if not isinstance(dtype, torch.dtype):
             raise Refused(
-                (
-                    f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not "
-                    "one "
-                    "of numbers"
-                )
+                f"has the storage {key[:100]!r} of the class {str(kind)[:100]}, which is not "
+                "one "
+                "of numbers"
             )
         size = (count, dtype.itemsize)
         if key in self.made:
@@ -186,10 +182,8 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     total = sum(tensor.bytes for tensor in kept.values())
     if total > limit:
         raise Refused(
-            (
-                f"has tensors of {total:,} bytes in all, which overlap: the file has "
-                f"{limit - MAX_EXTRA_BYTES:,}"
-            )
+            f"has tensors of {total:,} bytes in all, which overlap: the file has "
+            f"{limit - MAX_EXTRA_BYTES:,}"
         )
     digest = _write(kept, _Source(source, mapping), output, progress)
     return Report(len(kept), digest, f"torch {torch.__version__}", left_out, tied)
@@ -205,10 +199,8 @@ def _load_zip(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping[st
             raise Refused(f"is truncated: the storage {key[:100]!r} is missing")
         if span.size != count * item:
             raise Refused(
-                (
-                    f"has two sizes for the storage {key[:100]!r}: {span.size:,} and "
-                    f"{count * item:,} bytes"
-                )
+                f"has two sizes for the storage {key[:100]!r}: {span.size:,} and "
+                f"{count * item:,} bytes"
             )
     return loaded, archive.storages
 
@@ -272,10 +264,8 @@ def _tensors(
             continue
         if len(name) > MAX_NAME or not name.isprintable():
             raise Refused(
-                (
-                    f"has a tensor with the name {name[:100]!r}: a name has 1 to {MAX_NAME} "
-                    "printable characters"
-                )
+                f"has a tensor with the name {name[:100]!r}: a name has 1 to {MAX_NAME} "
+                "printable characters"
             )
         found[name] = _checked(name, value, storages, spans)
     if not found:
@@ -317,10 +307,8 @@ def _checked(
         or value.is_quantized
     ):
         raise Refused(
-            (
-                f"has {quoted} as {type(value).__name__} of layout {value.layout}; only plain "
-                "tensors are converted"
-            )
+            f"has {quoted} as {type(value).__name__} of layout {value.layout}; only plain "
+            "tensors are converted"
         )
     if value.dtype not in _DTYPES:
         raise Refused(f"has {quoted} of {value.dtype}; {', '.join(_DTYPES.values())} are converted")

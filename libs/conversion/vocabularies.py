@@ -243,11 +243,9 @@ def tokenizer_json(files: Mapping[str, bytes]) -> str:
         name = next((name for name in SENTENCEPIECE_FILES if name in files), "")
         if not name:
             raise Refused(
-                (
-                    f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, "
-                    "nor a "
-                    "SentencePiece model"
-                )
+                f"no vocabulary: neither {WORDPIECE_FILE}, nor {' with '.join(BPE_FILES)}, "
+                "nor a "
+                "SentencePiece model"
             )
         tokenizer = _sentencepiece(settings, read_pieces(files[name]))
     return _finished(tokenizer, settings)
@@ -431,10 +429,8 @@ def _marian(settings: _Settings, source: bytes, vocabulary: bytes) -> Tokenizer:
     found = read_pieces(source)
     if found.model_type != UNIGRAM:
         raise Refused(
-            (
-                f"{MARIAN_FILES[0]}: a SentencePiece model of type {found.model_type}; Unigram (1) "
-                "is converted"
-            )
+            f"{MARIAN_FILES[0]}: a SentencePiece model of type {found.model_type}; Unigram (1) "
+            "is converted"
         )
     ids = {
         str(piece): _id(number) for piece, number in _object(MARIAN_FILES[1], vocabulary).items()
@@ -466,10 +462,8 @@ def _piece_model(
         )
     if found.model_type != BPE:
         raise Refused(
-            (
-                f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are "
-                "converted"
-            )
+            f"a SentencePiece model of type {found.model_type}; Unigram (1) and BPE (2) are "
+            "converted"
         )
     vocab = {text: number for number, (text, _) in enumerate(pieces)}
     return bpe_model(
@@ -576,10 +570,8 @@ def _add_tokens(tokenizer: Tokenizer, settings: _Settings) -> None:
         _add(tokenizer, token)
         if tokenizer.token_to_id(token.content) != number:
             raise Refused(
-                (
-                    f"the added token {token.content[:100]!r} has the id {number} in one file and "
-                    "another one in another"
-                )
+                f"the added token {token.content[:100]!r} has the id {number} in one file and "
+                "another one in another"
             )
     known = {token.content for token in settings.added.values()}
     for token in settings.specials.values():

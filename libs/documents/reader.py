@@ -461,10 +461,8 @@ def _site() -> str:
     spec = find_spec("pypdfium2")
     if spec is None or spec.origin is None:
         raise NoCapacity(
-            (
-                "documents are not read here: the Python module pypdfium2 is missing. Install "
-                "shoal-mesh[worker]"
-            )
+            "documents are not read here: the Python module pypdfium2 is missing. Install "
+            "shoal-mesh[worker]"
         )
     return str(Path(spec.origin).parents[1])
 

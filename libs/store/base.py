@@ -117,10 +117,8 @@ def _base(model: str, need: _Need, name: object, source: Source) -> Remote:
     if not isinstance(name, str) or not is_model_id(name):
         shown = repr(str(name)[:100])
         raise ModelBroken(
-            (
-                f"{need.file}: `{need.key}` is {shown}; it must name the base model of {model}, as "
-                "org/name"
-            )
+            f"{need.file}: `{need.key}` is {shown}; it must name the base model of {model}, as "
+            "org/name"
         )
     try:
         base = source.find(name)
@@ -130,11 +128,9 @@ def _base(model: str, need: _Need, name: object, source: Source) -> Remote:
         ) from error
     if isinstance(base, Path):
         raise ModelBroken(
-            (
-                f"{need.file}: `{need.key}` is {name}, of which only a copy in this machine's "
-                "cache "
-                "was found"
-            )
+            f"{need.file}: `{need.key}` is {name}, of which only a copy in this machine's "
+            "cache "
+            "was found"
         )
     return base
 

@@ -113,10 +113,8 @@ def _fetch(remote: Remote, part: Part, start: int, transfer: Transfer, tally: _T
         data = remote.read(part.file, start, end)
         if len(data) != end - start:
             raise NoCapacity(
-                (
-                    f"{part.file.path}: {remote.origin} sent {len(data):,} bytes instead of "
-                    f"{end - start:,}"
-                )
+                f"{part.file.path}: {remote.origin} sent {len(data):,} bytes instead of "
+                f"{end - start:,}"
             )
         return data
 

@@ -207,10 +207,8 @@ def _translated(model: str, endpoint: str) -> Iterator[None]:
     except GatedRepoError:
         page = f"{endpoint}/{split_revision(model)[0]}"
         raise ModelBroken(
-            (
-                f"{model} is gated: accept its terms at {page} and give the worker a token "
-                "(HF_TOKEN) of that account"
-            )
+            f"{model} is gated: accept its terms at {page} and give the worker a token "
+            "(HF_TOKEN) of that account"
         ) from None
     except RepositoryNotFoundError:
         raise ModelNotFound(
@@ -226,10 +224,8 @@ def _translated(model: str, endpoint: str) -> Iterator[None]:
         status = error.response.status_code
         if status in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
             raise ModelBroken(
-                (
-                    f"{endpoint} refuses {model} with status {status}: give the worker a token "
-                    "(HF_TOKEN) that may read it"
-                )
+                f"{endpoint} refuses {model} with status {status}: give the worker a token "
+                "(HF_TOKEN) that may read it"
             ) from None
         if status in _BUSY or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
             raise NoCapacity(f"{endpoint} answers with status {status} for {model}") from None

@@ -237,10 +237,8 @@ def _foreign(found: _Directory) -> tuple[Step, ...]:
         )
     if steps[0].kind == "onnx" and "config.json" not in paths:
         raise ModelBroken(
-            (
-                f"{steps[0].source}: config.json is missing in its folder; an ONNX file does not say "
-                "which model of transformers it is of"
-            )
+            f"{steps[0].source}: config.json is missing in its folder; an ONNX file does not say "
+            "which model of transformers it is of"
         )
     return steps
 
@@ -281,10 +279,8 @@ def _read(directory: Path) -> _Directory:
                 )
             if len(files) > _MAX_FILES:
                 raise ModelBroken(
-                    (
-                        f"{directory}: has more than {_MAX_FILES:,} files; it is not a model's "
-                        "directory"
-                    )
+                    f"{directory}: has more than {_MAX_FILES:,} files; it is not a model's "
+                    "directory"
                 )
     return _Directory(directory, tuple(sorted(files, key=lambda file: file.path)), "local")
 

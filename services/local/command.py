@@ -206,10 +206,8 @@ async def _serve(settings: Settings, console: Console) -> None:
             starting.stop()
             _greet(mesh, settings, console)
             raise NoCapacity(
-                (
-                    "no more requests can be answered: too many processes were given "
-                    f"up:\n{await mesh.supervisor.wait_for_failure()}"
-                )
+                "no more requests can be answered: too many processes were given "
+                f"up:\n{await mesh.supervisor.wait_for_failure()}"
             )
     finally:
         starting.stop()
@@ -220,10 +218,8 @@ def _greet(mesh: LocalMesh, settings: Settings, console: Console) -> None:
     names = [entry.partition("=")[0] if "=" in entry else f"those in {entry}" for entry in entries]
     model = example_model(settings.models, settings.stores, settings.default_model)
     console.print(
-        (
-            f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x "
-            f"{settings.threads} thread(s)"
-        )
+        f"[bold]Shoal is up[/bold] on {mesh.address}: {settings.workers} worker(s) x "
+        f"{settings.threads} thread(s)"
     )
     if mesh.http_address:
         console.print(f"http    {_url(mesh)} (OpenAPI: {_url(mesh)}/openapi.json)", highlight=False)

@@ -283,10 +283,8 @@ async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, Non
         for exited, child in exits.items():
             if exited in done:
                 raise NoCapacity(
-                    (
-                        f"{child.name} {ending(exited.result())} during the start. The end of its "
-                        f"log ({child.log}):\n{child.log_end()}"
-                    )
+                    f"{child.name} {ending(exited.result())} during the start. The end of its "
+                    f"log ({child.log}):\n{child.log_end()}"
                 )
         ends = "\n".join(f"--- {child.log}\n{child.log_end(5)}" for child in children)
         raise NoCapacity(

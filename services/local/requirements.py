@@ -31,8 +31,6 @@ def check_installed(needed: Sequence[str] = NEEDED) -> None:
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise NoCapacity(
-            (
-                f"these Python modules are missing: {', '.join(missing)}. Install them with pip "
-                "install 'shoal-mesh[local]'"
-            )
+            f"these Python modules are missing: {', '.join(missing)}. Install them with pip "
+            "install 'shoal-mesh[local]'"
         )

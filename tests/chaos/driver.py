@@ -269,10 +269,8 @@ class Harm:
             fault.ended = fault.over = time.monotonic()
         finally:
             self._log(
-                (
-                    f"{planned.number}: over; those in flight were answered "
-                    f"{fault.over - fault.began:.2f} s after its beginning"
-                )
+                f"{planned.number}: over; those in flight were answered "
+                f"{fault.over - fault.began:.2f} s after its beginning"
             )
             self._going_on.remove(fault)
             async with self._changed:
@@ -280,10 +278,8 @@ class Harm:
 
     def _log(self, text: str) -> None:
         self.log.append(
-            (
-                f"{time.strftime('%H:%M:%S', time.gmtime())}.{int(time.time() * 1000) % 1000:03d} "
-                f"{text}"
-            )
+            f"{time.strftime('%H:%M:%S', time.gmtime())}.{int(time.time() * 1000) % 1000:03d} "
+            f"{text}"
         )
 
 

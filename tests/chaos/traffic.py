@@ -321,10 +321,8 @@ class Traffic:
 
     def _lose(self, wanted: Request, begin: float, what: str) -> None:
         self.tally.lost.append(
-            (
-                f"{_clock()} request {wanted.number} ({wanted.mood} {wanted.verb}, after "
-                f"{time.monotonic() - begin:.2f} s): {what}"
-            )
+            f"{_clock()} request {wanted.number} ({wanted.mood} {wanted.verb}, after "
+            f"{time.monotonic() - begin:.2f} s): {what}"
         )
 
 

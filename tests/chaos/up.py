@@ -105,10 +105,8 @@ class Up(Cluster):
         status = self._up.wait(90)
         if kind is None and (gone or status):
             raise RuntimeError(
-                (
-                    f"at the end {gone or 'nobody'} was gone, and shoal up ended with status "
-                    f"{status}:\n{self._said()}"
-                )
+                f"at the end {gone or 'nobody'} was gone, and shoal up ended with status "
+                f"{status}:\n{self._said()}"
             )
 
     def start(self, name: str, more: Mapping[str, str] | None = None) -> None:

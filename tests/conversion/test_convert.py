@@ -272,10 +272,8 @@ def test_conversion_holds_little_memory_whatever_the_file_has(
     convert(tmp_path, tmp_path, [Step("torch", SOURCE, OUTPUT)], ignore)
     watches[0].thread.join()
     print(
-        (
-            f"{form}: RssAnon {watches[0].anonymous >> 20} MiB, VmHWM {watches[0].resident >> 20} "
-            f"MiB of {LARGE_BYTES >> 20} MiB"
-        )
+        f"{form}: RssAnon {watches[0].anonymous >> 20} MiB, VmHWM {watches[0].resident >> 20} "
+        f"MiB of {LARGE_BYTES >> 20} MiB"
     )
     assert watches[0].anonymous < MAX_BYTES
     assert watches[0].resident < LARGE_BYTES + (512 << 20)

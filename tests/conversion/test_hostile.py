@@ -93,9 +93,7 @@ def refused_by_child(
     assert watches[0].resident < MAX_CHILD_BYTES + MEMORY_BYTES[step.kind] - MEMORY_BYTES["torch"]
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(
-        (
-            f"{named}: child {watches[0].resident >> 20} MiB, {used:.1f} s of processor time, "
-            f"{time.monotonic() - started:.1f} s"
-        )
+        f"{named}: child {watches[0].resident >> 20} MiB, {used:.1f} s of processor time, "
+        f"{time.monotonic() - started:.1f} s"
     )
     assert used < CPU_SECONDS

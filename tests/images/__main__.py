@@ -124,11 +124,9 @@ def check(folder: Path, earlier: str, console: Console) -> dict[str, object]:
         limit = LIMITS.get(str(row["image"]))
         if limit is not None and float(str(row["beyond_base_mib"])) > limit:
             faults.append(
-                (
-                    f"shoal-{row['image']} has {row['beyond_base_mib']} MiB beyond its base; "
-                    f"{limit} "
-                    "are allowed"
-                )
+                f"shoal-{row['image']} has {row['beyond_base_mib']} MiB beyond its base; "
+                f"{limit} "
+                "are allowed"
             )
     _print(console, "Images", built)
     objects = rendered("overlays/kind-cpu")

@@ -221,10 +221,8 @@ def main() -> int:
         write_page()
     failed = [one.name for one in wanted if one.folder not in found]
     print(
-        (
-            f"{len(found)} of {len(wanted)} integrations "
-            f"passed{': not ' + ', '.join(failed) if failed else ''}"
-        )
+        f"{len(found)} of {len(wanted)} integrations "
+        f"passed{': not ' + ', '.join(failed) if failed else ''}"
     )
     return 1 if failed else 0
 

@@ -42,10 +42,8 @@ class Published:
             copy = self.store.get(model, lambda progress: None)
         except ModelBroken as error:
             pytest.fail(
-                (
-                    f"{model} cannot be had as it is published: {error}. If files are missing, its "
-                    "card (about.missing) should say so"
-                )
+                f"{model} cannot be had as it is published: {error}. If files are missing, its "
+                "card (about.missing) should say so"
             )
         try:
             comparison(self.client, model, self._converted(model, copy.directory))

@@ -74,10 +74,8 @@ def audited(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def accepted_file(folder: Path, until: str) -> Path:
     file = folder / "accepted.toml"
     file.write_text(
-        (
-            f'[[accepted]]\nid = "CVE-2099-0001"\npackage = "PyYAML"\nuntil = {until}\nreason = '
-            '"nobody writes mail"\n'
-        )
+        f'[[accepted]]\nid = "CVE-2099-0001"\npackage = "PyYAML"\nuntil = {until}\nreason = '
+        '"nobody writes mail"\n'
     )
     return file
 

@@ -72,10 +72,8 @@ class _Recorder:
         values = dict(zip(parameters, args, strict=False)) | named
         if set(values) != set(parameters):
             raise TypeError(
-                (
-                    f"{self._kernel.__name__} is launched with {sorted(values)}; it takes "
-                    f"{sorted(parameters)}"
-                )
+                f"{self._kernel.__name__} is launched with {sorted(values)}; it takes "
+                f"{sorted(parameters)}"
             )
         signature, constants, aligned = [], [], []
         # Interpreted kernels have no parameters with types; what they are launched with is counted,

@@ -75,10 +75,8 @@ def needs_provider(cloud: str) -> None:
         and not Path(PLUGINS, "registry.terraform.io/hashicorp", provider).is_dir()
     ):
         pytest.skip(
-            (
-                f"{PLUGINS} has no hashicorp/{provider}; SHOAL_TERRAFORM_PLUGINS=registry takes it "
-                "from the registry"
-            )
+            f"{PLUGINS} has no hashicorp/{provider}; SHOAL_TERRAFORM_PLUGINS=registry takes it "
+            "from the registry"
         )
 
 

@@ -80,10 +80,8 @@ def read_accepted(path: Path = ACCEPTED) -> list[Accepted]:
     for one in accepted:
         if type(one.until) is not date or not one.reason:
             raise SupplyError(
-                (
-                    f"{path}: {one.id}: until is a date such as 2026-12-31, and reason says why it "
-                    "may pass"
-                )
+                f"{path}: {one.id}: until is a date such as 2026-12-31, and reason says why it "
+                "may pass"
             )
     return accepted
 
@@ -175,10 +173,8 @@ def main() -> int:
     for entry in accepted:
         if not any(entry.covers(one, today) for one in found):
             print(
-                (
-                    f"accepted {entry.id} of {entry.package} until {entry.until}: it is not found, "
-                    "or its time is over; remove it"
-                )
+                f"accepted {entry.id} of {entry.package} until {entry.until}: it is not found, "
+                "or its time is over; remove it"
             )
     if unknown:
         print(f"not audited: the vulnerability service does not know {', '.join(unknown)}")

@@ -114,11 +114,9 @@ def main() -> int:
     if "--all" in sys.argv[1:]:
         for name, one in sorted(installed.items()):
             print(
-                (
-                    f"{name:32} {one.version:20} "
-                    f"{'shipped' if name in shipped.installed else 'only here':10} "
-                    f"{licence_of(one)}"
-                )
+                f"{name:32} {one.version:20} "
+                f"{'shipped' if name in shipped.installed else 'only here':10} "
+                f"{licence_of(one)}"
             )
     if not wrong:
         print(f"{len(shipped.installed)} shipped distributions have licences that we allow")

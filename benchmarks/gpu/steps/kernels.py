@@ -55,10 +55,8 @@ def run(context: Context) -> None:
         "failed" if "error" in row else "skipped" if "skipped" in row else "passed" for row in rows
     )
     context.note(
-        (
-            f"pytest: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}; "
-            f"{status}"
-        )
+        f"pytest: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}; "
+        f"{status}"
     )
     context.target(
         "kernel tests that fail", 0, "tests", counts["failed"] if rows else None, at_most=True

@@ -92,10 +92,8 @@ def run(context: Context) -> None:
     )
     if wrong:
         context.note(
-            (
-                "not right: "
-                f"{', '.join(str(row['what']) for row in rows if row.get('is_right') is not True)}"
-            )
+            "not right: "
+            f"{', '.join(str(row['what']) for row in rows if row.get('is_right') is not True)}"
         )
 
 

@@ -297,10 +297,8 @@ class EncodeResult:
     def _missing(self, form: Form) -> Never:
         has = ", ".join(self.representations) or "nothing"
         raise ValueError(
-            (
-                f"this result has no {form} representation, only: {has}; request it with "
-                f'representations=["{form}"]'
-            )
+            f"this result has no {form} representation, only: {has}; request it with "
+            f'representations=["{form}"]'
         )
 
 

@@ -325,10 +325,8 @@ def tensor_header(directory: Path, name: str) -> bytes:
             length = int.from_bytes(start, "little")
             if len(start) == 8 and MAX_HEADER_BYTES < length <= path.stat().st_size:
                 raise ModelBroken(
-                    (
-                        f"{name}: its header has {length:,} bytes, above the limit of "
-                        f"{MAX_HEADER_BYTES:,}"
-                    )
+                    f"{name}: its header has {length:,} bytes, above the limit of "
+                    f"{MAX_HEADER_BYTES:,}"
                 )
             header = file.read(length) if len(start) == 8 and length <= MAX_HEADER_BYTES else b""
     except OSError as error:
@@ -394,10 +392,8 @@ def _refuse_crowd(header: bytes, name: str) -> None:
     if header.count(b",") > _MAX_COMMAS:
         raise ModelBroken(
             shortened(
-                (
-                    f"{name}: its header has more than {_MAX_COMMAS:,} commas, above the limit for "
-                    "its tensors"
-                )
+                f"{name}: its header has more than {_MAX_COMMAS:,} commas, above the limit for "
+                "its tensors"
             )
         )
 

@@ -265,11 +265,9 @@ class _Parser:
                 return _Character(self._escape())
             case "*" | "+" | "?" | "{" | "}" | "]":
                 raise Unsupported(
-                    (
-                        f"has {letter!r} where there is nothing to repeat or close: write "
-                        f"\\{letter} "
-                        "for the character"
-                    )
+                    f"has {letter!r} where there is nothing to repeat or close: write "
+                    f"\\{letter} "
+                    "for the character"
                 )
             case _:
                 return _Character(letter.__eq__)

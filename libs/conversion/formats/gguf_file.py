@@ -91,10 +91,8 @@ def read_layout(mapping: mmap.mmap) -> Layout:
     tensors, keys = reader.number("<Q"), reader.number("<Q")
     if tensors > MAX_TENSORS or keys > MAX_KEYS:
         raise Refused(
-            (
-                f"has {tensors:,} tensors and {keys:,} keys; at most {MAX_TENSORS:,} and "
-                f"{MAX_KEYS:,} are read"
-            )
+            f"has {tensors:,} tensors and {keys:,} keys; at most {MAX_TENSORS:,} and "
+            f"{MAX_KEYS:,} are read"
         )
     values: dict[str, Any] = {}
     for _ in range(keys):
@@ -136,11 +134,9 @@ class _Reader:
         begin, self.place = self.place, self.place + size
         if self.place > self._end:
             raise Refused(
-                (
-                    f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} "
-                    "bytes "
-                    "of it"
-                )
+                f"is truncated within its metadata, or has more than {MAX_HEADER_BYTES:,} "
+                "bytes "
+                "of it"
             )
         return self._mapping[begin : self.place]
 

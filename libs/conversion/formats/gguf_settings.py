@@ -202,10 +202,8 @@ def _tokenizer(layout: Layout) -> str:
         )
     if kind != "gpt2":
         raise Refused(
-            (
-                f"has a tokenizer of the sort {str(kind)[:40]!r}; gpt2 (byte-level BPE) and llama "
-                "(SentencePiece) are converted"
-            )
+            f"has a tokenizer of the sort {str(kind)[:40]!r}; gpt2 (byte-level BPE) and llama "
+            "(SentencePiece) are converted"
         )
     return _byte_level(layout, tokens)
 

@@ -77,10 +77,8 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
             raise Refused(f"has the tensors {name!r} and {other!r} on the same bytes")
     if spans[-1][1] > len(mapping):
         raise Refused(
-            (
-                f"is truncated: the tensor {spans[-1][2]!r} ends at byte {spans[-1][1]:,} of "
-                f"{len(mapping):,}"
-            )
+            f"is truncated: the tensor {spans[-1][2]!r} ends at byte {spans[-1][1]:,} of "
+            f"{len(mapping):,}"
         )
     made = [_output(tensor, layout, mapping) for tensor in layout.tensors]
     digest = write(made, output, progress)
@@ -94,11 +92,9 @@ def check_architecture(layout: Layout) -> None:
         raise Refused(f"has the architecture {layout.architecture[:80]!r}; {known} are converted")
     if any(tensor.name == "rope_freqs.weight" for tensor in layout.tensors):
         raise Refused(
-            (
-                "has rope_freqs.weight, scaled rotary frequencies, and GGUF does not store their settings "
-                "hold: "
-                "use the safetensors"
-            )
+            "has rope_freqs.weight, scaled rotary frequencies, and GGUF does not store their settings "
+            "hold: "
+            "use the safetensors"
         )
 
 
@@ -115,10 +111,8 @@ def _stored_bytes(tensor: Stored) -> int:
     numbers, size = GGML_QUANT_SIZES[kind]
     if not tensor.numbers or tensor.shape[-1] % numbers:
         raise Refused(
-            (
-                f"has the tensor {tensor.name!r} of shape {list(tensor.shape)}, which {kind.name} "
-                "cannot have"
-            )
+            f"has the tensor {tensor.name!r} of shape {list(tensor.shape)}, which {kind.name} "
+            "cannot have"
         )
     return tensor.numbers // numbers * size
 

@@ -106,18 +106,14 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
     external = next((one.name for one in graph.initializers.values() if one.is_external), None)
     if external is not None:
         raise Refused(
-            (
-                f"has the numbers of {external[:100]!r} in another file; only whole ONNX files are "
-                "converted"
-            )
+            f"has the numbers of {external[:100]!r} in another file; only whole ONNX files are "
+            "converted"
         )
     found, left_out = _parameters(graph, mapping)
     if not found:
         raise Refused(
-            (
-                "has no initializers with the names of parameters: export it again from torch, or "
-                "use the safetensors"
-            )
+            "has no initializers with the names of parameters: export it again from torch, or "
+            "use the safetensors"
         )
     made = [_output(name, weight, mapping) for name, weight in found.items()]
     return Report(
@@ -215,10 +211,8 @@ def _quantised(
     for numbers in (scales, zeros):
         if numbers.size != 1 and (not stored.shape or numbers.size != stored.shape[axis]):
             raise Refused(
-                (
-                    f"has {numbers.size:,} scales or zero points for {base[:100]!r} of shape "
-                    f"{stored.shape}"
-                )
+                f"has {numbers.size:,} scales or zero points for {base[:100]!r} of shape "
+                f"{stored.shape}"
             )
     return _Weight(stored, is_transposed, scales, zeros, axis)
 

@@ -157,10 +157,8 @@ def _through_mesh(
         from services.local.profile.request import profile_requests
     except ModuleNotFoundError as error:
         raise InvalidInput(
-            (
-                f"a mesh needs {error.name}: pip install 'shoal-mesh[local]', or leave it out: "
-                "--requests 0"
-            )
+            f"a mesh needs {error.name}: pip install 'shoal-mesh[local]', or leave it out: "
+            "--requests 0"
         ) from None
     mesh = local.Settings(
         port=0,

@@ -261,10 +261,8 @@ def _read_authority(certificate: Path, key: Path, now: datetime) -> Authority:
         raise InvalidInput(f"{key} is not the key of {certificate}; {advice}")
     if read.certificate.not_valid_after_utc <= now:
         raise InvalidInput(
-            (
-                f"the authority {certificate} expired on "
-                f"{read.certificate.not_valid_after_utc:%Y-%m-%d}; {advice}"
-            )
+            f"the authority {certificate} expired on "
+            f"{read.certificate.not_valid_after_utc:%Y-%m-%d}; {advice}"
         )
     return read
 

@@ -98,10 +98,8 @@ def redis_acl(
             notes.print("Both users are disabled: set their password with --password-file.")
         else:
             notes.print(
-                (
-                    "Passwords are printed only as digests. Set aclfile in redis.conf. Routers and "
-                    "schedulers then need"
-                )
+                "Passwords are printed only as digests. Set aclfile in redis.conf. Routers and "
+                "schedulers then need"
             )
             notes.print(
                 (
@@ -152,16 +150,12 @@ def _show(directory: Path, is_new: bool, issued: Sequence[Issued]) -> None:
     console.print(table)
     ends = min(one.ends for one in issued)
     console.print(
-        (
-            f"The certificates expire on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` "
-            "again before then: running"
-        )
+        f"The certificates expire on {ends:%Y-%m-%d %H:%M} UTC. Run `shoal certs {directory}` "
+        "again before then: running"
     )
     console.print(
-        (
-            "processes load the new ones by themselves. Use them for development only: ca.key can "
-            "sign any certificate."
-        )
+        "processes load the new ones by themselves. Use them for development only: ca.key can "
+        "sign any certificate."
     )
     console.print("\nEnvironment")
     for role in (*SERVERS, *CALLERS):

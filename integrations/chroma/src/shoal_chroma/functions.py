@@ -75,10 +75,8 @@ class _OfModel:
         for name in _FIXED:
             if name in new_config and new_config[name] != old_config.get(name):
                 raise ValueError(
-                    (
-                        f"{name} cannot change once vectors are stored: {old_config.get(name)!r}, "
-                        f"not {new_config[name]!r}"
-                    )
+                    f"{name} cannot change once vectors are stored: {old_config.get(name)!r}, "
+                    f"not {new_config[name]!r}"
                 )
 
     @staticmethod

@@ -33,10 +33,8 @@ class ShoalVectorizer:
     ) -> None:
         if not forms or set(forms) - {"dense", "multi_vector"}:
             raise ValueError(
-                (
-                    f'forms are "dense" and "multi_vector", not {list(forms)}: Weaviate stores no '
-                    "others"
-                )
+                f'forms are "dense" and "multi_vector", not {list(forms)}: Weaviate stores no '
+                "others"
             )
         self.forms = tuple(forms)
         self.names = {form: (names or {}).get(form, form) for form in self.forms}

@@ -67,10 +67,8 @@ class Limits:
     def __post_init__(self) -> None:
         if not self.timeout > 0 or min(self.concurrency, self.items, self.characters) < 1:
             raise ValueError(
-                (
-                    "timeout, concurrency, request_items and request_characters must be positive, "
-                    f"not {self}"
-                )
+                "timeout, concurrency, request_items and request_characters must be positive, "
+                f"not {self}"
             )
 
 

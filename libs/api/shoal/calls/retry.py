@@ -38,10 +38,8 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.first_delay < 0 or self.longest_delay < self.first_delay:
             raise ValueError(
-                (
-                    "a retry policy must have attempts >= 1 and 0 <= first_delay <= longest_delay, "
-                    f"not {self}"
-                )
+                "a retry policy must have attempts >= 1 and 0 <= first_delay <= longest_delay, "
+                f"not {self}"
             )
 
 

@@ -221,11 +221,9 @@ def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
     offsets = _bounds(message.offsets, len(starts))
     if len(ends) != len(starts) or len(tokens) != len(starts) or (ends < starts).any():
         raise ValueError(
-            (
-                f"{len(starts)} chunks have {len(ends)} ends and {len(tokens)} numbers of "
-                "tokens, or "
-                "end before they begin"
-            )
+            f"{len(starts)} chunks have {len(ends)} ends and {len(tokens)} numbers of "
+            "tokens, or "
+            "end before they begin"
         )
     return Chunks(offsets, starts, ends, tokens)
 

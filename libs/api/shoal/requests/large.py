@@ -89,10 +89,8 @@ class Rows:
             or first + len(rows) > len(whole)
         ):
             raise InternalError(
-                (
-                    "the mesh returned parts of this result in different shapes, or more rows than "
-                    "items"
-                )
+                "the mesh returned parts of this result in different shapes, or more rows than "
+                "items"
             )
         view = whole[first : first + len(rows)]
         view[:] = rows

@@ -214,9 +214,7 @@ def _revision(parts: Sequence[str]) -> str:
     other = next((revision for revision in parts if revision != parts[0]), None)
     if other is not None:
         raise ModelChanged(
-            (
-                f"the model's revision changed from {parts[0]} to {other} during this call; repeat "
-                "the call, or request model@revision"
-            )
+            f"the model's revision changed from {parts[0]} to {other} during this call; repeat "
+            "the call, or request model@revision"
         )
     return parts[0]

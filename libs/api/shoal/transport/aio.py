@@ -165,11 +165,9 @@ class AsyncTransport:
             self._loop = loop
         if self._loop is not loop:
             raise RuntimeError(
-                (
-                    "this AsyncClient belongs to another event loop, that of its first call; "
-                    "create "
-                    "one client for each event loop"
-                )
+                "this AsyncClient belongs to another event loop, that of its first call; "
+                "create "
+                "one client for each event loop"
             )
 
     def _open(self, address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:

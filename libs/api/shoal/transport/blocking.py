@@ -40,10 +40,8 @@ def finish(coroutine: Awaitable[T]) -> T:
         result: T = stop.value
         return result
     raise AssertionError(
-        (
-            "a coroutine suspended over the blocking transport; this is a fault of the client, "
-            "please report it"
-        )
+        "a coroutine suspended over the blocking transport; this is a fault of the client, "
+        "please report it"
     )
 
 
@@ -178,11 +176,9 @@ class BlockingTransport:
     def _check_process(self) -> None:
         if self._process not in (0, os.getpid()):
             raise RuntimeError(
-                (
-                    "this client was used before the process forked, and connections do not "
-                    "survive "
-                    "that; create a new client"
-                )
+                "this client was used before the process forked, and connections do not "
+                "survive "
+                "that; create a new client"
             )
         self._process = os.getpid()
 

@@ -211,10 +211,8 @@ class TokenFile:
             raise ValueError(f"the token file {self._path} is not text") from None
         if not _TOKEN.fullmatch(token):
             raise ValueError(
-                (
-                    f"the token file {self._path} must hold one token: visible ASCII characters "
-                    "without spaces"
-                )
+                f"the token file {self._path} must hold one token: visible ASCII characters "
+                "without spaces"
             )
         return token
 

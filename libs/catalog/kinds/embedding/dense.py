@@ -117,10 +117,8 @@ def dimensions(modules: Sequence[DenseModule], size: int) -> int:
     for module in modules:
         if module.in_features != size:
             raise ModelBroken(
-                (
-                    f"{module.folder}/config.json: `in_features` is {module.in_features}, but its "
-                    f"input has {size} numbers"
-                )
+                f"{module.folder}/config.json: `in_features` is {module.in_features}, but its "
+                f"input has {size} numbers"
             )
         size = module.out_features
     return size

@@ -48,17 +48,13 @@ def hybrid(files: Checkpoint, card: Card) -> Card:
     card, names = dense(files, card), layer_files(files)
     if not names:
         raise ModelBroken(
-            (
-                f"{TOKENS_FILE}: missing from {files.directory}, and so is {SPARSE_FILE}: a hybrid "
-                "model has one"
-            )
+            f"{TOKENS_FILE}: missing from {files.directory}, and so is {SPARSE_FILE}: a hybrid "
+            "model has one"
         )
     if not card.pool_prompt:
         raise ModelBroken(
-            (
-                "1_Pooling/config.json: `include_prompt` is false, which is not served for hybrid "
-                "models"
-            )
+            "1_Pooling/config.json: `include_prompt` is false, which is not served for hybrid "
+            "models"
         )
     representations: tuple[Representation, ...] = (
         "dense",

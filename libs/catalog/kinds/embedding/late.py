@@ -96,10 +96,8 @@ def _stanford_projection(files: Checkpoint) -> DenseModule:
     shape = tensor_shape(files.directory, files.tensors, "linear.weight")
     if shape is None or len(shape) != 2:
         raise ModelBroken(
-            (
-                f"{files.tensors[0]}: has no matrix `linear.weight`, which the architecture "
-                f"{_STANFORD} needs"
-            )
+            f"{files.tensors[0]}: has no matrix `linear.weight`, which the architecture "
+            f"{_STANFORD} needs"
         )
     return DenseModule(
         "", in_features=shape[1], out_features=shape[0], bias=False, activation="identity"

@@ -48,10 +48,8 @@ def nvembed_card(directory: Path, model: str) -> Card:
     config = need_config(directory, "config.json")
     if not (directory / "tokenizer.json").is_file():
         raise ModelBroken(
-            (
-                f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
-                "with save_pretrained"
-            )
+            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
+            "with save_pretrained"
         )
     texts, named = (
         config.part("text_config"),

@@ -37,10 +37,8 @@ def voyage(files: Checkpoint, card: Card) -> Card:
     shape = tensor_shape(files.directory, files.tensors, _MATRIX)
     if shape is None or len(shape) != 2:
         raise ModelBroken(
-            (
-                f"{files.tensors[0]}: has no matrix `{_MATRIX}`, which the architecture "
-                f"{files.architecture} needs"
-            )
+            f"{files.tensors[0]}: has no matrix `{_MATRIX}`, which the architecture "
+            f"{files.architecture} needs"
         )
     matrix = DenseModule(
         "", in_features=shape[1], out_features=shape[0], bias=False, activation="identity"

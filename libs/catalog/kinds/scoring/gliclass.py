@@ -86,10 +86,8 @@ def gliclass_card(directory: Path, model: str) -> Card:
     config = need_config(directory, "config.json")
     if not (directory / "tokenizer.json").is_file():
         raise ModelBroken(
-            (
-                f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
-                "with save_pretrained"
-            )
+            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
+            "with save_pretrained"
         )
     named = model.partition("@")[2] or directory.name.partition("@")[2]
     return Card(

@@ -62,18 +62,14 @@ def need_answers(card: Card) -> Card:
     """
     if not card.answers:
         raise ModelBroken(
-            (
-                "modules.json: has no LogitScore, which names the tokens for yes and no; "
-                f"{_ADVICE} "
-                "`answers`"
-            )
+            "modules.json: has no LogitScore, which names the tokens for yes and no; "
+            f"{_ADVICE} "
+            "`answers`"
         )
     if not card.template:
         raise ModelBroken(
-            (
-                "sentence_bert_config.json: `modality_config` names no chat template for pairs; "
-                f"{_ADVICE} `template`"
-            )
+            "sentence_bert_config.json: `modality_config` names no chat template for pairs; "
+            f"{_ADVICE} `template`"
         )
     return card
 

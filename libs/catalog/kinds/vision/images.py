@@ -132,10 +132,8 @@ def _open_clip_card(directory: Path, model: str) -> Card:
 def _need_tokenizer(where: Path) -> None:
     if not (where / "tokenizer.json").exists():
         raise ModelBroken(
-            (
-                f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with "
-                "save_pretrained"
-            )
+            f"tokenizer.json: missing from {where}. transformers' AutoTokenizer writes it with "
+            "save_pretrained"
         )
 
 

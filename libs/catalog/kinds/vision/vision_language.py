@@ -105,18 +105,14 @@ def vision_language_card(
         raise ModelBroken(f"{ADAPTER}: the model {name!r} is needed, of which this is an adapter")
     if name and not is_vision_language(home):
         raise ModelBroken(
-            (
-                f"{ADAPTER}: an adapter of {name!r}, a model of texts: ask for that one, with this "
-                "as its `adapter`"
-            )
+            f"{ADAPTER}: an adapter of {name!r}, a model of texts: ask for that one, with this "
+            "as its `adapter`"
         )
     config = need_config(home, "config.json")
     if not any((one / "tokenizer.json").exists() for one in (directory, home)):
         raise ModelBroken(
-            (
-                f"tokenizer.json: missing from {home}. transformers' AutoTokenizer writes it with "
-                "save_pretrained"
-            )
+            f"tokenizer.json: missing from {home}. transformers' AutoTokenizer writes it with "
+            "save_pretrained"
         )
     family, columns = config.text("model_type"), sparse_columns(home)
     form = _form(home, kind, columns)
@@ -184,19 +180,15 @@ def _form(directory: Path, kind: Kind | None, columns: int) -> Form:
     """
     if columns and kind in ("dense", "multi_vector", "yes_no"):
         raise ModelBroken(
-            (
-                f"{_WEIGHTS}: is V-SPLADE's, which has sparse vectors alone: a card of the kind "
-                f"{kind!r} cannot be served"
-            )
+            f"{_WEIGHTS}: is V-SPLADE's, which has sparse vectors alone: a card of the kind "
+            f"{kind!r} cannot be served"
         )
     if columns:
         return "sparse"
     if kind == "sparse":
         raise ModelBroken(
-            (
-                f"{_WEIGHTS}: has no tensor {_DECODER!r}: of models of images V-SPLADE alone has "
-                "sparse vectors"
-            )
+            f"{_WEIGHTS}: has no tensor {_DECODER!r}: of models of images V-SPLADE alone has "
+            "sparse vectors"
         )
     if kind == "yes_no":
         return "score"

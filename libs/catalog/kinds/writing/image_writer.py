@@ -71,10 +71,8 @@ def image_writer_card(directory: Path, model: str) -> Card:
     config = need_config(directory, "config.json")
     if not (directory / "tokenizer.json").exists():
         raise ModelBroken(
-            (
-                f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
-                "with save_pretrained"
-            )
+            f"tokenizer.json: missing from {directory}. transformers' AutoTokenizer writes it "
+            "with save_pretrained"
         )
     family = config.text("model_type")
     if family in CONVERSATIONS:

@@ -89,11 +89,9 @@ def records_of(source: Path, selection: Selection) -> list[Record]:
     if suffix not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise typer.BadParameter(
-            (
-                f"--input {source} must end in {known}; any other text goes to stdin, a text a "
-                "line: "
-                "--input -"
-            )
+            f"--input {source} must end in {known}; any other text goes to stdin, a text a "
+            "line: "
+            "--input -"
         )
     if suffix in LINES or suffix in JSON_LINES:
         _refuse_column(source, selection)
@@ -249,11 +247,9 @@ def _column(source: Path, names: Sequence[str], selection: Selection) -> str:
     if names.count(column) != 1:
         found = "no column" if column not in names else "several columns"
         raise InputError(
-            (
-                f"{source} has {found} {column!r}; its columns are {', '.join(names)}: name one "
-                "with "
-                "--column"
-            )
+            f"{source} has {found} {column!r}; its columns are {', '.join(names)}: name one "
+            "with "
+            "--column"
         )
     return column
 
@@ -262,17 +258,13 @@ def _cell(row: dict[str, object], column: str, where: str) -> Record:
     text = row[column]
     if text is None or text == "":
         raise InputError(
-            (
-                f"{where} has no text in the column {column!r}; every row must have one, unless "
-                "--on-invalid is skip"
-            )
+            f"{where} has no text in the column {column!r}; every row must have one, unless "
+            "--on-invalid is skip"
         )
     if not isinstance(text, str):
         raise InputError(
-            (
-                f"{where} has {type(text).__name__} {text!r:.40} in the column {column!r}; a "
-                "text is "
-                "needed: name another with --column"
-            )
+            f"{where} has {type(text).__name__} {text!r:.40} in the column {column!r}; a "
+            "text is "
+            "needed: name another with --column"
         )
     return Record(text, where, row)

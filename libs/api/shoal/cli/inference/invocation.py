@@ -157,10 +157,8 @@ class Invocation:
                     revision = revision or result.revision
                     if result.revision not in ("", revision):
                         raise ModelChanged(
-                            (
-                                f"the model changed from revision {revision} to {result.revision} "
-                                "between two answers"
-                            )
+                            f"the model changed from revision {revision} to {result.revision} "
+                            "between two answers"
                         )
                     result = _explained(result, records)
                     outputs.append_lines(file, lines(result, records))
@@ -199,19 +197,15 @@ class Invocation:
     def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
         if skipped:
             note(
-                (
-                    f"skipped {len(skipped):,} of {counted(len(self.records), 'text')}, which have "
-                    "no result:"
-                )
+                f"skipped {len(skipped):,} of {counted(len(self.records), 'text')}, which have "
+                "no result:"
             )
         for one in skipped[:_MAX_SKIPPED_LINES]:
             where = self.records[one.index].where
             note(
-                (
-                    "  "
-                    f"{one.message if one.message.startswith(where) else f'{where}: {one.message}'} "
-                    f"[{one.reason}]"
-                )
+                "  "
+                f"{one.message if one.message.startswith(where) else f'{where}: {one.message}'} "
+                f"[{one.reason}]"
             )
         if len(skipped) > _MAX_SKIPPED_LINES:
             note(f"  … {len(skipped) - _MAX_SKIPPED_LINES:,} more")

@@ -107,11 +107,9 @@ def lines_before(output: Path, records: Sequence[Record]) -> int:
         is_same = False
     if not is_same:
         raise InputError(
-            (
-                f"{problem}: name the input that it was written from, or leave --resume out to "
-                "begin "
-                "again"
-            )
+            f"{problem}: name the input that it was written from, or leave --resume out to "
+            "begin "
+            "again"
         )
     return count
 
@@ -212,17 +210,13 @@ def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np
         raise InputError("a .npy file cannot hold where chunks are; write .npz or .jsonl")
     if result.representations != ("dense",):
         raise InputError(
-            (
-                "a .npy file can hold dense vectors only; write sparse and multi-vector results to "
-                ".npz or .jsonl"
-            )
+            "a .npy file can hold dense vectors only; write sparse and multi-vector results to "
+            ".npz or .jsonl"
         )
     if result.vectors.scale is not None:
         raise InputError(
-            (
-                f"a .npy file cannot hold the scales of {result.vectors.data_type} vectors; write "
-                ".npz or .jsonl"
-            )
+            f"a .npy file cannot hold the scales of {result.vectors.data_type} vectors; write "
+            ".npz or .jsonl"
         )
     return result.vectors.array
 

@@ -78,11 +78,9 @@ class Reading:
         ]
         if not any(page.is_text_layer for page in self._found):
             raise InputError(
-                (
-                    f"{self._file} has no text layer: --model names a model that reads its pages "
-                    "as "
-                    "images"
-                )
+                f"{self._file} has no text layer: --model names a model that reads its pages "
+                "as "
+                "images"
             )
         self._seconds = time.monotonic() - started
 
@@ -92,10 +90,8 @@ class Reading:
         if without:
             advice = "" if model else "; --model names a model that reads them as images"
             note(
-                (
-                    f"no text on {len(without):,} of {counted(len(self._found), 'page')}: "
-                    f"{', '.join(without[:20])}{advice}"
-                )
+                f"no text on {len(without):,} of {counted(len(self._found), 'page')}: "
+                f"{', '.join(without[:20])}{advice}"
             )
         if self._output is not None and str(self._output) != "-":
             lines = "".join(self._lines(self._output.suffix)).encode()
@@ -103,10 +99,8 @@ class Reading:
             by = f" and {counted(self._tokens, 'token')}" if self._tokens else ""
             source = f"by {model}" if model else "from the text layer"
             note(
-                (
-                    f"{counted(len(self._found), 'page')}{by} in {self._seconds:.2f} s {source} -> "
-                    f"{self._output}"
-                )
+                f"{counted(len(self._found), 'page')}{by} in {self._seconds:.2f} s {source} -> "
+                f"{self._output}"
             )
         elif as_json:
             emit({"model": model or None, "pages": [asdict(page) for page in self._found]})

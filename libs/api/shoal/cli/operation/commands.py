@@ -50,11 +50,9 @@ def _without_command(context: typer.Context, **values: object) -> None:
         if source is not None and source.name == "COMMANDLINE":
             option = "--" + name.replace("_", "-")
             raise typer.BadParameter(
-                (
-                    f"{option} belongs after the command: shoal models "
-                    f"{context.invoked_subcommand} "
-                    f"{option} …"
-                )
+                f"{option} belongs after the command: shoal models "
+                f"{context.invoked_subcommand} "
+                f"{option} …"
             )
 
 

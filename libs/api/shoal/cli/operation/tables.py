@@ -21,10 +21,8 @@ def leader_line(scheduler: Scheduler) -> Text:
     if not scheduler.scheduler_id:
         return Text("no scheduler leads: workers claim models themselves")
     return Text(
-        (
-            f"scheduler {scheduler.scheduler_id} leads; its last plan was "
-            f"{scheduler.age_seconds:.1f} s ago"
-        )
+        f"scheduler {scheduler.scheduler_id} leads; its last plan was "
+        f"{scheduler.age_seconds:.1f} s ago"
     )
 
 

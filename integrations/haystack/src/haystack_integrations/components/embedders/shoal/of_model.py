@@ -82,10 +82,8 @@ def checked_text(text: object) -> str:
     """Raises TypeError for anything but a string."""
     if not isinstance(text, str):
         raise TypeError(
-            (
-                f"a text is embedded, not {type(text).__name__}; documents are for the document "
-                "embedder"
-            )
+            f"a text is embedded, not {type(text).__name__}; documents are for the document "
+            "embedder"
         )
     return text
 
