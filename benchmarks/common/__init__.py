@@ -1,3 +1,1 @@
-"""What several benchmarks share: texts, the processes that are measured, the machine, and what is
-reported.
-"""
+"""Code shared by several benchmarks: texts, the measured processes, the machine, and reports."""

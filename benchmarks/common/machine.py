@@ -1,4 +1,4 @@
-"""The machine that is measured on: what it is, and whether it was quiet."""
+"""Describe the machine, and check that it is quiet."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from services.local.settings import available_cores
 
 
 async def busy_cores(seconds: float = 2.0) -> float:
-    """How many cores were busy while this process waited: other work on the machine, or an engine
-    that does not rest.
+    """Return how many cores were busy while this process waited: other work on the machine, or an
+    engine that spins.
     """
 
     def busy() -> int:

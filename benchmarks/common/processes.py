@@ -34,9 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INFINITY_PYTHON = ROOT / ".cache/infinity-venv/bin/python"
 OPENVINO_PYTHON = ROOT / ".cache/openvino-venv/bin/python"
 PYTHONS = {"openvino": str(OPENVINO_PYTHON)}
-"""Of kinds of engines that have an environment of their own
-(benchmarks/peers/setup_openvino.sh).
-"""
+"""Interpreters of engine kinds with a separate environment (benchmarks/peers/setup_openvino.sh)."""
 START_SECONDS = 180.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LISTENS = "0A"
@@ -80,7 +78,7 @@ class LineProcess:
         )
         started = cls(process, module)
         try:
-            started.ready = await asyncio.wait_for(started._answer(), START_SECONDS)
+            started.ready = await asyncio.wait_for(started._read_answer(), START_SECONDS)
             yield started
         finally:
             if process.returncode is None:
@@ -93,9 +91,9 @@ class LineProcess:
 
     async def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         self._orders.write(json.dumps(order).encode() + b"\n")
-        return await self._answer()
+        return await self._read_answer()
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _read_answer(self) -> dict[str, Any]:
         line = await self._answers.readline()
         if not line:
             raise RuntimeError(
@@ -117,7 +115,7 @@ class LocalModel:
         await asyncio.gather(*(engine.ask({"way": way, "save": ""}) for engine in self.engines))
 
     async def vectors(self, way: str) -> Vectors:
-        """One more run whose vectors are brought here, in the order of the texts."""
+        """Run once more and return the vectors, in the order of the texts."""
         with tempfile.TemporaryDirectory() as directory:
             files = [Path(directory) / f"{number}.npy" for number in range(len(self.engines))]
             orders = zip(self.engines, files, strict=True)
@@ -188,7 +186,7 @@ def scraped(port: int) -> dict[str, float]:
 
 class HttpPool:
     """Keep-alive HTTP/1.1 connections to one server on loopback: a light client, so that the server
-    is what is measured.
+    dominates the measurement.
     """
 
     def __init__(self, port: int) -> None:
@@ -216,7 +214,7 @@ class HttpPool:
         return answer
 
     async def _connection(self) -> tuple[StreamReader, StreamWriter]:
-        """An idle connection that the server has not closed meanwhile, or a new one."""
+        """Return an idle connection that the server has not closed, or a new one."""
         while self._idle:
             reader, writer = self._idle.pop()
             if not reader.at_eof():

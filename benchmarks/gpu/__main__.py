@@ -1,11 +1,11 @@
-"""Runs steps one after another, each as a process of its own with a time limit: `python -m
+"""Run steps one after another, each in a separate process with a time limit: `python -m
 benchmarks.gpu [STEP...] [OPTIONS]`.
 
 Each step writes `<step>.json` to --state after every row; all of them together are `reports.json`
-in --out, which is also read as the state when it is given as --seed. A step that is through is left
-out when it is asked for again (--again: it is not), unless a file that it covers has changed; one
-that was killed or ran out of time goes on where it stopped. Steps that measure no time run beside
-each other before the others. The output ends with a line for each step.
+in --out, which can be given as --seed to be read as the state. A finished step is skipped when it
+is requested again (unless with --again), unless a file that it covers has changed; a step that was
+killed or ran out of time continues where it stopped. Steps that measure no time run side by side
+before the others. The output ends with a line for each step.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def main() -> int:
         "--seconds",
         type=float,
         default=555,
-        help="for all steps together; what is not begun then is left for the next call",
+        help="for all steps together; steps that have not begun then are left for the next call",
     )
     parser.add_argument(
-        "--step-seconds", type=float, default=0, help="for each step, instead of its own limit"
+        "--step-seconds", type=float, default=0, help="for each step, instead of its default limit"
     )
     parser.add_argument("--again", action="store_true", help="also steps that are through")
     parser.add_argument("--out", type=Path, default=Path(".gpu/out"), help="the folder for results")
@@ -71,7 +71,7 @@ def main() -> int:
         help="results of an earlier run, to go on from",
     )
     parser.add_argument(
-        "--state", type=Path, default=STATE, help="the folder that tells which steps are through"
+        "--state", type=Path, default=STATE, help="the folder that records finished steps"
     )
     given = parser.parse_args()
     asked = names if given.steps in ([], ["all"]) else given.steps
@@ -183,8 +183,8 @@ def environment_of(step: Step) -> dict[str, str]:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> str:
-    """How the process ended: "status N", or "killed" with all that it has started. Its output is
-    copied as it comes.
+    """Run the process and return its end: "status N", or "killed" with all that it has started. Its
+    output is copied as it is written.
     """
     with log.open("wb") as written:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""One step in a process of its own, started by `python -m benchmarks.gpu`."""
+"""One step in a separate process, started by `python -m benchmarks.gpu`."""
 
 from __future__ import annotations
 

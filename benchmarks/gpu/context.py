@@ -1,4 +1,4 @@
-"""What a step is given: the device, how much time, whether to be small, and the report that it
+"""The arguments of a step: the device, the time limit, small or full sizes, and the report that it
 fills.
 """
 
@@ -91,7 +91,7 @@ class Context:
         self.forget()
 
     def forget(self) -> None:
-        """Frees what the row before has left on the device."""
+        """Free the memory that the previous row has left on the device."""
         gc.collect()
         if self.has_cuda:
             torch.cuda.empty_cache()
@@ -147,7 +147,7 @@ def open_context(step: str, device: str, *, is_tiny: bool, seconds: float, folde
 
 
 def peak(device: torch.device) -> float | None:
-    """bfloat16 FLOP/s of the device by its name; None if it is not known."""
+    """Return the bfloat16 FLOP/s of the device by its name; None if unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -155,7 +155,7 @@ def peak(device: torch.device) -> float | None:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What was measured on."""
+    """Describe the machine."""
     told = {
         "device": device.type,
         "python": platform.python_version(),

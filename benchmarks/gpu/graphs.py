@@ -13,14 +13,16 @@ from libs.models.graphs.cuda import CudaCapture
 from libs.models.graphs.graphs import Event, Graphs, Owner
 from tests.support.graphs import FakeCapture
 
-MOST = 64
+MAX_GRAPHS = 64
 NEVER = 1 << 30
 
 
 @dataclass(slots=True)
 class Tally:
-    """What graphs told. `bytes`: what they reserved last. All memory that they ask for is
-    granted.
+    """Counts of graphs. All memory that they request is granted.
+
+    Attributes:
+        bytes: Bytes of the last reservation.
     """
 
     told: Counter[Event] = field(default_factory=Counter)
@@ -33,13 +35,17 @@ class Tally:
         """
         capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
         return Graphs(
-            capture, Owner(self._reserve, self._tell), most=MOST, after=0, check_every=check_every
+            capture,
+            Owner(self._reserve, self._record),
+            most=MAX_GRAPHS,
+            after=0,
+            check_every=check_every,
         )
 
     def _reserve(self, size: int) -> bool:
         self.bytes = size
         return True
 
-    def _tell(self, event: Event, detail: str) -> None:
+    def _record(self, event: Event, detail: str) -> None:
         self.told[event] += 1
         self.details += [detail] if detail else []

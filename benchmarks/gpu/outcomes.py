@@ -15,8 +15,8 @@ WORDS: Final = 2000
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Called for setup, call and teardown of each test; the processes of pytest-xdist leave the
-    telling to the first.
+    """Record setup, call and teardown of each test; the processes of pytest-xdist leave this to the
+    first one.
     """
     path = os.environ.get(FILE)
     if (

@@ -28,8 +28,8 @@ FLOPS_SAY: Final = (
 
 
 def shapes(context: Context, names: Sequence[str] = ()) -> list[Shape]:
-    """Those of the names, or all, in PUBLISHED's order; small ones of the same families for a
-    rehearsal.
+    """Return the shapes with these names, or all, in PUBLISHED's order; small ones of the same
+    families for a rehearsal.
     """
     chosen = [shape for shape in PUBLISHED if not names or shape.name in names]
     return [tiny(shape) for shape in chosen] if context.is_tiny else chosen
@@ -85,7 +85,9 @@ def loaded(shape: Shape, context: Context) -> PackedModel:
 
 
 def flops(model: transformers.PreTrainedModel, shape: Shape, lengths: Sequence[int]) -> float:
-    """Of one forward pass over sequences of these lengths, counted as FLOPS_SAY says."""
+    """Return the FLOPs of one forward pass over sequences of these lengths, counted as FLOPS_SAY
+    says.
+    """
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -109,7 +111,7 @@ def flops(model: transformers.PreTrainedModel, shape: Shape, lengths: Sequence[i
 
 
 def _sight(config: transformers.PretrainedConfig, shape: Shape) -> list[tuple[bool, int | None]]:
-    """Of each layer: whether it is causal, and how many keys its window has."""
+    """Return for each layer if it is causal, and how many keys its window has."""
     causal = shape.kind in ("qwen2", "qwen3", "llama", "mistral")
     window = getattr(config, "local_attention", None) or getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * shape.layers
@@ -117,7 +119,7 @@ def _sight(config: transformers.PretrainedConfig, shape: Shape) -> list[tuple[bo
 
 
 def _pairs(length: int, causal: bool, window: int | None) -> float:
-    """How many queries and keys of a sequence are multiplied."""
+    """Return how many pairs of queries and keys of a sequence are multiplied."""
     seen = length if window is None else min(length, window)
     whole = float(length * seen)
     return whole - seen * (seen - 1) / 2 if causal else whole

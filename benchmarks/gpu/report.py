@@ -1,6 +1,4 @@
-"""The results of one step, written after each row, so that a step that is killed keeps what it has
-measured.
-"""
+"""The results of one step, written after each row, so that a killed step keeps its results."""
 
 from __future__ import annotations
 
@@ -25,7 +23,11 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound, and what was measured. `measured` None: it was not."""
+    """A bound and the measurement.
+
+    Attributes:
+        measured: None if it was not measured.
+    """
 
     target: str
     bound: float
@@ -44,9 +46,12 @@ class Target:
 class Report:
     """The results of one step.
 
-    `tree`: a digest of the files that the step covers. `rows`: one for each thing measured, by its
-    name `what`; `skipped` or `error` in it say why there are no numbers. `reason`: of a status
-    other than done. `is_rehearsal`: small sizes or no GPU, so numbers mean nothing.
+    Attributes:
+        tree: A digest of the files that the step covers.
+        rows: One for each measurement, by its name `what`; `skipped` or `error` in it give the
+            reason for missing numbers.
+        reason: The reason of a status other than done.
+        is_rehearsal: Small sizes or no GPU, so numbers mean nothing.
     """
 
     step: str
@@ -88,7 +93,7 @@ class Report:
         )
 
     def line(self) -> str:
-        """What became of the step, for a table of all steps."""
+        """Return the outcome of the step, for a table of all steps."""
         failed = sum("error" in row for row in self.rows)
         skipped = sum("skipped" in row for row in self.rows)
         counts = (
@@ -129,7 +134,7 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 def faults(told: object) -> list[str]:
-    """How a value read from JSON differs from what a report must be."""
+    """List the differences between a value read from JSON and the schema of a report."""
     if not isinstance(told, dict):
         return ["no object"]
     named = cast("dict[str, object]", told)

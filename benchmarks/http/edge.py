@@ -1,12 +1,12 @@
-"""What the HTTP edge costs: `python -m benchmarks.http.edge`, or `make bench-edge`. One run, four
-targets.
+"""Measure the cost of the HTTP edge: `python -m benchmarks.http.edge`, or `make bench-edge`. One
+run, four targets.
 
-1. What the edge adds to a single query: the same text by HTTP through the edge of a whole mesh and
-   by gRPC to its router, in turns, one after the other; the same before a stub of a router, where
-   nothing else takes time.
+1. Overhead of the edge for a single query: the same text by HTTP through the edge of a whole mesh
+   and by gRPC to its router, in turns, one after the other; the same before a stub of a router,
+   where nothing else takes time.
 2. Singles/s of one edge on one core: the edge is pinned to the first core; a stub of a router
    (`stub_router.py`), which answers at once with a ready-made vector, and the connections
-   (`load.py`) share the last one. CPU of each process says who waits.
+   (`load.py`) share the last one. CPU of each process shows which one waits.
 3. 64 single texts at once as OpenAI's clients send them, through edge, router and workers, against
    Infinity's OpenAI endpoint, by the same client (if benchmarks/peers/setup_infinity.sh installed
    it).
@@ -78,8 +78,10 @@ Ask = Callable[[str], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A closed loop of so many connections. `micros`: µs of CPU a request, by process; times in
-    seconds.
+    """The results of a closed loop. Times in seconds.
+
+    Attributes:
+        micros: µs of CPU a request, by process.
     """
 
     connections: int
@@ -116,7 +118,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 class Stubbed:
-    """An edge before a stub of a router, each on a core of its own if there are two."""
+    """An edge before a stub of a router, each on a dedicated core if the machine has two."""
 
     def __init__(self, edge: Child, port: int, router: LineProcess, load: LineProcess) -> None:
         self.port = port
@@ -314,7 +316,7 @@ def show(report: Report, mix: Mix, console: Console) -> None:
 
 
 def targets(report: Report) -> list[tuple[str, str, bool | None]]:
-    """Each target, what was measured, and whether it is met (None: it was not measured)."""
+    """Return each target, its measurement, and if it is met (None: it was not measured)."""
     added = report.mesh.added_p50 * 1e3
     tail = (quantile(report.mesh.http, 0.99) - quantile(report.mesh.grpc, 0.99)) * 1e3
     rate = median(turn.rate for turn in report.turns if turn.connections == AT_ONCE)
@@ -352,8 +354,8 @@ def main(
         bool, typer.Option("--json", help="Print JSON with every round; tables go to stderr")
     ] = False,
 ) -> None:
-    """Measure what the HTTP edge adds to a query, what it can do on one core, and the mesh through
-    it against Infinity.
+    """Measure the edge's overhead for a query, its throughput on one core, and the mesh through it
+    against Infinity.
     """
     console = Console(stderr=as_json)
     if not console.is_terminal:

@@ -1,10 +1,10 @@
-"""Asks an HTTP server from many connections at once, in a process of its own: `python -m
+"""Send requests to an HTTP server from many connections at once, in a separate process: `python -m
 benchmarks.http.load PORT`.
 
-Each line {"connections": …, "seconds": …, "path": …, "body": …} on its input is a closed loop: so
-many connections of which each sends the request as soon as it has the answer to the one before. It
-looks for nothing in an answer but its status and its end, so that a request costs it some µs and
-the server is what is measured. Idle, it uses no CPU.
+Each line {"connections": …, "seconds": …, "path": …, "body": …} on its input is a closed loop: each
+of the connections sends the request as soon as it has the answer to the previous one. It checks
+only status and end of an answer, so that a request costs it some µs and the server dominates the
+measurement. Idle, it uses no CPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ _END = b"\r\n\r\n"
 
 
 class Caller(asyncio.Protocol):
-    """One connection of a closed loop, until `end` (of time.perf_counter). `seconds`: of each
-    answer. `failure`: what an answer was instead of 200 with a content-length."""
+    """One connection of a closed loop, until `end` (of time.perf_counter).
+
+    Attributes:
+        seconds: The time of each answer.
+        failure: The first answer other than 200 with a content-length.
+    """
 
     def __init__(self, request: bytes, end: float) -> None:
         self.seconds: list[float] = []

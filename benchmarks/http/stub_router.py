@@ -28,7 +28,7 @@ Handler = Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[by
 
 @lru_cache(maxsize=64)
 def answer_of(texts: int, dimensions: int = DIMENSIONS) -> bytes:
-    """The serialised EncodeResponse of so many texts."""
+    """Return the serialised EncodeResponse of this many texts."""
     rows = np.random.default_rng(7).standard_normal((texts, dimensions)).astype("<f4")
     tensor = tensor_pb2.Tensor(
         data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=rows.shape, data=rows.tobytes()

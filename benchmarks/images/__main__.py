@@ -77,7 +77,7 @@ def main() -> None:
         [one for one in TOWERS if chosen(one.name)],
     )
     types, layers = wanted.dtype or dtypes(device), 3 if wanted.quick else 12
-    # In the order in which the tables are told.
+    # In the order of the printed tables.
     forwards = (
         measure_forwards(shapes, types, jpegs, wanted.rounds, layers, device)
         if "forward" in parts
@@ -109,7 +109,7 @@ def main() -> None:
         for one in meshes
         if one.ratio < LEAST
     ]
-    print(f"below what is wanted: {', '.join(slow) or 'none'}")
+    print(f"below the target: {', '.join(slow) or 'none'}")
     if wanted.json:
         found: dict[str, Sequence[DataclassInstance]] = {
             "forward": forwards,

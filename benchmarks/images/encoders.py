@@ -115,8 +115,8 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Of one shape and one format: images a second on one thread, and `decoding`, its share of
-    Shoal's time.
+    """Results of one shape and one format: images a second on one thread, and `decoding`, its share
+    of Shoal's time.
     """
 
     shape: str
@@ -129,9 +129,11 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Of one shape and data type. `tokens`: of all images.
+    """Results of one shape and data type.
 
-    `decoding`: what it takes to decode a JPEG on one thread, over what its forward takes on all.
+    Attributes:
+        tokens: Tokens of all images.
+        decoding: Seconds to decode a JPEG on one thread, over those of its forward on all.
     """
 
     shape: str
@@ -145,7 +147,7 @@ class Forward:
 
 
 def photographs(count: int) -> dict[str, list[bytes]]:
-    """By format, the same pictures."""
+    """Return the same images in each format."""
     sources = [
         Image.open(BytesIO(files(package).joinpath(path).read_bytes())).convert("RGB")
         for package, path in _PHOTOS
@@ -202,7 +204,7 @@ def prepare(
 
 
 def decoding_seconds(pictures: Sequence[bytes]) -> float:
-    """Of one picture, on one thread."""
+    """Return the seconds of one image, on one thread."""
     started = time.perf_counter()
     for data in pictures:
         decode(data, "image")
@@ -289,7 +291,7 @@ def reference_run(
 
 
 def ratio(seconds: Mapping[str, Sequence[float]]) -> float:
-    """How many times as fast as transformers Shoal is: the median of the rounds' ratios."""
+    """Return Shoal's speed relative to transformers: the median of the rounds' ratios."""
     return median(
         other / own for own, other in zip(seconds["shoal"], seconds["transformers"], strict=True)
     )
@@ -303,7 +305,7 @@ def measure_forwards(
     layers: int,
     device: torch.device,
 ) -> list[Forward]:
-    """Tells each line as it comes."""
+    """Print each line when it is measured."""
     head = (
         f"{'forward, all threads':22} {'dtype':9} {'tokens':>7} {'images/s':>9} {'transf.':>8} "
         f"{'x':>6} {'decoding / forward':>19}"
@@ -326,7 +328,7 @@ def measure_forwards(
 def measure_preparing(
     shapes: Sequence[Shape], pictures: Mapping[str, list[bytes]], rounds: int
 ) -> list[Prepared]:
-    """Tells each line as it comes."""
+    """Print each line when it is measured."""
     head = (
         f"{'prepare, one thread':22} {'format':9} {'images/s':>17} {'transf.':>8} {'x':>6} "
         f"{'of it decoding':>19}"

@@ -1,9 +1,9 @@
-"""The mesh against what it consists of: images/s of preparing alone, of the forward alone and of a
-mesh, in turns in one run.
+"""The mesh against its parts: images/s of preparing alone, of the forward alone and of a mesh, in
+turns in one run.
 
-All have as many threads as there are cores. Where the device is these cores, preparing and forward
+All have as many threads as cores exist. Where the device is these cores, preparing and forward
 share them: the mesh can be no faster than `shared`, one over the sum of both times, whatever
-overlaps. On a GPU it is the slower one of the two that counts.
+overlaps. On a GPU the slower one of the two counts.
 """
 
 from __future__ import annotations
@@ -30,16 +30,21 @@ from services.local.settings import Settings
 
 NAME = "random/images"
 CALLERS, REQUEST = 4, 8
-"""Callers at once, of which each sends requests of so many images, one after the other."""
-LEAST = 0.9
+"""Number of callers at once, and number of images in each of their requests, sent one after the
+other.
+"""
+MIN_RATIO = 0.9
 UNCACHED = (("SHOAL_IMAGE_CACHE_BYTES", "0"),)
 """Every photograph is sent several times: a kept output would be found in place of a forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class InMesh:
-    """Images a second. `ratio`: the mesh over the slower of `prepare` and `forward`; `of_shared`:
-    over what the cores allow.
+    """Images a second.
+
+    Attributes:
+        ratio: The mesh over the slower of `prepare` and `forward`.
+        of_shared: The mesh over the limit of the shared cores.
     """
 
     shape: str
@@ -59,7 +64,7 @@ async def measure_mesh(
     layers: int,
     device: torch.device,
 ) -> list[InMesh]:
-    """Tells each line as it comes."""
+    """Print each line when it is measured."""
     head = (
         f"{'mesh, 1 worker':22} {'dtype':9} {'prepare/s':>10} {'forward/s':>10} {'mesh/s':>8} "
         f"{'x min':>6} {'x shared':>9}"
@@ -128,8 +133,9 @@ def _prepared(threads: ThreadPoolExecutor, model: ImageModel, pictures: Sequence
 
 
 async def _asked(client: AsyncClient, pictures: Sequence[bytes]) -> float:
-    """Seconds for all pictures once, of a closed loop that sends them several times: its end, when
-    fewer callers are left, is a small part."""
+    """Return the seconds for all images once, of a closed loop that sends them several times: its
+    end, with fewer callers left, is a small part.
+    """
     parts = [pictures[first : first + REQUEST] for first in range(0, len(pictures), REQUEST)]
     times = max(1, -(-4 * CALLERS // len(parts)))
     waiting = iter(parts * times)

@@ -1,10 +1,10 @@
 """Pages a second of the image towers of vision-language models, connectors included, against
 transformers on the same weights.
 
-Pages are photographs at the sizes of pages, since what is on them does not change the time.
-Idefics3 (ColSmol) sees tiles of one size: all pages' tiles are one batch in either engine, where
-transformers fills up pages of fewer tiles and leaves the filling out. Qwen2-VL sees pages of any
-size, in one batch in either engine. The text encoder is left out: `make bench-families` has those.
+Pages are photographs at the sizes of pages, since the contents do not change the time. Idefics3
+(ColSmol) sees tiles of one size: all pages' tiles are one batch in either engine, where
+transformers pads pages of fewer tiles and leaves the padding out. Qwen2-VL sees pages of any size,
+in one batch in either engine. The text encoder is left out: `make bench-families` has those.
 """
 
 from __future__ import annotations
@@ -60,8 +60,13 @@ _QWEN_MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """`make`: writes a checkpoint with so many layers in its tower; returns transformers' model and
-    image processor. `least`: how many times as fast as transformers it should be."""
+    """An image tower to measure.
+
+    Attributes:
+        make: Writes a checkpoint with this many layers in its tower; returns transformers' model
+            and image processor.
+        least: Minimum speed relative to transformers.
+    """
 
     name: str
     make: Callable[[Path, int], tuple[Any, Any]]
@@ -81,7 +86,7 @@ class Pages:
 
 
 def _colsmol(folder: Path, layers: int) -> tuple[Any, Any]:
-    """colSmol-256M's tower; pages are scaled to 1,024 pixels in place of 2,048."""
+    """Return colSmol-256M's tower; pages are scaled to 1,024 pixels in place of 2,048."""
     marks = [
         *_MARKS,
         *(f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6)),
@@ -157,7 +162,7 @@ def measure_pages(
     layers: int,
     device: torch.device,
 ) -> list[Pages]:
-    """Tells each line as it comes."""
+    """Print each line when it is measured."""
     head = (
         f"{'pages, all threads':22} {'dtype':9} {'patches':>7} {'pages/s':>9} {'transf.':>8} "
         f"{'x':>6}"

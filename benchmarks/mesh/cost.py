@@ -1,13 +1,13 @@
-"""What a request costs: µs of CPU in the client, the router, Redis and the worker. `make
+"""Measure the cost of a request: µs of CPU in the client, the router, Redis and the worker. `make
 bench-cost`.
 
-One mesh of one single-threaded worker, as `shoal up` lays it out, serves MiniLM to this process,
+One mesh of one single-threaded worker, in the layout of `shoal up`, serves MiniLM to this process,
 which sends single short queries one after another and from many callers at once. CPU time is read
-from /proc before and after. With `--profile`, py-spy samples router and worker meanwhile, and their
-shares of samples divide their CPU time by stage: the innermost frame of a sample that belongs to a
-package of Shoal or to a library that is named here. The forward pass is a stage of the worker; what
-is left of it is the mesh's own cost, which is told separately. Without a profile the worker's own
-counter tells the CPU time of forward passes.
+from /proc before and after. With `--profile`, py-spy samples router and worker during the run, and
+their shares of samples divide their CPU time by stage: the innermost frame of a sample that belongs
+to a package of Shoal or to a library that is named here. The forward pass is a stage of the worker;
+the rest is the mesh's cost, which is reported separately. Without a profile the worker's counter
+gives the CPU time of forward passes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,11 @@ _STAGES: Final[tuple[tuple[str, str], ...]] = (
 
 @dataclass(slots=True)
 class Cost:
-    """Of one way of asking. `micros`: µs of CPU a request, by process. `stages`: the same of
-    profiled processes, by stage.
+    """The cost of one way of sending requests.
+
+    Attributes:
+        micros: µs of CPU a request, by process.
+        stages: The same of profiled processes, by stage.
     """
 
     callers: int
@@ -82,7 +85,7 @@ def stage_of(stack: str) -> str:
 
 
 class Profiler:
-    """py-spy on one process, between `start` and `stop`."""
+    """A profiler (py-spy) of one process, between `start` and `stop`."""
 
     def __init__(self, pid: int, file: Path) -> None:
         self._pid, self._file = pid, file
@@ -147,8 +150,8 @@ async def profiled(pids: Mapping[str, int], wanted: bool) -> AsyncIterator[dict[
 
 
 async def ask(client: AsyncClient, callers: int, requests: int) -> None:
-    """So many requests in all, of callers that each wait for an answer before they send the
-    next.
+    """Send this many requests in all, from callers that each wait for an answer before they send
+    the next.
     """
     waiting = iter(range(requests))
 
@@ -244,7 +247,7 @@ def main(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Measure what a single request costs in CPU time, by process and by stage."""
+    """Measure the cost of a single request in CPU time, by process and by stage."""
     costs = asyncio.run(measure(callers, requests, profile=profile))
     if as_json:
         print(json.dumps({"machine": machine(), "costs": [asdict(cost) for cost in costs]}))

@@ -1,10 +1,10 @@
-"""Asks a router for single texts from many callers at once, in its own process: `python -m
+"""Send single texts to a router from many callers at once, in a separate process: `python -m
 benchmarks.mesh.load ADDRESS MODEL`.
 
-It sends by the client's transport below `AsyncClient`, as the edge does: on a stream once there are
-several callers; with --unary by generated stubs, a gRPC call for each text. Each line {"callers":
-…, "seconds": …} on its input is a closed loop: so many callers of which each sends a text as soon
-as it has the answer to the one before. Idle, it uses no CPU.
+It sends by the client's transport below `AsyncClient`, as the edge does: on a stream with several
+callers; with --unary by generated stubs, a gRPC call for each text. Each line {"callers": …,
+"seconds": …} on its input is a closed loop: each caller sends a text as soon as it has the answer
+to the previous one. Idle, it uses no CPU.
 """
 
 from __future__ import annotations

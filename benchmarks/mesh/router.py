@@ -1,11 +1,11 @@
-"""What a router alone can do: `python -m benchmarks.mesh.router`, or `make bench-router`.
+"""Measure a router alone: `python -m benchmarks.mesh.router`, or `make bench-router`.
 
-A real router and a real Redis, as `shoal up` starts them, serve single texts between processes of
-their own that cost nothing else: a stub of a worker that answers each text at once with a
-ready-made vector (`stub_worker.py`), and clients of many callers at once (`load.py`), whose texts
-share a stream, or with --unary are a gRPC call each. All share this machine's cores, so singles/s
-are what all of them together can do; what the router itself can do with a core of its own is 1 s ÷
-its CPU time of a request, user and system time of all its threads, from /proc.
+A real router and a real Redis, as `shoal up` starts them, serve single texts between separate
+processes that cost nothing else: a stub of a worker that answers each text at once with a
+ready-made vector (`stub_worker.py`), and clients of many callers at once (`load.py`) with texts
+that share a stream, or with --unary are a gRPC call each. All share this machine's cores, so
+singles/s is the throughput of all of them together; the capacity of the router with a dedicated
+core is 1 s ÷ its CPU time of a request, user and system time of all its threads, from /proc.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StubMesh:
         self._pids, self._worker, self._clients = pids, worker, clients
 
     async def turn(self, callers: int, seconds: float) -> Turn:
-        """One closed loop of so many callers in all."""
+        """Run one closed loop of this many callers in all."""
         shares = [
             callers // len(self._clients) + (number < callers % len(self._clients))
             for number in range(len(self._clients))

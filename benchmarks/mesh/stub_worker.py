@@ -134,7 +134,7 @@ class Stub:
                 await self._complete(pulled)
 
     async def _complete(self, pulled: worker_pb2.PullResponse) -> None:
-        """One call for the whole batch, as a worker's whose jobs end together."""
+        """Complete the whole batch in one call, as a worker does when its jobs end together."""
         jobs = [
             worker_pb2.CompletedJob(job_id=codec.read_job(job).job_id, result=self._answer)
             for job in pulled.jobs
@@ -146,8 +146,8 @@ class Stub:
             jobs=jobs,
             release=True,
         )
-        # Not added up in one statement: it would read the sum before it waits, and lose what the
-        # other pull adds meanwhile.
+        # Not added up in one statement: it would read the sum before it waits, and lose the
+        # increments of the other pull.
         accepted = await self._link.complete(request, time.time() + PULL_SECONDS)
         self.jobs += accepted or 0
 

@@ -1,13 +1,14 @@
-"""What traces and scrapes cost: `python -m benchmarks.mesh.telemetry`, or `make bench-telemetry`.
+"""Measure the cost of traces and scrapes: `python -m benchmarks.mesh.telemetry`, or `make
+bench-telemetry`.
 
 Three meshes of one router and one single-threaded worker, each a process, run at the same time and
-are asked in turns, so that what the machine does meanwhile meets all of them: without a collector,
-with one request in twenty traced (as `k8s/components/otel` has it), and with all of them traced.
-The collector takes spans and forgets them, in a process of its own on the same cores. Metrics are
-kept in all three, because that cannot be switched off; besides, it is told how long a scrape takes.
+receive requests in turns, so that disturbances of the machine affect all of them: without a
+collector, with one request in twenty traced (as `k8s/components/otel` has it), and with all of them
+traced. The collector takes spans and forgets them, in a separate process on the same cores. Metrics
+are kept in all three, because they cannot be switched off; the duration of a scrape is reported.
 
 The model is tiny (two layers of width 64) and a request one text of a few words, so that nearly all
-of the time is the mesh's own: a real model makes each share smaller.
+of the time is the mesh's overhead: a real model makes each share smaller.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ VARIANTS: Final[Mapping[str, Mapping[str, str] | None]] = {
 
 @dataclass(slots=True)
 class Found:
-    """Of each round: requests/s of the mesh, and of its share of the one without a collector;
+    """Results of each round: requests/s of the mesh, and its share of the mesh without a collector;
     seconds of each scrape.
     """
 
@@ -189,7 +190,7 @@ def main(
         bool, typer.Option("--json", help="Print JSON; the table goes to stderr")
     ] = False,
 ) -> None:
-    """Measure what traces take of the throughput of a mesh whose model is tiny."""
+    """Measure how much traces reduce the throughput of a mesh with a tiny model."""
     console = Console(stderr=as_json)
     busy = asyncio.run(busy_cores())
     with Progress(console=console, transient=True) as progress:

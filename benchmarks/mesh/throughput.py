@@ -69,8 +69,7 @@ SEED = 7
 DTYPES = ("float32", "bfloat16")
 FORWARD = "forward alone"
 STEADY_CALLERS, STEADY_TEXTS = 4, 128
-"""Steady traffic: so many callers of which each sends requests of so many texts, one after the
-other.
+"""Steady traffic: number of callers, and texts in each of their requests, sent one after the other.
 """
 ROUTER_CALLERS, ROUTER_SECONDS = (64, 256), 3.0
 MIN_COSINE = 0.999
@@ -78,7 +77,7 @@ MIN_COSINE = 0.999
 same.
 """
 METRICS = (("SHOAL_METRICS_ADDRESS", "127.0.0.1:0"),)
-"""For a mesh whose processes serve their metrics, each at a port of its own; `Meter` finds it."""
+"""Settings of a mesh with metrics, each process at a separate port; `Meter` finds it."""
 FORWARD_CPU = "shoal_device_cpu_seconds_total"
 COUNTERS = (
     FORWARD_CPU,
@@ -101,9 +100,14 @@ QUERIES = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure. `turns`: single texts that each of many callers sends at least;
-    `queries`: single queries of each round; `steady_seconds`: of steady traffic in each round;
-    `everything`: also rows that no target needs, which take minutes."""
+    """The extent of a run.
+
+    Attributes:
+        turns: Minimum single texts that each of many callers sends.
+        queries: Single queries of each round.
+        steady_seconds: Seconds of steady traffic in each round.
+        everything: Include rows that no target needs, which take minutes.
+    """
 
     texts: int
     rounds: int
@@ -126,7 +130,11 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """What a mesh's processes have used so far; `pids`: those of a local mesh, by name."""
+    """The resources that a mesh's processes have used.
+
+    Attributes:
+        pids: Processes of a local mesh, by name.
+    """
 
     pids: dict[str, int]
 
@@ -205,9 +213,10 @@ async def steadily(encode: Encode, texts: list[str], seconds: float) -> float:
 
 
 def seconds_once(answered: list[tuple[float, int]], texts: int) -> float:
-    """The seconds in which a steady stream of answers, of (time, texts), brings so many texts. The
-    first answer only starts the clock, and the last ones, in which fewer and fewer callers are
-    left, do not count: there are as many as callers."""
+    """Return the seconds in which a steady stream of answers, of (time, texts), has this many
+    texts. The first answer only starts the clock, and the last ones, as many as callers, do not
+    count, because fewer and fewer callers are left.
+    """
     counted = answered[: max(2, len(answered) - STEADY_CALLERS + 1)]
     brought = sum(count for _, count in counted[1:])
     return (counted[-1][0] - counted[0][0]) * texts / brought

@@ -35,8 +35,8 @@ from libs.models import EncodeWork, Prepared, load_model
 
 BATCH = 32
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# A measurement repeats what it measures for about so long, so that the clock's own time does not
-# count.
+# A measurement repeats its function for about this many seconds, so that the clock's overhead does
+# not count.
 SECONDS = 0.02
 
 
@@ -79,7 +79,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, action="append", help="default: 1, and all cores")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
-        "--cases", type=int, default=len(CASES), help="only the first so many of the kernel alone"
+        "--cases",
+        type=int,
+        default=len(CASES),
+        help="only this number of cases of the kernel alone",
     )
     arguments = parser.parse_args()
     try:
@@ -113,8 +116,8 @@ def main() -> None:
 def kernels(
     case: Case, dtype: torch.dtype, loaded: Mapping[str, library.Native]
 ) -> dict[str, Callable[[], object]]:
-    """Of the kernel alone; each with a layout of its own, whose masks and biases are made before
-    time is taken.
+    """Yield functions of the kernel alone; each has a layout with masks and biases made before the
+    clock starts.
     """
     lengths = case.lengths or tuple(sorted(real_texts(BATCH).lengths))
     parts = (case.heads, case.kv_heads, case.kv_heads)
@@ -144,7 +147,7 @@ def kernels(
 
 
 def row_functions(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
-    """Of a hidden size of 768, for a batch of the mix and for one query."""
+    """Yield functions of a hidden size of 768, for a batch of the mix and for one query."""
     for rows, batch in ((sum(real_texts(BATCH).lengths), BATCH), (12, 1)):
         x, weight, heads = (
             torch.randn(rows, 768).to(dtype),
@@ -174,7 +177,7 @@ def row_functions(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[
 
 
 def forwards(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Callable[[], object]]]]:
-    """Of the whole model, with the kernels that this machine uses and without."""
+    """Yield forwards of the whole model, with the kernels that this machine uses and without."""
     model = load_model(minilm_directory(), MINILM_ID, torch.device("cpu"), dtype)
     texts = real_texts(8 * BATCH).texts
     mix = [model.prepare(EncodeWork(texts[i : i + BATCH])) for i in range(0, len(texts), BATCH)]

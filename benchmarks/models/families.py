@@ -1,11 +1,11 @@
-"""How fast is each family's packed forward? `python -m benchmarks.models.families`, or `make
+"""Measure each family's packed forward: `python -m benchmarks.models.families`, or `make
 bench-families`.
 
 For every family the same random weights, texts and data type go through (a) Shoal's packed forward,
 (b) transformers' padded forward in arrival order, as a server gets its texts, and sorted by length,
-which is its best case, and (c) sentence-transformers, which sorts too and whose tokenising is
-counted. Engines take turns within a round; ratios are of neighbours in time, so that the machine's
-drift cancels. Texts have the log-normal length mix of `benchmarks/common/texts.py`.
+which is its best case, and (c) sentence-transformers, which sorts too and includes tokenising.
+Engines take turns within a round; ratios are of neighbours in time, so that the machine's drift
+cancels. Texts have the log-normal length mix of `benchmarks/common/texts.py`.
 
 Needs torch, transformers, safetensors and tokenizers; sentence-transformers where it is installed;
 Triton and the CUDA build of torch on a GPU. `--shapes published` measures real models' shapes
@@ -46,8 +46,10 @@ PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of one measured model: a family at a size. `config`: further keys of transformers'
-    configuration.
+    """A family at a size.
+
+    Attributes:
+        config: Further keys of transformers' configuration.
     """
 
     name: str
@@ -101,7 +103,11 @@ PUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one shape in one data type. `seconds`: by engine, one number a round."""
+    """Results of one shape in one data type.
+
+    Attributes:
+        seconds: By engine, one number a round.
+    """
 
     shape: str
     dtype: str
@@ -114,7 +120,7 @@ class Result:
         return self.tokens / median(self.seconds[engine]) if engine in self.seconds else None
 
     def ratio(self, peer: str) -> float | None:
-        """How many times as fast as a peer is packed: the median of the rounds' ratios."""
+        """Return the speed of packed relative to a peer: the median of the rounds' ratios."""
         if peer not in self.seconds:
             return None
         return median(
@@ -137,8 +143,11 @@ def small_shapes(names: Sequence[str]) -> list[Shape]:
 def measure(
     shape: Shape, dtype: str, device: torch.device, texts: int, rounds: int, batch_tokens: int
 ) -> Result:
-    """`batch_tokens` 0: batches of 32 texts, for all engines alike; else packed batches of so many
-    tokens.
+    """Measure one shape.
+
+    Args:
+        batch_tokens: Budget of packed batches in tokens; 0: batches of 32 texts, for all engines
+            alike.
     """
     with tempfile.TemporaryDirectory() as name:
         directory = write_checkpoint(
@@ -178,8 +187,8 @@ def measure(
 def packed_run(
     model: PackedModel, sequences: Sequence[InputSequence], batch_tokens: int
 ) -> Callable[[], object]:
-    """As a worker runs batches: on an asynchronous device the next one is launched before the last
-    one is collected.
+    """Run batches as a worker does: on an asynchronous device the next one is launched before the
+    last one is collected.
     """
     batches = batches_of(sequences, batch_tokens)
     if model.queue is None:
@@ -199,7 +208,7 @@ def packed_run(
 
 
 def batches_of(sequences: Sequence[InputSequence], batch_tokens: int) -> list[list[InputSequence]]:
-    """In arrival order: 32 each, or as many as fit a budget."""
+    """Return batches in arrival order: 32 each, or as many as fit a budget."""
     if not batch_tokens:
         return [list(sequences[first : first + BATCH]) for first in range(0, len(sequences), BATCH)]
     batches: list[list[InputSequence]] = [[]]
@@ -216,8 +225,8 @@ def batches_of(sequences: Sequence[InputSequence], batch_tokens: int) -> list[li
 def padded_run(
     model: torch.nn.Module, sequences: Sequence[InputSequence], device: torch.device
 ) -> Callable[[], object]:
-    """transformers as it is used: a padded batch and its mask. Mean pooling is counted, as it is
-    for packed.
+    """Run transformers as it is used: a padded batch and its mask. Mean pooling is counted, as it
+    is for packed.
     """
     batches = []
     for first in range(0, len(sequences), BATCH):
@@ -312,8 +321,8 @@ HEAD = (
 
 
 def line(one: Result) -> str:
-    """x: how many times as fast packed is as transformers in arrival order, sorted by length, and
-    as sentence-transformers.
+    """Return a table line. x: speed of packed relative to transformers in arrival order, sorted by
+    length, and to sentence-transformers.
     """
     ratios = [
         one.ratio(peer) for peer in ("transformers", "transformers sorted", "sentence-transformers")
@@ -328,7 +337,7 @@ def line(one: Result) -> str:
 
 
 def dtypes(device: torch.device) -> list[str]:
-    """Those that the device multiplies itself."""
+    """Return the data types that the device multiplies natively."""
     if device.type == "cuda":
         return ["bfloat16"]
     return list(DTYPES) if has_bfloat16() else ["float32"]

@@ -45,8 +45,10 @@ TARGETS: dict[str, list[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one set of layers in one data type and batch size. `seconds`: by engine, one number a
-    round.
+    """Results of one set of layers in one data type and batch size.
+
+    Attributes:
+        seconds: By engine, one number a round.
     """
 
     targets: str
@@ -60,7 +62,7 @@ class Result:
         return self.tokens / median(self.seconds[engine])
 
     def ratio(self, engine: str) -> float:
-        """Of the throughput without adapters: the median of the rounds' ratios."""
+        """Return the share of the throughput without adapters: the median of the rounds' ratios."""
         return median(
             base / own for base, own in zip(self.seconds["base"], self.seconds[engine], strict=True)
         )
@@ -132,7 +134,7 @@ HEAD = (
 
 
 def line(one: Result) -> str:
-    """one, mixed: shares of the throughput without adapters."""
+    """Return a table line. one, mixed: shares of the throughput without adapters."""
     base, single, mixed = (
         one.tokens_per_second("base"),
         one.ratio("one adapter"),

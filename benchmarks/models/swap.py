@@ -1,9 +1,9 @@
-"""How long does a model take to come? `python -m benchmarks.models.swap [--json]`.
+"""Measure how long a model takes to load: `python -m benchmarks.models.swap [--json]`.
 
-all-MiniLM-L6-v2 through the worker's own residency, on 1 and 2 threads: from the order to load it
-until its first vector. First: the first load of a process, with everything that only the first one
-does. Cold: from the page cache. Warm: from host memory. On a CUDA machine also the swap of a warm
-model of BERT-large's size against its bytes over the measured host-to-device bandwidth.
+all-MiniLM-L6-v2 through the worker's residency, on 1 and 2 threads: from the order to load it until
+its first vector. First: the first load of a process, with its one-time costs. Cold: from the page
+cache. Warm: from host memory. On a CUDA machine also the swap of a warm model of BERT-large's size
+against its bytes over the measured host-to-device bandwidth.
 """
 
 from __future__ import annotations
@@ -77,8 +77,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Of a warm model to a CUDA device, in seconds; `copies`: of as many bytes from pinned memory
-    alone.
+    """Seconds of a warm model's transfer to a CUDA device.
+
+    Attributes:
+        copies: Seconds to copy as many bytes from pinned memory alone.
     """
 
     bytes: int
@@ -100,7 +102,7 @@ class Transfer:
 
 
 class Bench:
-    """A residency that nobody else uses."""
+    """A residency without other users."""
 
     def __init__(self, device: Device, host_bytes: int, tasks: asyncio.TaskGroup) -> None:
         self._changed = asyncio.Event()

@@ -1,12 +1,11 @@
-"""How fast does the decode loop write? `python -m benchmarks.models.writing`, or `make
-bench-writing`.
+"""Measure the decode loop: `python -m benchmarks.models.writing`, or `make bench-writing`.
 
-The same random weights write by (a) Shoal's decode loop and (b) transformers'
+The same random weights generate by (a) Shoal's decode loop and (b) transformers'
 `generate(do_sample=False)`: one sequence alone, and 16 with prompts and answers of different
-lengths. transformers pads prompts to the longest and writes until the longest answer has ended, as
-its batches do; the tokens that were asked for count, for both. Engines take turns within a round;
-ratios are of neighbours in time. Beside that: the time to the first token, and what a step costs
-while another sequence joins.
+lengths. transformers pads prompts to the longest and generates until the longest answer has ended,
+as its batches do; only requested tokens count, for both. Engines take turns within a round; ratios
+are of neighbours in time. In addition: the time to the first token, and the cost of a step while
+another sequence joins.
 
 Needs torch, transformers, safetensors and tokenizers.
 """

@@ -1,3 +1,3 @@
-"""What the mesh is compared with: bare models in their own processes, OpenVINO, and the set-up of
-OpenVINO and Infinity.
+"""The peers of the mesh: bare models in separate processes, OpenVINO, and the set-up of OpenVINO
+and Infinity.
 """

@@ -1,4 +1,4 @@
-"""A model without any mesh around it, in a process of its own: `python -m benchmarks.peers.engine
+"""A model without any mesh around it, in a separate process: `python -m benchmarks.peers.engine
 KIND THREADS SHARE TEXTS SEED`.
 
 Kinds: `sentence-transformers` (its encode(), batch 32, tokenising included), `forward` (the
@@ -78,8 +78,8 @@ def forward_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
 
 
 def sentence_transformers_runs(mix: Mix, batches: Batches, threads: int) -> dict[str, Run]:
-    """What most people use today. It sorts by length itself and pads each batch to its longest
-    text.
+    """Run sentence-transformers, which most people use today. It sorts by length itself and pads
+    each batch to its longest text.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -140,8 +140,8 @@ KINDS: dict[str, Callable[[Mix, Batches, int], dict[str, Run]]] = {
     "openvino": openvino_runs,
 }
 SORTED = ("openvino",)
-"""Kinds whose batches are of texts of about the same length, the longest first: others take texts
-as they arrive.
+"""Kinds with batches of texts of about the same length, the longest first: others take texts as
+they arrive.
 """
 
 

@@ -1,10 +1,10 @@
 """MiniLM in OpenVINO, a peer of the forward pass. `python -m benchmarks.peers.openvino_model FILE`
 converts it.
 
-transformers' model with mean pooling and normalisation is converted by OpenVINO's own torch
-front-end, with dynamic shapes, and stored in float32; it is computed in float32 or bfloat16.
+transformers' model with mean pooling and normalisation is converted by OpenVINO's torch front-end,
+with dynamic shapes, and stored in float32; it is computed in float32 or bfloat16.
 benchmarks/peers/setup_openvino.sh installs OpenVINO and converts the model; all this runs in
-.cache/openvino-venv, whose Python also sees the project's packages.
+.cache/openvino-venv, which also sees the project's packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRECISIONS: Final = {"float32": "f32", "bfloat16": "bf16"}
 
 
 def convert(file: Path) -> None:
-    """Writes the model's graph to `file` and its weights beside it. Inputs: ids and mask, both
+    """Write the model's graph to `file` and its weights next to it. Inputs: ids and mask, both
     int64 [texts, tokens].
     """
     import openvino
@@ -78,7 +78,9 @@ class OpenVinoModel:
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids and mask of one batch, [texts, tokens of its longest text]; 0 where there is no token."""
+    """Return ids and mask of one batch, [texts, tokens of its longest text]; 0 beyond the end of a
+    text.
+    """
     longest = max(map(len, sequences))
     ids, mask = (
         np.zeros((len(sequences), longest), np.int64),
@@ -91,7 +93,7 @@ def padded(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArr
 
 
 def token_ids(mix: Mix) -> list[list[int]]:
-    """Of each text, special tokens included."""
+    """Return the token ids of each text, special tokens included."""
     tokenizer = plain_tokenizer(minilm_directory())
     tokenizer.enable_truncation(MAX_TOKENS)
     return [encoding.ids for encoding in tokenizer.encode_batch(mix.texts)]

@@ -173,7 +173,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def differences(data: str, rows: Sequence[Row]) -> Iterator[str]:
-    """The rows whose nDCG is further from float32's than the bound."""
+    """Yield the rows with an nDCG further from float32's than the bound."""
     exact = {
         row["model"].partition("/")[0]: row[NDCG]
         for row in rows

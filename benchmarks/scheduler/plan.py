@@ -1,16 +1,16 @@
-"""How long does a plan take? `python -m benchmarks.scheduler.plan`, or `make bench-plan`.
+"""Measure how long a plan takes: `python -m benchmarks.scheduler.plan`, or `make bench-plan`.
 
-Plans for made-up meshes of 1,000 workers and 100, 1,000 and 10,000 models, all of which every
+Plans for synthetic meshes of 1,000 workers and 100, 1,000 and 10,000 models, all of which every
 worker has on its disk:
 
 - steady: 20 models resident on each worker, every second model has work that its copies do soon;
   nothing is ordered
-- burst: as before, and work comes for models that nobody holds, a tenth of all
+- burst: as before, and work arrives for models that are resident nowhere, a tenth of all
 - cold: nothing is resident anywhere and every model has work
 
-What is timed is `plan` alone, whose input a scheduler has at hand: not reading it from Redis, nor
-sending orders. Copies and models with work are what a plan's time grows with. Needs none of a
-worker's dependencies.
+Only `plan` is timed, with an input that a scheduler has at hand: not reading it from Redis, nor
+sending orders. A plan's time grows with copies and models with work. Needs none of a worker's
+dependencies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What did a change of scaling do? `python -m benchmarks.scheduler.scaling --before COMMIT`, or
-`make bench-scaling`.
+"""Measure a change of scaling: `python -m benchmarks.scheduler.scaling --before COMMIT`, or `make
+bench-scaling`.
 
-Simulates pools at zero to which somebody comes every 25 minutes on average
+Simulates pools at zero with a visit every 25 minutes on average
 (`services/scheduler/simulate/scaling.py`), with the scheduler of a commit and with this tree's, on
 the same seeded visits. Prints a table in Markdown: means over the seeds. Needs git, and none of a
 worker's dependencies.
@@ -49,7 +49,7 @@ COLUMNS = (
 def outcomes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every situation and seed, under the scheduler that is imported here."""
     for start, bursts, seed in product(options.start, options.bursts, range(options.seeds)):
-        # Configured as it is in truth: what is learnt should stay there.
+        # Configured with the true value: the learnt value should stay there.
         spec = PoolSpec(
             "pool", max_workers=20, cold_start_seconds=60.0, node_seconds=max(0.0, start - 60.0)
         )

@@ -1,16 +1,16 @@
-"""How much of the device's time goes into work that was cancelled: `python -m
-benchmarks.stress.cancel`, or `make bench-cancel`.
+"""Measure how much device time is spent on cancelled work: `python -m benchmarks.stress.cancel`, or
+`make bench-cancel`.
 
-A real mesh (Redis, router, single-threaded workers, MiniLM) and a backlog: so many requests at a
-time that each waits for many forward passes. In the first phase all are answered, which tells how
-long a request lives and what device time it takes. In the second each is cancelled with `--share`
-as its chance, at an evenly drawn moment of its expected life; another follows at once.
+A real mesh (Redis, router, single-threaded workers, MiniLM) and a backlog: so large that each
+request waits for many forward passes. In the first phase all are answered, which gives a request's
+duration and device time. In the second each is cancelled with the probability `--share`, at a
+uniformly drawn moment of its expected duration; another follows at once.
 
-Wasted is what workers report: the shares, by tokens, of forward passes in jobs that were cancelled
-before their answer was taken. A job that is known to be cancelled is never computed
-(tests/worker/test_worker.py), so all of it fell to jobs whose forward pass had begun or whose
-cancellation was on its way. Beside it stands what can be told without that account: the tokens of
-all forward passes, as the workers' logs name them, less those of the answers that came.
+Wasted time is reported by workers: the shares, by tokens, of forward passes in jobs that were
+cancelled before their answer was taken. A job that is known to be cancelled is never computed
+(tests/worker/test_worker.py), so all of it fell to jobs in a running forward pass or with a
+cancellation on its way. A second figure does not depend on that account: the tokens of all forward
+passes, from the workers' logs, less those of the received answers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ TARGET = 0.05
 ENVIRONMENT = (("SHOAL_LOG_LEVEL", "DEBUG"), ("SHOAL_MAX_QUEUED_SECONDS", "600"))
 """Workers log each forward pass; and the backlog is meant: nothing of it is to be refused."""
 SETTLE_SECONDS = 3.0
-"""Heartbeats come every two seconds."""
+"""Heartbeats are sent every two seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What one phase brought. Seconds and tokens are of all workers together; `life_seconds`: the
-    mean of an answered request.
+    """The results of one phase. Seconds and tokens are of all workers together.
+
+    Attributes:
+        life_seconds: The mean duration of an answered request.
     """
 
     answered: int
@@ -59,8 +61,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of a run: both phases, the share of device time that workers report as wasted, and that of
-    tokens that no answer came for.
+    """The results of a run: both phases, the share of device time that workers report as wasted,
+    and the share of tokens without an answer.
     """
 
     concurrency: int
@@ -230,7 +232,7 @@ def show(result: Result, console: Console) -> None:
         f"{result.stormy.computed_tokens:,} tokens computed, {result.stormy.answered_tokens:,} "
         "answered"
     )
-    console.print(f"{tokens}: for {result.unanswered_share:.2%} no answer came", soft_wrap=True)
+    console.print(f"{tokens}: {result.unanswered_share:.2%} had no answer", soft_wrap=True)
 
 
 def main() -> None:

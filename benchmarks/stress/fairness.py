@@ -1,12 +1,12 @@
-"""Does a heavy neighbour starve a light one? `python -m benchmarks.stress.fairness`, or `make
-bench-fairness`.
+"""Measure if a heavy neighbour starves a light one: `python -m benchmarks.stress.fairness`, or
+`make bench-fairness`.
 
-A mesh of one router and one worker of one thread, each a process. A light client B asks for single
-texts, at its own pace (Poisson, open loop), first alone and then while A asks for more than the
-worker can do: (model) A and B are two models, ten texts of A for one of B; (tenant) two tenants of
-one model, likewise; (slow) A is a model that takes many times as long; (pages) A asks for large
-pages, each of which its image tower reads for about a second. What is bounded is B's p99: 1.5 times
-what it is alone, and one batch of A, which may have begun when B's text arrives.
+A mesh of one router and one worker of one thread, each a process. A light client B sends single
+texts at random (Poisson, open loop), first alone and then while A sends more than the worker can
+do: (model) A and B are two models, ten texts of A for one of B; (tenant) two tenants of one model,
+likewise; (slow) A is a model that takes many times as long; (pages) A sends large pages, each of
+which its image tower reads for about a second. The bound is on B's p99: 1.5 times its p99 alone,
+and one batch of A, which may have begun when B's text arrives.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ SLOW_SIZE = {
 RATIO = 10
 """Texts of A for one of B."""
 OVERLOAD = 1.2
-"""What A asks for, of what it got when it was alone."""
+"""A's request rate relative to its capacity alone."""
 BACKLOG_SECONDS = 2.0
-"""Of what A asks for, it asks for so much at the beginning."""
+"""Seconds of A's load that it sends at the beginning."""
 SHARE = 0.1
-"""Of what B could get alone, beside a slow model."""
+"""B's request rate relative to its capacity alone, with a slow model as neighbour."""
 IDLE_FACTOR = 1.5
-FEWEST = 200
+MIN_REQUESTS = 200
 """Of B's requests."""
 MAX_FACTOR = 5
 """How many times as long as wanted a scenario may take on a machine where B asks for little."""
@@ -90,15 +90,17 @@ SCENARIOS = (
 
 @dataclass(slots=True)
 class Found:
-    """Of one scenario. Times in milliseconds, rates in texts/s; `idle` and `loaded`: of each of B's
-    requests.
+    """Results of one scenario. Times in milliseconds, rates in texts/s.
+
+    Attributes:
+        idle, loaded: The times of each of B's requests.
     """
 
     name: str
     capacity: float
-    """What A got when it was alone."""
+    """A's rate when it was alone."""
     heavy_rate: float
-    """What it asked for."""
+    """A's request rate."""
     light_rate: float
     idle: list[float]
     loaded: list[float] = field(default_factory=list)
@@ -229,12 +231,12 @@ async def ask_openly(
     tick: Tick,
     heavy: Heavy | None = None,
 ) -> Asked:
-    """B: for so long and at least FEWEST requests, unless that takes far too long."""
+    """Send B's requests for `seconds` and at least MIN_REQUESTS of them, unless that takes far too long."""
     begin, backlog = time.perf_counter(), sys.maxsize
     tasks: list[asyncio.Task[float]] = []
     for at in arrivals(rate, SEED + 1):
         await until(begin, at)
-        if (at >= seconds and len(tasks) >= FEWEST) or at >= MAX_FACTOR * seconds:
+        if (at >= seconds and len(tasks) >= MIN_REQUESTS) or at >= MAX_FACTOR * seconds:
             break
         tasks.append(asyncio.create_task(caller.ask(client)))
         if heavy is not None:
@@ -338,7 +340,7 @@ async def measured(names: list[str], seconds: float, console: Console) -> list[F
 
 
 def print_found(found: list[Found], console: Console) -> None:
-    table = Table(title="B beside a heavy A, milliseconds", title_justify="left")
+    table = Table(title="B with a heavy A, milliseconds", title_justify="left")
     for heading in (
         "scenario",
         "A got, asked for, B asks for (texts/s)",
@@ -348,7 +350,7 @@ def print_found(found: list[Found], console: Console) -> None:
         "p99",
     ):
         table.add_column(heading, justify="left" if heading == "scenario" else "right")
-    for heading in ("B beside A p50", "p99", "one batch of A p50", "p99", "bound", ""):
+    for heading in ("B with A p50", "p99", "one batch of A p50", "p99", "bound", ""):
         table.add_column(heading, justify="right")
     for one in found:
         rates = f"{one.capacity:,.0f}  {one.heavy_rate:,.0f}  {one.light_rate:,.1f}"
@@ -398,8 +400,8 @@ def main(
         bool, typer.Option("--json", help="Print JSON with every request; the table goes to stderr")
     ] = False,
 ) -> None:
-    """Measure what a heavy model, a heavy tenant and a slow model do to the latency of a light
-    one.
+    """Measure the effect of a heavy model, a heavy tenant and a slow model on the latency of a
+    light one.
     """
     console = Console(stderr=as_json)
     if not console.is_terminal:

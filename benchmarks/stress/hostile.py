@@ -1,12 +1,12 @@
-"""Measure what a hostile tenant does to a light one: `python -m benchmarks.stress.hostile`, or
+"""Measure the effect of a hostile tenant on a light one: `python -m benchmarks.stress.hostile`, or
 `make bench-hostile`.
 
 A mesh of one router, one worker of one thread, an edge and Redis, each a process. A light tenant
 sends one text of MiniLM at a time at random intervals (Poisson, open loop): first alone, then
-beside a tenant that sends, half as fast again as its rate limit allows, the largest requests of one
-kind of work (`hostile_kinds.py`), kind after kind: texts, relations, structures, documents, images,
-generation, and answers that it does not read. Half of its requests are cancelled at once, half are
-left to run out of 2 s.
+together with a tenant that sends, half as fast again as its rate limit allows, the largest requests
+of one kind of work (`hostile_kinds.py`), kind after kind: texts, relations, structures, documents,
+images, generation, and answers that it does not read. Half of its requests are cancelled at once,
+half are left to run out of 2 s.
 
 Bound: the light tenant's p99 at most twice its p99 alone, or 0.3 s where that is more; all of its
 requests answered; no process beyond its memory.
@@ -56,7 +56,7 @@ RATIO_BOUND: Final = 2.0
 FLOOR_MILLISECONDS: Final = 300.0
 """The light tenant's p99 may be as long as this whatever it is alone."""
 LIGHT_RATE: Final = 6.0
-"""Requests a second of the light tenant: a tenth of what the worker can do, about."""
+"""Requests a second of the light tenant: about a tenth of the worker's capacity."""
 HOSTILE_RATE: Final = 4.0
 """Requests a second that the file of tenants allows the hostile one, which asks for ASKED times as
 many.
@@ -86,8 +86,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one process, in bytes: when the mesh was idle with its models loaded, its peak since, and
-    what it may take.
+    """Memory of one process, in bytes: when the mesh was idle with its models loaded, its peak
+    since, and its limit.
     """
 
     idle: int
@@ -194,7 +194,7 @@ class HostileProcess:
         )
 
     async def stop(self) -> Mapping[str, Mapping[str, int]]:
-        """What became of its requests."""
+        """Stop it and return the outcomes of its requests."""
         told, _ = await self._process.communicate(b"")
         outcomes: Mapping[str, Mapping[str, int]] = json.loads(told)
         return outcomes
@@ -207,7 +207,7 @@ class HostileProcess:
 async def measured(
     kinds: Sequence[str], seconds: float, light_rate: float, hostile_rate: float, progress: Progress
 ) -> list[Found]:
-    """Measure the light tenant alone, and beside each kind for as long."""
+    """Measure the light tenant alone, and together with each kind, with the same duration."""
     bar = progress.add_task("alone", total=1.0 + len(kinds))
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hostile-")))
@@ -222,7 +222,7 @@ async def measured(
         idle = _resident(mesh)
         found = []
         for place, kind in enumerate(kinds):
-            progress.update(bar, description=f"beside {kind}")
+            progress.update(bar, description=f"with {kind}")
             tick = Tick(progress, bar, 1.0 + place, 1.0)
             found.append(
                 await _beside(
@@ -245,7 +245,11 @@ async def _beside(
     ask: Callable[[], Awaitable[Asked]],
     hostile_rate: float,
 ) -> Found:
-    """Measure the light tenant beside one kind. `idle`: bytes of each process before any attack."""
+    """Measure the light tenant together with one kind.
+
+    Args:
+        idle: Bytes of each process before any attack.
+    """
     peaks = {name: Peak(pid) for name, pid in mesh.supervisor.pids.items()}
     hostile = await HostileProcess.started(kind, mesh, ASKED * hostile_rate)
     try:
@@ -318,7 +322,7 @@ def print_found(found: Sequence[Found], console: Console) -> None:
             outcomes = ", ".join(f"{count} {code}" for code, count in codes.items())
             hostile.add_row(one.kind, attack, str(sum(codes.values())), outcomes)
     console.print(hostile)
-    memory = Table(title="memory, MiB: peak of the kind, of what is allowed", title_justify="left")
+    memory = Table(title="memory, MiB: peak of the kind, of the limit", title_justify="left")
     memory.add_column("kind")
     for name in found[0].memory:
         memory.add_column(name, justify="right")
@@ -345,7 +349,7 @@ def main(
         typer.Option(help=f"One of {', '.join(KINDS)}; may be repeated. Default: all."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=5, help="Duration of the light tenant alone, and beside each kind.")
+        float, typer.Option(min=5, help="Duration of the light tenant alone, and with each kind.")
     ] = 60.0,
     light_rate: Annotated[
         float, typer.Option(min=0.1, help="Requests a second of the light tenant.")
@@ -357,8 +361,8 @@ def main(
         bool, typer.Option("--json", help="Print JSON with every request; the tables go to stderr.")
     ] = False,
 ) -> None:
-    """Measure the latency of a light tenant, and memory, beside a tenant that sends the largest
-    requests of each kind of work.
+    """Measure the latency of a light tenant, and memory, together with a tenant that sends the
+    largest requests of each kind of work.
     """
     console = Console(stderr=as_json)
     if not console.is_terminal:

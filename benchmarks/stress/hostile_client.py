@@ -23,7 +23,7 @@ from benchmarks.stress.hostile_kinds import KINDS, Attack
 TENANT: Final = "hostile"
 DEADLINE_SECONDS: Final = 2.0
 UNREAD_SECONDS: Final = 10.0
-"""How long a connection is held whose answer is not read."""
+"""Seconds for which a connection with an unread answer is held."""
 CANCEL_SECONDS: Final = 0.05
 
 
@@ -92,7 +92,7 @@ class Hostile:
         return "unread"
 
     async def _post(self, attack: Attack) -> str:
-        """Send a request whose answer is never read."""
+        """Send a request and never read its answer."""
         host, _, port = self._http_address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
         head = (

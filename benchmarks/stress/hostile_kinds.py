@@ -17,8 +17,8 @@ from tests.support import pdfs
 
 IMAGES: Final = "tiny/images"
 MIB: Final = 1 << 20
-# The most that the contract allows (docs/security.md). What all items make a worker read, with what
-# each repeats, is 256 MiB, and what an answer may repeat of labels 4 MiB.
+# The maximum of the contract (docs/security.md): all items with the parts repeated for each make a
+# worker read 256 MiB, and an answer may repeat 4 MiB of labels.
 INSTRUCTION, HYPOTHESIS, LABEL, QUERY, TEXT = 16_384, 1_024, 1_024, 131_072, 4 * MIB
 MANY: Final = 2_000
 MANY_TIMES_QUERY: Final = 1_900
@@ -108,8 +108,8 @@ def texts() -> Sequence[Attack]:
 
 
 def relations() -> Sequence[Attack]:
-    """Return requests whose answers are entities × entities × labels for each item; the first is
-    the red team's.
+    """Return requests with answers of entities × entities × labels for each item; the first is the
+    red team's.
     """
     return [_relations(200, 120, 60), _relations(20, 60, 30), _relations(1, 128, 60)]
 
@@ -153,8 +153,8 @@ def generation() -> Sequence[Attack]:
 
 
 def slow_readers() -> Sequence[Attack]:
-    """Return streams with large answers that nobody reads: EncodeStream over gRPC, server-sent
-    events and JSON over HTTP.
+    """Return streams with large unread answers: EncodeStream over gRPC, server-sent events and JSON
+    over HTTP.
     """
     rows = [pb.Item(text=f"text {number} " * 20) for number in range(MANY)]
     forms = [pb.REPRESENTATION_DENSE, pb.REPRESENTATION_SPARSE, pb.REPRESENTATION_MULTI_VECTOR]

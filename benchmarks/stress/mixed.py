@@ -1,17 +1,17 @@
-"""Encoders beside models that write, on one worker: `python -m benchmarks.stress.mixed`, or `make
-bench-mixed`.
+"""Measure encoders together with generative models on one worker: `python -m
+benchmarks.stress.mixed`, or `make bench-mixed`.
 
-A real mesh (Redis, router, one worker of one thread). MiniLM is asked for single texts at a steady
-rate beside eight callers who each have a random qwen3 write a text after another, and alone, half
-of that time before and half after, since shared machines have slow minutes. In the middle of the
-writing half of the writers are cancelled, and at the end all. Measured: the encoder's latency and
+A real mesh (Redis, router, one worker of one thread). MiniLM receives single texts at a steady rate
+together with eight callers who each have a random qwen3 generate one text after another, and alone,
+half of that time before and half after, since shared machines have slow minutes. In the middle of
+the generation half of the callers cancel, and at the end all. Measured: the encoder's latency and
 lost requests; the memory of keys and values that sequences have claimed, from the worker's metrics;
-and what is left of it after the end.
+and the rest of it after the end.
 
 The bound is that of `make bench-fairness`: 1.5 times the encoder's p99 alone, and one forward of
-the writer.
+the generative model.
 
-Needs transformers, for the writer's checkpoint.
+Needs transformers, for the generative model's checkpoint.
 """
 
 from __future__ import annotations
@@ -55,9 +55,14 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`forward`: mean milliseconds of a forward of the writer. Bytes of keys and values:
-    `most_claimed` while it wrote, `left_claimed` after the end; `resident`: what the writer took of
-    the worker's memory, weights included."""
+    """The results of a run.
+
+    Attributes:
+        forward: Mean milliseconds of a forward of the generative model.
+        most_claimed: Maximum bytes of keys and values during generation.
+        left_claimed: Bytes of keys and values after the end.
+        resident: Bytes of the worker's memory that the generative model took, including weights.
+    """
 
     rate: float
     alone: Phase
@@ -194,7 +199,7 @@ async def _measure(
 
         sums = [await metrics.sum(f"shoal_forward_seconds_{name}") for name in ("sum", "count")]
         console.print(
-            f"beside {options.writers} writers, half of which are cancelled in the middle"
+            f"with {options.writers} generating callers, half of which cancel in the middle"
         )
         tasks = [asyncio.create_task(write(number)) for number in range(options.writers)]
         watching = asyncio.create_task(watch())
@@ -232,7 +237,7 @@ async def _measure(
 
 
 def show(result: Result, console: Console) -> None:
-    for name, phase in (("alone", result.alone), ("beside the writers", result.beside)):
+    for name, phase in (("alone", result.alone), ("with generation", result.beside)):
         text = (
             f"p50 {phase.p50:.1f} ms, p99 {phase.p99:.1f} ms, {phase.failed} of {phase.asked:,} "
             "failed"
@@ -271,8 +276,8 @@ def main() -> None:
         root = Path(folder)
         (root / "mesh").mkdir()
         write_model(root / "models" / WRITER, options.layers, options.hidden)
-        # transformers, which wrote the checkpoint, left objects whose collection would stop this
-        # client for 0.2 s.
+        # transformers, which wrote the checkpoint, left objects that the garbage collector would
+        # collect during the measurement, which would stop this client for 0.2 s.
         gc.collect()
         gc.freeze()
         result = asyncio.run(measure(options, root, console))

@@ -1,19 +1,19 @@
-"""What the mesh does when five times too much is asked of it: `python -m
-benchmarks.stress.overload`, or `make bench-overload`.
+"""Measure a mesh under a fivefold overload: `python -m benchmarks.stress.overload`, or `make
+bench-overload`.
 
 A real mesh: two routers and one single-threaded worker with a random BERT of MiniLM's size; one
 client process for each router.
 
 - capacity: requests a second in a closed loop, before and after
-- overload: requests come at `--factor` times that rate, whether or not answers come (Poisson), each
-  with a deadline
-- recovery: from when the load stops until three requests in a row take at most twice their time in
+- overload: requests arrive at `--factor` times that rate, whether or not answers arrive (Poisson),
+  each with a deadline
+- recovery: from the end of the load until three requests in a row take at most twice their time in
   the idle mesh
 
-A request is one text of about 60 tokens. Goodput counts answers within their deadline that came
-while the load lasted. Clients do not retry: what the client library adds is tested in
-`tests/api/test_overload.py`. A worker has a machine of its own in production; here each has a core
-of its own, and all else shares the others (`--no-pin`: everything shares everything).
+A request is one text of about 60 tokens. Goodput counts answers within their deadline that arrived
+during the load. Clients do not retry: the client library's retries are tested in
+`tests/api/test_overload.py`. A worker has a dedicated machine in production; here each has a
+dedicated core, and all else shares the others (`--no-pin`: everything shares everything).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ ENVIRONMENT = {"SHOAL_LOG_LEVEL": "WARNING", "SHOAL_BATCH_TOKENS": "512", "OMP_N
 
 @dataclass
 class Tally:
-    """What one client saw. Times are seconds of the machine's monotonic clock, which processes
-    share.
+    """Observations of one client. Times are seconds of the machine's monotonic clock, which
+    processes share.
     """
 
     offered: int = 0
     in_time: list[float] = field(default_factory=list)
-    """When each answer within its deadline came."""
+    """When each answer within its deadline arrived."""
     seconds: list[float] = field(default_factory=list)
     """How long each of them took."""
     late: int = 0
@@ -116,7 +116,7 @@ class Asker:
             tally.seconds.append(time.monotonic() - began)
 
     async def closed_loop(self, seconds: float, concurrency: int) -> Tally:
-        """Each of so many callers asks again as soon as it is answered."""
+        """Let each of this many callers send a request again as soon as it is answered."""
         tally, end = Tally(), time.monotonic() + seconds
 
         async def caller() -> None:
@@ -180,7 +180,7 @@ async def client(address: str, deadline: float, seed: int) -> None:
 
 
 class ClientProcess:
-    """One `client` in a process of its own."""
+    """One `client` in a separate process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -196,13 +196,13 @@ class ClientProcess:
             limit=1 << 28,
         )
         started = cls(process)
-        await started._answer()
+        await started._read_answer()
         return started
 
     async def order(self, **order: object) -> Tally:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        tally = Tally(**await self._answer())
+        tally = Tally(**await self._read_answer())
         tally.refused = Counter(tally.refused)
         return tally
 
@@ -211,7 +211,7 @@ class ClientProcess:
         self._process.stdin.close()
         await self._process.wait()
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -225,7 +225,7 @@ class ClientProcess:
 
 @dataclass
 class Result:
-    """Of one run; rates in requests a second, times in seconds."""
+    """Results of one run; rates in requests a second, times in seconds."""
 
     factor: float
     deadline: float
@@ -353,7 +353,7 @@ async def measure(wanted: argparse.Namespace, directory: Path, progress: Progres
                 await asyncio.sleep(0.5)
 
         def cpu_seconds() -> dict[str, float]:
-            """By process; the clients together."""
+            """Return the CPU seconds by process; the clients together."""
             names = {process.pid: name for name, process in cluster.processes.items()}
             used: defaultdict[str, float] = defaultdict(float)
             for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
@@ -478,7 +478,7 @@ def main() -> None:
         "--pin",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="a core of its own for each worker",
+        help="a dedicated core for each worker",
     )
     parser.add_argument(
         "--json", action="store_true", help="one object on stdout; the table goes to stderr"

@@ -1,10 +1,10 @@
-"""How long the requests of a killed worker wait: `python -m benchmarks.stress.recovery`, or `make
-bench-recovery`.
+"""Measure how long the requests of a killed worker wait: `python -m benchmarks.stress.recovery`, or
+`make bench-recovery`.
 
-A real mesh with settings as they come (one router, two single-threaded workers, MiniLM) under
-steady load. Every few seconds a worker is killed with SIGKILL and started again. A recovery is the
-time from the kill to the last answer among the requests that were in flight then; without a killed
-worker that is the length of a request.
+A real mesh with default settings (one router, two single-threaded workers, MiniLM) under steady
+load. Every few seconds a worker is killed with SIGKILL and started again. A recovery is the time
+from the kill to the last answer among the requests that were in flight then; without a killed
+worker that is the duration of a request.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.support.cluster import Cluster
 
 TARGET_SECONDS = 3.0
 CALM_SECONDS = 1.5
-"""From a worker's start until the next kill, beside the time that it takes to be ready."""
+"""Seconds from a worker's readiness until the next kill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of all kills: seconds from each to the last answer of what was in flight; requests answered
-    and failed.
+    """Results of all kills: seconds from each to the last answer of requests in flight; requests
+    answered and failed.
     """
 
     recoveries: list[float]

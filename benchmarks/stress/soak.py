@@ -1,19 +1,20 @@
-"""Does anything grow? `python -m benchmarks.stress.soak --minutes 10`, or `make bench-soak
+"""Measure growth over time: `python -m benchmarks.stress.soak --minutes 10`, or `make bench-soak
 MINUTES=10`.
 
 A real mesh (Redis, two routers, a scheduler, two single-threaded workers) with small random models
 answers encode, score and extract requests of mixed lengths. Every minute capacity is measured in a
-closed loop for six seconds, because the machine's speed drifts; for the rest of it requests come at
-80 % of the least of the last three capacities, at random moments (Poisson), whether or not answers
-come. Every second the resident memory, threads and open files of every process are written down.
+closed loop for six seconds, because the machine's speed drifts; for the rest of it requests arrive
+at 80 % of the minimum of the last three capacities, at random moments (Poisson), whether or not
+answers arrive. Every second the resident memory, threads and open files of every process are
+recorded.
 
-The first `--warm-up` seconds (60) of it do not count: models are loaded, code is run for the first
+The first `--warm-up` seconds (60) of it do not count: models are loaded, code runs for the first
 time, allocators and caches fill up. Of the rest: memory's slope by least squares through ten batch
 means, with its 95 % confidence interval (`benchmarks/common/trend.py`), and the open files of the
 first and the last tenth, as medians, because gRPC renews its connections every few minutes and for
 some seconds has the old one and the new one open. A process is flat if the interval contains 0 or
-reaches no higher than 0.5 % of its memory in ten minutes. This process, which asks, is shown as
-`client` and not judged: its tallies grow by design.
+reaches no higher than 0.5 % of its memory in ten minutes. This process, which sends the requests,
+is shown as `client` and not judged: its tallies grow by design.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ ENVIRONMENT = {"SHOAL_LOG_LEVEL": "WARNING", "OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of one process at one moment; `seconds` since the load began."""
+    """A sample of one process; `seconds` since the load began."""
 
     seconds: float
     rss: int
@@ -70,7 +71,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What became of one process over the time that counts. Bytes; the slope in bytes a second."""
+    """The growth of one process over the counted time. Bytes; the slope in bytes a second."""
 
     name: str
     rss_start: float
@@ -93,8 +94,12 @@ class Grown:
 
 @dataclass(slots=True)
 class Answers:
-    """`took`: when each answer came, and after how long, in seconds. `errors`: how many of each
-    kind; `examples`: its first.
+    """The answers of a run.
+
+    Attributes:
+        took: When each answer arrived, and its duration, in seconds.
+        errors: The number of each kind.
+        examples: The first error of each kind.
     """
 
     took: list[tuple[float, float]] = field(default_factory=list)
@@ -180,8 +185,8 @@ async def watch(
 
 
 def grown(name: str, samples: Sequence[Sample]) -> Grown:
-    """Of those that count. Start and end are those of the first and the last tenth: means; of
-    files, medians; of threads, peaks.
+    """Return the growth over the counted samples. Start and end are those of the first and the last
+    tenth: means; of files, medians; of threads, peaks.
     """
     tenth = max(1, len(samples) // 10)
     first, last = samples[:tenth], samples[-tenth:]
@@ -197,8 +202,11 @@ def grown(name: str, samples: Sequence[Sample]) -> Grown:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one run; times in seconds. `capacities`: of each round, requests a second. `p99`: of each
-    tenth of what counts.
+    """Results of one run; times in seconds.
+
+    Attributes:
+        capacities: Requests a second of each round.
+        p99: The p99 of each tenth of the counted time.
     """
 
     minutes: float

@@ -1,5 +1,5 @@
-"""The steps, in the order of what they would teach: whether it is right, how fast, why, and then
-the rest of the mesh.
+"""The steps, in the order of their importance: correctness, speed, causes, and then the rest of the
+mesh.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MESH: Final = ("libs", "services", "benchmarks/gpu/published.py")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What runs in a process of its own and writes a report."""
+    """A measurement that runs in a separate process and writes a report."""
 
     name: str
     """Also of its module in this package, which has a function `run(context)`."""
@@ -34,7 +34,7 @@ class Step:
     """
 
     is_timed: bool = True
-    """Whether it measures time. Steps that do not run beside each other."""
+    """True if the step measures time; such steps do not run side by side."""
 
     is_expandable: bool = False
     """Whether torch's allocator has expandable segments there, as in a worker: for steps that move

@@ -1,9 +1,9 @@
 """Decode steps of Qwen3-0.6B with random weights: milliseconds of a step, a token of each sequence,
 at 1, 8 and 64 sequences.
 
-Launched eagerly and replayed from CUDA graphs, beside transformers' `generate` with its cache.
-Then, in float32, whether the Triton kernel and graphs write the same tokens as steps that gather
-their keys and values.
+Launched eagerly and replayed from CUDA graphs, compared with transformers' `generate` with its
+cache. Then, in float32, the tokens of the Triton kernel and graphs are compared with those of steps
+that gather their keys and values.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def texts(loop: DecodeLoop, asked: Sequence[Ids], tokens: int) -> list[list[int]
 
 
 def milliseconds(context: Context, loop: DecodeLoop, asked: Sequence[Ids], steps: int) -> float:
-    """Of a step in which all sequences write, their prompts being through."""
+    """Return the milliseconds of a step in which all sequences generate, after their prompts."""
     added = [loop.add(Request(ids, most=steps + WARM + 1)) for ids in asked]
     while not all(each.is_prefilled for each in added):
         loop.step([each for each in added if not each.is_prefilled])

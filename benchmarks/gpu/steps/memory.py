@@ -1,11 +1,11 @@
 """Many models on a budget, and real out-of-memory.
 
-Forty models of three sizes: random ones in a mesh whose worker has room for eight of the mean size
-on the device and for sixteen more in host memory, asked with Zipf's popularity; every model's
-vector of one text is compared with its own, computed alone before. The worker's allocator may take
-no more than the budget and its slack, as on a full device. Out of memory: a batch runs while all
-but a part of what it needs is taken from the device by a plain allocation, and the worker's ladder
-recovers from what CUDA raises.
+Forty random models of three sizes in a mesh: the worker's budget holds eight of the mean size on
+the device and sixteen more in host memory, and requests follow Zipf's popularity; every model's
+vector of one text is compared with the vector computed alone before. The worker's allocator may
+take no more than the budget and its slack, as on a full device. Out of memory: a batch runs while a
+plain allocation takes all but a part of the memory that it needs, and the worker's OOM recovery
+handles CUDA's errors.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BATCH_TOKENS: Final = 16_384
 MIN_COSINE: Final = 0.999
 ERRORS: Final = 3.0
 SHARES: Final = (1.5, 0.6, 0.3, 0.1, 0.02)
-"""Of what the batch needs, how much of the device's memory is left for it."""
+"""Shares of the batch's memory need that are left on the device."""
 SPARE: Final = 32 << 20
 
 Vector = NDArray[np.float32]
@@ -111,7 +111,7 @@ def ladder_row(context: Context, share: float) -> Row:
 
 
 def relieved(context: Context) -> Row:
-    """A batch finds no room until an idle model, which has what it needs, is evicted."""
+    """Run a batch without enough memory until an idle model that holds as much is evicted."""
     model, sequences, exact = _model(context, BATCH_TOKENS)
     wanted, need = _needed(model, sequences)
     device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
@@ -135,7 +135,7 @@ def relieved(context: Context) -> Row:
 
 
 def _model(context: Context, tokens: int) -> tuple[PackedModel, list[InputSequence], Vector]:
-    """BERT-base's shape, a batch of so many tokens, and its vectors in float32."""
+    """Return a model of BERT-base's shape, a batch of this many tokens, and its vectors in float32."""
     shape = published.shapes(context, ("BERT-base",))[0]
     model = published.loaded(shape, context)
     mix = real_texts(max(16, tokens // 40), directory=published.checkpoint(shape)[0])
@@ -210,10 +210,9 @@ def _climbed(
     wanted: Vector,
     exact: Vector,
 ) -> Row:
-    """Which steps were taken, how many sequences failed, and whether the vectors of the others are
-    right: no farther from float32 than ERRORS times as far as the undisturbed batch's. A smaller
-    batch has products of other shapes, which round differently, and random weights make much of
-    that.
+    """Return the steps taken, how many sequences failed, and if the vectors of the others are
+    right: at most ERRORS times as far from float32 as the undisturbed batch's. A smaller batch has
+    products of other shapes, which round differently, and random weights amplify that.
     """
     rungs = _Rungs()
     ladder.log.addHandler(rungs)

@@ -1,9 +1,9 @@
-"""The whole mesh on the GPU, as `shoal up` lays it out: redis-server, router, one worker, and one
+"""The whole mesh on the GPU, in the layout of `shoal up`: redis-server, router, one worker, and one
 client, which is this process.
 
 The same texts go through it in one request, in requests of 512, as single texts of 64 and of 512
-callers, and as single texts for four models in turn; then single queries at idle. Beside each: the
-CPU time of each process, since one of them may be what is full.
+callers, and as single texts for four models in turn; then single queries at idle. Each row has the
+CPU time of each process, since one of them may be the limit.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Every family on the GPU against transformers on the CPU in float32, with random weights; and
 all-MiniLM-L6-v2's vectors.
 
-float32: within the bound of tests/parity. bfloat16: less than three times the error that
-transformers itself makes in bfloat16 on the same device. Alone: a sequence's states are the same
-beside others as alone. Graph: states replayed from CUDA graphs against those of the eager forward,
-within the bound of the sampled checks, for all families whose launches do not go by lengths.
+float32: within the bound of tests/parity. bfloat16: less than three times transformers' error in
+bfloat16 on the same device. Alone: a sequence's states are the same in a batch as alone. Graph:
+states replayed from CUDA graphs against those of the eager forward, within the bound of the sampled
+checks, for all families with launches that do not depend on lengths.
 """
 
 from __future__ import annotations
@@ -139,8 +139,9 @@ def family(device: torch.device, kind: str, hidden: int, heads: int, layers: int
 
 
 def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
-    """The largest distance to the eager forward over two replays of each batch, or why there are no
-    graphs; `wrong` if there should be, or if they differ."""
+    """Return the largest distance to the eager forward over two replays of each batch, or why
+    graphs are missing; `wrong` if they should exist, or if they differ.
+    """
     if encoder.goes_by_runs:
         return {"none": "its launches go by the lengths of sequences"}
     tally = Tally()

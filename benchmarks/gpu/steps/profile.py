@@ -1,10 +1,10 @@
-"""Where a batch's time goes: torch's profiler over one batch of 16,384 tokens, its longest kernels,
-and the gaps between them.
+"""Divide a batch's time: torch's profiler over one batch of 16,384 tokens, its longest kernels, and
+the gaps between them.
 
 Then batches in turn, one at a time and two in flight, and the gaps between them.
 
-Busy: the kernels' time over the median time of a pass without the profiler; what is missing is the
-host's. Arithmetic rate: the pass's FLOPs over the kernels' time.
+Busy: the kernels' time over the median time of a pass without the profiler; the rest is the host's.
+Arithmetic rate: the pass's FLOPs over the kernels' time.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def kernels(averages: Any, *, on_device: bool) -> list[tuple[str, float, int]]:
 
 
 def ceilings(context: Context) -> Row:
-    """What this GPU reaches with plain torch: a copy within its memory, bytes read and written
-    counted, and a matrix product.
+    """Measure the ceilings of this GPU with plain torch: a copy within its memory, counting bytes
+    read and written, and a matrix product.
     """
     size = 8192
     source = torch.empty(4 << 30, dtype=torch.uint8, device=context.device)

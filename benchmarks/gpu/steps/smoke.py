@@ -48,7 +48,7 @@ def run(context: Context) -> None:
         for dtype in context.dtypes:
             name = str(dtype).removeprefix("torch.")
             context.measure(f"{kind} {name}", partial(forward, context, kind, dtype), seconds=2)
-    context.measure("a parked model comes back", lambda: resumed(context), seconds=2)
+    context.measure("a parked model returns", lambda: resumed(context), seconds=2)
     context.measure("captures", lambda: captures(context), needs_cuda=True, seconds=2)
     context.measure("out of memory", lambda: out_of_memory(context), needs_cuda=True, seconds=2)
 
