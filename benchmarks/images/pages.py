@@ -180,7 +180,7 @@ def pages(
         torch.manual_seed(0)
         model, processor = tower.make(Path(name), layers)
         ours = load_vision_language(Path(name), dtype=DTYPES[dtype], device=device, use=tower.use)
-    own = ours.trunks[0].tower
+    own = ours.backbones[0].tower
     if not isinstance(own, ImageTower):
         raise ValueError(f"{tower.name} has no tower")
     rows = [ours.input.sequence(data, "page").rows for data in files]

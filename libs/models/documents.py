@@ -17,8 +17,8 @@ from libs.documents.reader import DocumentReader, OpenDocument
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.results import Extraction, ExtractResult, PageText
 from libs.models.work import (
+    CancelCheck,
     EntitiesWork,
-    GoOn,
     Part,
     Parts,
     Prepared,
@@ -124,17 +124,19 @@ def has_documents(work: Work) -> bool:
     return any(isinstance(one.content, DocumentFile) for one in parts_of(work))
 
 
-def with_pages(work: Work, files: Sequence[bytes], reader: DocumentReader, go_on: GoOn) -> Work:
+def with_pages(
+    work: Work, files: Sequence[bytes], reader: DocumentReader, check_cancelled: CancelCheck
+) -> Work:
     """The work with each document's pages in its place. `files`: those of the job.
 
     Raises InvalidInput with the document's path for one that cannot be read or is beyond a limit,
-    and what `go_on` raises.
+    and what `check_cancelled` raises.
     """
     if isinstance(
         work, EntitiesWork | RelationsWork | StructureWork | TokenWork
     ) or not has_documents(work):
         return work
-    opening = _Opening(files, reader, go_on, is_drawn=not isinstance(work, TextWork))
+    opening = _Opening(files, reader, check_cancelled, is_drawn=not isinstance(work, TextWork))
     parts = {index: opening.item(item) for index, item in work.parts.items()}
     if isinstance(work, ScoreWork):
         return replace(work, parts=parts, query_parts=opening.item(work.query_parts))
@@ -145,9 +147,19 @@ class _Opening:
     """Opens the documents of one job, each file once."""
 
     def __init__(
-        self, files: Sequence[bytes], reader: DocumentReader, go_on: GoOn, *, is_drawn: bool
+        self,
+        files: Sequence[bytes],
+        reader: DocumentReader,
+        check_cancelled: CancelCheck,
+        *,
+        is_drawn: bool,
     ) -> None:
-        self._files, self._reader, self._go_on, self._is_drawn = files, reader, go_on, is_drawn
+        self._files, self._reader, self._go_on, self._is_drawn = (
+            files,
+            reader,
+            check_cancelled,
+            is_drawn,
+        )
         self._open: dict[int, OpenDocument] = {}
 
     def item(self, parts: Parts) -> Parts:
@@ -189,7 +201,7 @@ class _Opening:
         spent.add_pixels(sum(height * width for height, width in sizes), field)
         spent.add_seconds(document.seconds, field)
         return [
-            Page.of(document, number, dpi, spent, size)
+            Page.create(document, number, dpi, spent, size)
             for number, size in enumerate(sizes, start=first)
         ]
 
@@ -206,7 +218,7 @@ class _Opening:
 NO_HEAD: Final = ""
 
 
-def read_text_layers(work: TextWork, model: str, go_on: GoOn) -> Prepared:
+def read_text_layers(work: TextWork, model: str, check_cancelled: CancelCheck) -> Prepared:
     """The answer to a TextWork for a model that writes no text: the text layers of its pages,
     without a forward.
 
@@ -230,7 +242,7 @@ def read_text_layers(work: TextWork, model: str, go_on: GoOn) -> Prepared:
         pages: list[PageText] = []
         lengths: Mapping[bytes, int] = {}
         for part in work.parts.get(index, (Part("", f"items[{index}].text"),)):
-            go_on()
+            check_cancelled()
             if not isinstance(part.content, Page):
                 raise TaskNotSupported(
                     f"{model} writes no text: it gives the text layer of documents alone",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.models.packed import Packed, Rows
-from libs.models.work import Between, InputSequence, Output
+from libs.models.work import InputSequence, Output, YieldPoint
 
 Array = NDArray[np.generic]
 
@@ -41,10 +41,14 @@ class ModelHead(Protocol):
 class PreemptedHead(Protocol):
     """A head with layers of its own, between which it may be preempted."""
 
-    def forward_between(
-        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
+    def forward_preemptible(
+        self,
+        hidden: Tensor,
+        batch: Packed,
+        sequences: Sequence[InputSequence],
+        yield_point: YieldPoint,
     ) -> tuple[Tensor, ...]:
-        """As `forward`; `between`, a preemption point, is called between two layers."""
+        """As `forward`; `yield_point`, a preemption point, is called between two layers."""
 
 
 @runtime_checkable
@@ -83,12 +87,12 @@ class Compacts(Protocol):
         """
 
 
-def row_each(array: Array) -> list[Output]:
+def split_rows(array: Array) -> list[Output]:
     """[sequences, ...] -> one row per sequence."""
     return list(array.astype(np.float32, copy=False))
 
 
-def rows_each(array: Array, sequences: Sequence[InputSequence]) -> list[Output]:
+def split_token_rows(array: Array, sequences: Sequence[InputSequence]) -> list[Output]:
     """[tokens, ...] -> the rows of each sequence's tokens."""
     ends = np.cumsum([sequence.tokens for sequence in sequences])[:-1]
     return list(np.split(array.astype(np.float32, copy=False), ends))

@@ -14,7 +14,7 @@ from libs.catalog.kinds.vision.images import images_folder
 from libs.catalog.kinds.vision.vision_language import is_vision_language
 from libs.catalog.kinds.writing.image_writer import is_image_writer
 from libs.catalog.overrides import Overrides
-from libs.models.generation.serving import load_writer_model
+from libs.models.generation.serving import load_generative_model
 from libs.models.images.serving import load_image_model
 from libs.models.images.vlm.serving import load_vision_language_model
 from libs.models.model import Model
@@ -60,11 +60,11 @@ def load_served_model(
     base: Path | None = None,
     memory_bytes: int = 0,
 ) -> Model:
-    """As `load_model`, and models that write. `memory_bytes`: as of `load_writer_model`."""
+    """As `load_model`, and models that write. `memory_bytes`: as of `load_generative_model`."""
     if base is None and is_image_writer(
         directory, None if overrides is None else overrides.detect.kind
     ):
         return load_reader_model(directory, model_id, device, dtype, overrides, memory_bytes)
     if base is None and read_card(directory, model_id, overrides).kind == "writer":
-        return load_writer_model(directory, model_id, device, dtype, overrides, memory_bytes)
+        return load_generative_model(directory, model_id, device, dtype, overrides, memory_bytes)
     return load_model(directory, model_id, device, dtype, overrides, base)

@@ -10,16 +10,16 @@ from typing import Protocol
 from libs.catalog.card import Card
 from libs.models.results import Result
 from libs.models.work import (
-    Between,
+    CancelCheck,
     Forwarded,
-    GoOn,
     Head,
     InputSequence,
     Output,
     Prepared,
     Work,
-    go_on_anyway,
-    nothing_between,
+    YieldPoint,
+    never_cancelled,
+    never_yield,
 )
 
 
@@ -48,26 +48,29 @@ class Model(Protocol):
     card: Card
     bytes: int
 
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
-        """Tokenises a job. `go_on`, a cancellation check, is called every few milliseconds; what it
+    def prepare(self, work: Work, check_cancelled: CancelCheck) -> Prepared:
+        """Tokenises a job. `check_cancelled`, a cancellation check, is called every few milliseconds; what it
         raises ends the preparation.
         """
 
     def forward(
-        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
     ) -> Sequence[Forwarded]:
-        """Runs a batch. `between`, a preemption point, may be called between layers and run a
+        """Runs a batch. `yield_point`, a preemption point, may be called between layers and run a
         forward of this model or another.
         """
 
     def finish(
-        self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: list[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        """The job's result. `go_on`, a cancellation check, is called between two items; what it
+        """The job's result. `check_cancelled`, a cancellation check, is called between two items; what it
         raises ends the job. An item's results take at most `prepared.answer_bytes`
-        (`answering.py`)."""
+        (`answer_budget.py`)."""
 
-    def widened(self) -> Model | None:
+    def load_fp32_fallback(self) -> Model | None:
         """The model in float32 on the CPU, loaded anew; None if it computes in float32 already.
         Blocking; raises ShoalError.
         """

@@ -143,7 +143,7 @@ class Packed:
             if values is None
             else GivenRows(_rows_at(places or (), starts, device), values, tuple(deeper)),
             axes=_axes(axes or (), positions, lengths, device),
-            windows=None if windows is None else Layout.of(windows, windows, device),
+            windows=None if windows is None else Layout.from_lengths(windows, windows, device),
             cu_rows=found.get("cu_rows"),
         )
 
@@ -161,7 +161,7 @@ class Packed:
         ones = (1,) * len(self.lengths)
         if self.cu_rows is not None:
             return Layout.at(self.cu_rows, self.layout.cu_keys, ones, self.keys)
-        return self.one_row or Layout.of(ones, self.keys, self.ids.device)
+        return self.one_row or Layout.from_lengths(ones, self.keys, self.ids.device)
 
 
 def _rows_at(places: Sequence[Ids | None], starts: Ids, device: torch.device | str) -> Tensor:

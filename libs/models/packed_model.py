@@ -18,7 +18,8 @@ from torch import nn
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.errors import TaskNotSupported
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
+from libs.models.backbone import Backbone
 from libs.models.documents import read_text_layers
 from libs.models.graphs.capture import PendingCopy
 from libs.models.graphs.graphs import Graphs, Replayed
@@ -30,16 +31,14 @@ from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
+from libs.models.output_cache import FindOutput, OutputCache
 from libs.models.packed import Packed
 from libs.models.pending import DeviceQueue, Submission
 from libs.models.processor import Processor, Tokens
-from libs.models.recall import Find, OutputCache
 from libs.models.results import ExtractResult, Result
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
     Head,
     InputSequence,
     Output,
@@ -47,13 +46,14 @@ from libs.models.work import (
     TextWork,
     TokenWork,
     Work,
-    go_on_anyway,
-    nothing_between,
+    YieldPoint,
+    never_cancelled,
+    never_yield,
 )
 
 
 class PackedModel:
-    """A model of one or several trunks, whose batches are packed: every `Model` that is served.
+    """A model of one or several backbones, whose batches are packed: every `Model` that is served.
 
     `bytes`: of weights on the device, or more if the card reserves more; `max_tokens`: the longest
     sequence; `data_type`: of its weights, such as "bfloat16".
@@ -62,24 +62,26 @@ class PackedModel:
     def __init__(
         self,
         card: Card,
-        trunks: Sequence[Backbone],
+        backbones: Sequence[Backbone],
         processor: Processor,
         names: Names,
         device: torch.device,
         base: Callable[[], TensorFile] | None = None,
     ) -> None:
-        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its
+        """`backbones`: the first is the one whose encoder LoRA adapters are for. `names`: of its
         layers, as adapters have them.
 
         `base`: as of `Adapters`.
         """
         self.card = card
-        self.trunks = tuple(trunks)
+        self.backbones = tuple(backbones)
         self.bytes = 0
         self.max_tokens = card.max_tokens
-        self._trunk_of = {name: trunk for trunk in self.trunks for name in trunk.heads}
+        self._backbone_of = {
+            name: backbone for backbone in self.backbones for name in backbone.heads
+        }
         self._processor, self._device = processor, device
-        main = self.trunks[0].encoder
+        main = self.backbones[0].encoder
         self.data_type = str(main.dtype).removeprefix("torch.")
         self._adapters = Adapters(main, names, main.dtype, device, base)
         self.count()
@@ -93,24 +95,24 @@ class PackedModel:
         self._last: Submission | None = (
             None  # launched last and not collected yet; guarded by `_computing`
         )
-        self.largest_picture = 0
+        self.max_tower_tokens = 0
         """Tokens of the largest input of its tower, in the tower."""
         self.tokens: Tokens | None = None
         """Its tokenizer's own processor; None: it reads no texts."""
-        self.recall: OutputCache | None = None
+        self.output_cache: OutputCache | None = None
         """What finds outputs of items with images; None: the model has none that may be kept."""
-        self.widen: Callable[[], PackedModel] | None = None
+        self.fp32_loader: Callable[[], PackedModel] | None = None
         """Loads the checkpoint anew in float32 on the CPU; None: the model computes in float32."""
 
     @property
     def heads(self) -> Mapping[str, ModelHead]:
         """The heads, by the names that `Prepared.head` may have."""
-        return {name: trunk.heads[name] for name, trunk in self._trunk_of.items()}
+        return {name: backbone.heads[name] for name, backbone in self._backbone_of.items()}
 
     def modules(self) -> list[nn.Module]:
         """The modules that hold its weights: encoders, towers and heads."""
         return [
-            *(module for trunk in self.trunks for module in trunk.modules()),
+            *(module for backbone in self.backbones for module in backbone.modules()),
             self._adapters.own,
         ]
 
@@ -120,20 +122,20 @@ class PackedModel:
             sum(resident_bytes(module) for module in self.modules()), self.card.memory_bytes
         )
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with
         the field's path in the job.
 
-        `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the
+        `check_cancelled`, a cancellation check, is called every few milliseconds; what it raises ends the
         preparation.
         """
         if isinstance(work, TokenWork):
-            return self._own_tokens.prepare(work, go_on)
+            return self._own_tokens.prepare(work, check_cancelled)
         if isinstance(work, TextWork) and "text" not in self.card.tasks:
-            return read_text_layers(work, self.card.model, go_on)
-        prepared = self._processor.prepare(work, go_on)
+            return read_text_layers(work, self.card.model, check_cancelled)
+        prepared = self._processor.prepare(work, check_cancelled)
         for head, indices in prepared.groups().items():
-            self._trunk(head).refuse_outside([prepared.sequences[index] for index in indices])
+            self._backbone(head).refuse_outside([prepared.sequences[index] for index in indices])
         return prepared
 
     @property
@@ -144,17 +146,17 @@ class PackedModel:
             )
         return self.tokens
 
-    def _trunk(self, head: Head) -> Backbone:
-        return self._trunk_of[head.split("+", 1)[0]]
+    def _backbone(self, head: Head) -> Backbone:
+        return self._backbone_of[head.split("+", 1)[0]]
 
     @torch.inference_mode()
     def forward(
-        self, head: Head, sequences: Sequence[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: Sequence[InputSequence], yield_point: YieldPoint = never_yield
     ) -> list[Output]:
         """Runs sequences of any number of jobs for the same head, packed in one batch: one output
         each, in their order.
 
-        `between` is called on a CPU only: an accelerator computes asynchronously, after the host
+        `yield_point` is called on a CPU only: an accelerator computes asynchronously, after the host
         has launched all layers.
         """
         if self.queue is not None:
@@ -163,7 +165,7 @@ class PackedModel:
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
-            called = between if self._device.type == "cpu" else nothing_between
+            called = yield_point if self._device.type == "cpu" else never_yield
             computed = self._compute(head, [sequences[i] for i in order], called)
             if computed.copy is not None:
                 rows = computed.split_copy(computed.copy)
@@ -183,9 +185,9 @@ class PackedModel:
         """
         if self.queue is None:
             return False
-        trunk = self._trunk(head)
-        return trunk.tower is None and not any(
-            isinstance(trunk.heads[name], ReadsDevice) for name in head.split("+")
+        backbone = self._backbone(head)
+        return backbone.tower is None and not any(
+            isinstance(backbone.heads[name], ReadsDevice) for name in head.split("+")
         )
 
     @torch.inference_mode()
@@ -200,7 +202,7 @@ class PackedModel:
             if self._arena is not None:
                 self._arena.wait()
             self.queue.begin()
-            computed = self._compute(head, [sequences[i] for i in order], nothing_between)
+            computed = self._compute(head, [sequences[i] for i in order], never_yield)
             # All heads are launched before the first copy, and what is compacted is copied once its
             # size is known.
             plain = [result for each, result in computed.of_heads if not isinstance(each, Compacts)]
@@ -232,16 +234,19 @@ class PackedModel:
         return [outputs[index] for index in range(len(prepared.sequences))]
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe. `go_on` is
+        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe. `check_cancelled` is
         called between two items.
         """
         if isinstance(prepared.work, TokenWork):
             return self._own_tokens.finish(prepared)
         if isinstance(prepared.work, TextWork) and isinstance(prepared.notes, ExtractResult):
-            return extracted(prepared.notes.items, prepared.answer_bytes, go_on)
-        return self._processor.finish(prepared, outputs, go_on)
+            return build_result(prepared.notes.items, prepared.answer_bytes, check_cancelled)
+        return self._processor.finish(prepared, outputs, check_cancelled)
 
     def add_adapter(self, name: str, directory: Path) -> int:
         """Loads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any
@@ -269,7 +274,7 @@ class PackedModel:
         self._adapters.remove(name)
 
     def _compute(
-        self, head: Head, sequences: Sequence[InputSequence], between: Between
+        self, head: Head, sequences: Sequence[InputSequence], yield_point: YieldPoint
     ) -> _Computed:
         """Launches the encoder and all heads: a copy to the host that waits for the device
         follows.
@@ -281,25 +286,28 @@ class PackedModel:
             None if item.before is None else number[item.adapter, item.before.tobytes()]
             for item in packed
         ]
-        trunk = self._trunk(head)
-        heads = [trunk.heads[name] for name in head.split("+")]
+        backbone = self._backbone(head)
+        heads = [backbone.heads[name] for name in head.split("+")]
         adapters = [item.adapter for item in packed]
         with (
             self._adapters.bound(adapters, [item.tokens for item in packed])
-            if trunk is self.trunks[0]
+            if backbone is self.backbones[0]
             else nullcontext()
         ):
-            done = None if self._graphs is None else self._graphs.forward(trunk, packed, heads)
+            done = None if self._graphs is None else self._graphs.forward(backbone, packed, heads)
             if done is None:
-                batch = trunk.pack(packed, places, between)
-                hidden = trunk.encoder.forward(
-                    batch, heads[0].rows if len(heads) == 1 else None, between
+                batch = backbone.pack(packed, places, yield_point)
+                hidden = backbone.encoder.forward(
+                    batch, heads[0].rows if len(heads) == 1 else None, yield_point
                 )
                 done = Replayed(hidden, batch, is_pooled=False)
         if done.is_pooled:
             return _Computed([(heads[0], (done.output,))], packed, len(shared), done.copy)
         return _Computed(
-            [(each, _run_head(each, done.output, done.batch, packed, between)) for each in heads],
+            [
+                (each, _run_head(each, done.output, done.batch, packed, yield_point))
+                for each in heads
+            ],
             packed,
             len(shared),
         )
@@ -316,7 +324,7 @@ class PackedModel:
         parked. The shapes that most batches have wait for `capture_graph`."""
         with self._computing:
             self._graphs = graphs
-            graphs.expect(self.trunks)
+            graphs.expect(self.backbones)
 
     @property
     def awaits_capture(self) -> bool:
@@ -343,15 +351,15 @@ class PackedModel:
                 self._settle()
                 self._graphs.drop()
 
-    def recall_from(self, find: Find | None) -> bool:
+    def use_output_cache(self, find: FindOutput | None) -> bool:
         """From now on `prepare` looks with `find` for outputs of items with images; None: it does
         not look any more.
 
         Returns whether the model has such outputs.
         """
-        if self.recall is None:
+        if self.output_cache is None:
             return False
-        self.recall.find = find
+        self.output_cache.find = find
         return True
 
     def gather(self) -> None:
@@ -395,7 +403,7 @@ class PackedModel:
         """Bytes of activations per token of a batch on the device, measured with a tiny forward."""
         with self._computing, copying(self._device):
             weights = tensors_of(*self.modules())
-            return max(activation_bytes_per_token(trunk, weights) for trunk in self.trunks)
+            return max(activation_bytes_per_token(backbone, weights) for backbone in self.backbones)
 
     def image_bytes(self, tokens: int) -> int:
         """Bytes of activations on the device of a batch of `tokens` tokens that are all of images,
@@ -405,17 +413,17 @@ class PackedModel:
             weights, images = tensors_of(*self.modules()), self.card.images
             largest = 0 if images is None else images.max_tokens
             return max(
-                image_bytes(trunk, weights, tokens, largest, self.largest_picture)
-                for trunk in self.trunks
+                image_bytes(backbone, weights, tokens, largest, self.max_tower_tokens)
+                for backbone in self.backbones
             )
 
-    def widened(self) -> PackedModel | None:
+    def load_fp32_fallback(self) -> PackedModel | None:
         """The same checkpoint loaded anew, in float32 on the CPU; None if this one computes in
         float32. Raises as `load`.
         """
-        if self.widen is None:
+        if self.fp32_loader is None:
             return None
-        wide = self.widen()
+        wide = self.fp32_loader()
         wide._adapters.follow(self._adapters)
         return wide
 
@@ -512,10 +520,10 @@ def _run_head(
     hidden: torch.Tensor,
     batch: Packed,
     packed: Sequence[InputSequence],
-    between: Between,
+    yield_point: YieldPoint,
 ) -> tuple[torch.Tensor, ...]:
     if isinstance(head, PreemptedHead):
-        return head.forward_between(hidden, batch, packed, between)
+        return head.forward_preemptible(hidden, batch, packed, yield_point)
     return head.forward(hidden, batch, packed)
 
 

@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from libs.models.results import Result
-from libs.models.work import GoOn, ModelWork, Output, Prepared, TokenWork
+from libs.models.work import CancelCheck, ModelWork, Output, Prepared, TokenWork
 
 
 class Processor(Protocol):
     """A model's pre- and post-processing on the CPU, around the forward; thread-safe."""
 
-    def prepare(self, work: ModelWork, go_on: GoOn) -> Prepared:
+    def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
         """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job,
-        and what `go_on` raises.
+        and what `check_cancelled` raises.
 
-        `go_on` is called before each `cutting.SLICE` characters.
+        `check_cancelled` is called before each `cutting.SLICE` characters.
         """
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
-        """`outputs`: one for each of `prepared.sequences`. `go_on` is called between two items, and
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
+    ) -> Result:
+        """`outputs`: one for each of `prepared.sequences`. `check_cancelled` is called between two items, and
         what it raises is raised.
         """
 
@@ -28,7 +30,7 @@ class Processor(Protocol):
 class Tokens(Protocol):
     """What a model's tokenizer answers by itself, without a forward; thread-safe."""
 
-    def prepare(self, work: TokenWork, go_on: GoOn) -> Prepared:
+    def prepare(self, work: TokenWork, check_cancelled: CancelCheck) -> Prepared:
         """Raises as `Processor.prepare`. The result has no sequences."""
 
     def finish(self, prepared: Prepared) -> Result:

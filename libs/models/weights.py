@@ -47,7 +47,7 @@ class InFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class AllowedExtra:
     """A rule for names that a checkpoint may hold though the model that config.json describes has
     no place for them.
     """
@@ -55,7 +55,7 @@ class Spare:
     target: str
 
 
-Rule = str | tuple[str, int] | Spare | None
+Rule = str | tuple[str, int] | AllowedExtra | None
 """Where a family puts a checkpoint's tensor: our name | (our name, slot of a fused weight) |
 optional place | known and ignored.
 
@@ -327,7 +327,7 @@ def load(
             raise ModelBroken(
                 f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models"
             )
-        if not isinstance(table[found.stem], Spare | None):
+        if not isinstance(table[found.stem], AllowedExtra | None):
             raise ModelBroken(
                 f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that config.json describes"
             )
@@ -500,7 +500,9 @@ def _sources(table: Mapping[str, Rule]) -> dict[str, list[list[str]]]:
         if isinstance(rule, tuple):
             parts.setdefault(rule[0], {})[rule[1]] = stem
         elif rule is not None:
-            whole.setdefault(rule.target if isinstance(rule, Spare) else rule, []).append([stem])
+            whole.setdefault(rule.target if isinstance(rule, AllowedExtra) else rule, []).append(
+                [stem]
+            )
     slots = {ours: [[filled[slot] for slot in sorted(filled)]] for ours, filled in parts.items()}
     return {ours: whole.get(ours, []) + slots.get(ours, []) for ours in whole | slots}
 

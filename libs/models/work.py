@@ -33,28 +33,28 @@ Head = str
 """The name of the model's head that a forward runs, or of several heads joined by "+"
 (`dense+sparse`).
 """
-WRITE: Final = "write"
+GENERATE: Final = "write"
 """The head of models that write: a forward adds to the texts of its sequences, and any number of
 forwards makes an output.
 """
 
-GoOn = Callable[[], None]
+CancelCheck = Callable[[], None]
 """A cancellation check, called between slices of a job's preparation. Raises if nobody waits for
 the job's result any more.
 """
 
 
-def go_on_anyway() -> None:
+def never_cancelled() -> None:
     """A GoOn for work that is never cancelled."""
 
 
-Between = Callable[[], None]
+YieldPoint = Callable[[], None]
 """A preemption point, called by a forward between two layers, on its thread. May run a forward of
 the same model or another.
 """
 
 
-def nothing_between() -> None:
+def never_yield() -> None:
     """A Between for a forward that is never preempted."""
 
 
@@ -337,7 +337,7 @@ class DetokenizeWork:
     skip_special_tokens: bool = False
 
 
-WriteWork = TextWork | RegionsWork
+GenerationWork = TextWork | RegionsWork
 """What models that write are asked for: regions are written as text."""
 
 TokenWork = TokenizeWork | DetokenizeWork
@@ -411,7 +411,7 @@ class InputRows:
     embeddings made elsewhere.
 
     `places`: [n] int32, ascending, which tokens they are. `values`: [n, InputLayer.row_size]; or,
-    where the model's trunk has a tower, the tower's input, of which it makes n rows. `more`:
+    where the model's backbone has a tower, the tower's input, of which it makes n rows. `more`:
     further input of the tower, where a sequence has several images.
     """
 
@@ -480,7 +480,7 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenIds:
+class GeneratedIds:
     """The tokens that a model wrote after a prompt, int32, a stop token among them. `finish`: why
     it ended. `scores`: of each token, where they were asked for."""
 
@@ -498,7 +498,7 @@ class Unfinished:
     ids: Sequence[int] = field(default=(), compare=False)
 
 
-Output = NDArray[np.float32] | SparseRow | WrittenIds | tuple["Output", ...]
+Output = NDArray[np.float32] | SparseRow | GeneratedIds | tuple["Output", ...]
 """The output of a head for one sequence; a tuple for several heads, in the order of their names."""
 
 Forwarded = Output | Unfinished
@@ -517,7 +517,7 @@ def is_finite(output: Output) -> bool:
     """Whether every number of an output is finite."""
     if isinstance(output, tuple):
         return all(is_finite(part) for part in output)
-    if isinstance(output, WrittenIds):
+    if isinstance(output, GeneratedIds):
         return True
     values = output.values if isinstance(output, SparseRow) else output
     return bool(np.isfinite(values).all())

@@ -21,7 +21,7 @@ from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.rules import Rules
 from libs.models.generation.decoding.steps import StepRow, StepShape
 from libs.models.generation.model import _pool_pages
-from libs.models.generation.serving import load_writer_model
+from libs.models.generation.serving import load_generative_model
 from libs.models.graphs.buckets import Uses
 from libs.models.graphs.graphs import Event, Graphs, Owner
 from tests.generation.checkpoints import prompts, write, written
@@ -252,7 +252,7 @@ def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Pat
 @pytest.mark.usefixtures("triton")
 def test_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
     write_served("qwen3", tmp_path)
-    model = load_writer_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
+    model = load_generative_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
     told, capture = Told(), FakeCapture()
     assert [model.awaits_capture] == [False]
     model.keep_graphs(Graphs(capture, told.owner, most=8))

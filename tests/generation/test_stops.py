@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from libs.models import ExtractResult, Unfinished, WrittenIds
+from libs.models import ExtractResult, GeneratedIds, Unfinished
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.stops import StopStrings, before_stop, settled
-from libs.models.work import Sampling, TextWork, go_on_anyway
+from libs.models.work import Sampling, TextWork, never_cancelled
 from tests.generation.served import reference, write
 from tests.generation.test_serving import TEXTS, load, outputs
 from tests.parity.checkpoints import Kind, write_tokenizer
@@ -37,14 +37,14 @@ def model(directory: Path, whole: str) -> GenerativeModel:
 
 def streamed(model: GenerativeModel, work: TextWork) -> tuple[list[str], ExtractResult]:
     """The text after each step, and the answer."""
-    job = model.prepare(work, go_on_anyway)
+    job = model.prepare(work, never_cancelled)
     (sequence,), texts = job.sequences, []
     for _ in range(10_000):
         (outcome,) = model.forward("write", [sequence])
         if not isinstance(outcome, Unfinished):
             break
         texts.append(model.text(job, outcome.ids))
-    assert isinstance(outcome, WrittenIds)
+    assert isinstance(outcome, GeneratedIds)
     texts += [
         model.text(job, outcome.ids[:count].tolist()) for count in range(len(outcome.ids) + 1)
     ]
@@ -125,10 +125,12 @@ def test_seed_gives_one_text_alone_and_among_others(model: GenerativeModel) -> N
     sampling = Sampling(temperature=1.5)
     seeds = tuple(bytes([number]) for number in range(len(TEXTS)))
     jobs = [
-        model.prepare(TextWork(TEXTS, max_tokens=20, sampling=sampling, seeds=seeds), go_on_anyway)
+        model.prepare(
+            TextWork(TEXTS, max_tokens=20, sampling=sampling, seeds=seeds), never_cancelled
+        )
     ]
     jobs += [
-        model.prepare(TextWork([text], max_tokens=20), go_on_anyway) for text in TEXTS
+        model.prepare(TextWork([text], max_tokens=20), never_cancelled) for text in TEXTS
     ]  # greedy ones beside them
     together = model.finish(jobs[0], outputs(model, jobs)[0])
     assert isinstance(together, ExtractResult)

@@ -17,7 +17,7 @@ from libs.errors import InvalidInput, TaskNotSupported
 from libs.models import ExtractResult
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.tools import HERMES, LLAMA, tool_form
-from libs.models.work import Sampling, TextWork, ToolCall, Turn, go_on_anyway
+from libs.models.work import Sampling, TextWork, ToolCall, Turn, never_cancelled
 from tests.generation.chat_templates import HERMES_TOOLS, LLAMA_TOOLS
 from tests.generation.served import _edit, write, write_ending
 from tests.generation.test_serving import load, outputs
@@ -57,7 +57,7 @@ def write_caller(directory: Path, template: str = HERMES_TOOLS) -> None:
 
 
 def answers(model: GenerativeModel, work: TextWork) -> ExtractResult:
-    job = model.prepare(work, go_on_anyway)
+    job = model.prepare(work, never_cancelled)
     result = model.finish(job, outputs(model, [job])[0])
     assert isinstance(result, ExtractResult)
     return result
@@ -93,7 +93,7 @@ def test_prompt_is_that_of_transformers(tmp_path: Path) -> None:
     model, tokenizer = load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     turns = (Turn("user", "the text"), Turn("assistant", "", (ToolCall("one", '{"a": "text"}'),)))
     work = TextWork(["another"], instruction="the", tools=TOOLS, turns=turns, item_role="tool")
-    (sequence,) = model.prepare(work, go_on_anyway).sequences
+    (sequence,) = model.prepare(work, never_cancelled).sequences
     call = {"type": "function", "function": {"name": "one", "arguments": {"a": "text"}}}
     messages = [
         {"role": "system", "content": "the"},
@@ -114,11 +114,11 @@ def test_schemas_are_checked_by_their_place_and_other_models_call_nothing(tmp_pa
     tools = json.loads(TOOLS)
     tools[1]["function"]["parameters"] = {"type": "object", "minProperties": 1}
     with pytest.raises(InvalidInput, match="minProperties") as caught:
-        model.prepare(asked(tools=json.dumps(tools), calls_tool=True), go_on_anyway)
+        model.prepare(asked(tools=json.dumps(tools), calls_tool=True), never_cancelled)
     assert caught.value.field == "text.tools[1].function.parameters"
     write("qwen3", tmp_path / "none")
     with pytest.raises(TaskNotSupported, match="calls no functions"):
-        load(tmp_path / "none").prepare(asked(), go_on_anyway)
+        load(tmp_path / "none").prepare(asked(), never_cancelled)
 
 
 def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:

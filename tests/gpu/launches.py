@@ -102,7 +102,7 @@ def launches(encoder: PackedEncoder, rows: Rows | None = None) -> Counter[str]:
     batch are not among them.
     """
     rng = np.random.default_rng(0)
-    batch = Packed.of(
+    batch = Packed.from_sequences(
         [rng.integers(5, 50, length, dtype=np.int32) for length in LENGTHS], device="meta"
     )
     with _as_on_a_gpu() as counts:

@@ -75,7 +75,7 @@ class Batch:
 
     @property
     def layout(self) -> Layout:
-        return Layout.of(
+        return Layout.from_lengths(
             [own for own, _ in self.shapes], [seen for _, seen in self.shapes], self.q.device
         )
 

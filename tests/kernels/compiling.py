@@ -42,7 +42,7 @@ def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def attention() -> None:
     """T5, MPNet and ALiBi (a bias alone), Gemma 2 (soft-capped, causal, windowed), float32, all
     masks together, and the widest heads."""
-    layout = Layout.of((TOKENS,), (TOKENS,), "meta")
+    layout = Layout.from_lengths((TOKENS,), (TOKENS,), "meta")
     sights = (
         (False, None, True, None),
         (True, None, False, 50.0),
@@ -142,7 +142,7 @@ def decode_steps() -> None:
 
 def distances() -> None:
     """DeBERTa, whose scores by distance have as many rows as a model with buckets of 256."""
-    layout = Layout.of((TOKENS,), (TOKENS,), "meta")
+    layout = Layout.from_lengths((TOKENS,), (TOKENS,), "meta")
     for dtype, size in product((torch.bfloat16, torch.float32), (64, 80, 256)):
         q, k, v = of(TOKENS, 36, size, dtype=dtype).split(12, 1)
         scores, table = of(12, TOKENS, 512, dtype=dtype), of(1023, dtype=torch.int32)

@@ -114,7 +114,7 @@ def assert_equal_to_eager(
     for lengths in BATCHES:
         batch = sequences(*lengths)
         hidden = replayed(graph, batch, bucket)
-        wanted = encoder.forward(Packed.of([one.ids for one in batch], device="cuda"))
+        wanted = encoder.forward(Packed.from_sequences([one.ids for one in batch], device="cuda"))
         assert distance(hidden, wanted) < tolerance(wanted.dtype)
 
 
@@ -182,7 +182,7 @@ def test_replays_without_a_wait_between_them(tmp_path: Path) -> None:
     found = [replayed(graph, batch).clone() for batch in batches]
     for hidden, batch in zip(found, batches, strict=True):
         assert distance(
-            hidden, encoder.forward(Packed.of([batch[0].ids], device="cuda"))
+            hidden, encoder.forward(Packed.from_sequences([batch[0].ids], device="cuda"))
         ) < tolerance(torch.float32)
 
 

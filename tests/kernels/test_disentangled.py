@@ -82,7 +82,9 @@ class Inputs:
         return Inputs(shapes, distances, q, k, v[:, HEADS:], c2p, p2c, 1 / math.sqrt(3 * size))
 
     def layout(self) -> Layout:
-        return Layout.of([own for own, _ in self.shapes], [seen for _, seen in self.shapes], DEVICE)
+        return Layout.from_lengths(
+            [own for own, _ in self.shapes], [seen for _, seen in self.shapes], DEVICE
+        )
 
     def by_triton(self, layout: Layout | None = None, first: int = 0) -> Tensor:
         """`first`: leave out the rows before it, and as many at the end."""

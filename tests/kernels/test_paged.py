@@ -95,7 +95,7 @@ def test_equals_attention_over_rows(
         q.float(),
         keys.float(),
         values.float(),
-        Layout.of(ROWS, KEYS),
+        Layout.from_lengths(ROWS, KEYS),
         scale=0.2,
         causal=causal,
         window=window,
@@ -116,7 +116,10 @@ def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
         q, None, None, memory, PagedLayout.of([40], [[2, 0]], rows=[0], queries=[3]), scale=0.25, causal=False
     )  # fmt: skip
     torch.testing.assert_close(
-        found, varlen_attention(q, k, v, Layout.of([3], [40]), scale=0.25), rtol=1e-5, atol=1e-5
+        found,
+        varlen_attention(q, k, v, Layout.from_lengths([3], [40]), scale=0.25),
+        rtol=1e-5,
+        atol=1e-5,
     )
     assert not memory[0][[1, 3]].any()
     assert not memory[1][[1, 3]].any()

@@ -129,7 +129,7 @@ def check(
         case.q.float(),
         case.every_k.float(),
         case.every_v.float(),
-        Layout.of(case.where.queries, case.where.keys, case.q.device),
+        Layout.from_lengths(case.where.queries, case.where.keys, case.q.device),
         **sight,
     )
     torch.testing.assert_close(found.float(), wanted, rtol=bound, atol=bound)
@@ -154,7 +154,12 @@ def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
     )
     found = paged_triton.attend(q, k, v, case.memory, cu_keys, numbers, 0.2, None, None, None)
     wanted = varlen_attention(
-        case.q, case.every_k, case.every_v, Layout.of((1, 1), (40, 7)), scale=0.2, causal=True
+        case.q,
+        case.every_k,
+        case.every_v,
+        Layout.from_lengths((1, 1), (40, 7)),
+        scale=0.2,
+        causal=True,
     )
     torch.testing.assert_close(found[[0, 3]], wanted, rtol=1e-5, atol=1e-5)
     assert not found[1:3].any()
@@ -174,7 +179,7 @@ def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
     paged._store(k, v, memory, PagedLayout.of([40, 33], pages, rows=[40, 33]))
     where = PagedLayout.of([40, 33], pages, rows=[0, 0], queries=[1, 1])
     found = paged.attend(q, None, None, memory, where, scale=0.25, causal=False)
-    wanted = varlen_attention(q, k, v, Layout.of([1, 1], [40, 33]), scale=0.25)
+    wanted = varlen_attention(q, k, v, Layout.from_lengths([1, 1], [40, 33]), scale=0.25)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -189,7 +194,7 @@ def test_prefill_takes_the_path_of_gathered_pages(monkeypatch: pytest.MonkeyPatc
         where = PagedLayout.of([40], [[1, 0]], rows=[rows], queries=[queries])
         found = paged.attend(k[-queries:], k, v, memory, where, scale=0.25)
         wanted = varlen_attention(
-            k[-queries:], k, v, Layout.of([queries], [40]), scale=0.25, causal=True
+            k[-queries:], k, v, Layout.from_lengths([queries], [40]), scale=0.25, causal=True
         )
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 

@@ -116,25 +116,25 @@ def test_chunks_of_tokens_begin_with_words() -> None:
 def test_too_many_chunks_are_refused_before_they_are_made() -> None:
     calls = 0
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         nonlocal calls
         calls += 1
 
     work = EncodeWork(["word " * 4 * MAX_CHUNKS], chunking=Chunking(max_tokens=1))
     with pytest.raises(InvalidInput, match="more than 8,192 chunks") as caught:
-        divide(processor("bert"), work, 0, 500, go_on)
+        divide(processor("bert"), work, 0, 500, check_cancelled)
     assert caught.value.field == "items[0].text"
     assert calls < 1000
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_job_that_is_cancelled_is_divided_no_further(method: ChunkMethod) -> None:
-    def go_on() -> None:
+    def check_cancelled() -> None:
         raise DeadlinePassed("the deadline passed")
 
     work = EncodeWork([LONG * 20], chunking=Chunking(method, max_tokens=20))
     with pytest.raises(DeadlinePassed):
-        divide(processor("bert"), work, 0, 500, go_on)
+        divide(processor("bert"), work, 0, 500, check_cancelled)
 
 
 def test_long_texts_are_tokenised_at_once_by_no_more_than_one_thread() -> None:

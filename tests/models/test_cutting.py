@@ -23,7 +23,7 @@ from libs.models.text.processing.extraction.words import WordFrame
 from libs.models.text.tokenising import cutting
 from libs.models.text.tokenising.cutting import Cutter, encoded, sliced
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import Truncation, go_on_anyway
+from libs.models.work import Truncation, never_cancelled
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.tokenizers import Style, tokenizer_of
 from tests.support.peak import Peak
@@ -177,7 +177,7 @@ _BOTH = [
 def test_long_text_costs_what_its_kept_tokens_cost(name: str, side: Truncation) -> None:
     """Also one without an end: the tokenizer sees a small part of it."""
     [part] = Cutter(TOKENIZERS[name]()).parts(
-        ["copying distribution and, 17 modifications. " * 20_000], LIMIT, side, go_on_anyway
+        ["copying distribution and, 17 modifications. " * 20_000], LIMIT, side, never_cancelled
     )
     assert not part.is_whole
     assert LIMIT < len(part.encoding) < 100 * LIMIT
@@ -185,7 +185,7 @@ def test_long_text_costs_what_its_kept_tokens_cost(name: str, side: Truncation) 
 
 @pytest.mark.parametrize("name", ["looks ahead", "llama", "gemma"])
 def test_tokenizer_that_may_look_at_anything_is_given_the_whole(name: str) -> None:
-    [part] = Cutter(TOKENIZERS[name]()).parts(["123 copies " * 200], LIMIT, "end", go_on_anyway)
+    [part] = Cutter(TOKENIZERS[name]()).parts(["123 copies " * 200], LIMIT, "end", never_cancelled)
     assert part.is_whole
 
 
@@ -199,7 +199,7 @@ def test_around_a_text_everything_stays() -> None:
         text_of = _processor(name)
         for side in typing.get_args(Truncation)[1:]:
             [(ids, is_whole)] = text_of.encode_plain(
-                [text], side, go_on_anyway, before=before, after=after
+                [text], side, never_cancelled, before=before, after=after
             )
             assert not is_whole
             assert len(ids) > LIMIT
@@ -217,11 +217,13 @@ def test_too_long_says_what_it_knows() -> None:
 def test_texts_are_tokenised_a_slice_at_a_time() -> None:
     looks = 0
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         nonlocal looks
         looks += 1
 
-    assert [list(part) for part in sliced([cutting.SLICE, 1, 1, cutting.SLICE * 2, 1], go_on)] == [
+    assert [
+        list(part) for part in sliced([cutting.SLICE, 1, 1, cutting.SLICE * 2, 1], check_cancelled)
+    ] == [
         [0],
         [1, 2],
         [3],
@@ -230,7 +232,7 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
     assert looks == 4
     looks = 0
     _processor("bert").encode(
-        ["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=go_on
+        ["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=check_cancelled
     )
     assert looks >= 2000 * 580 // cutting.SLICE
 
@@ -243,14 +245,14 @@ def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(
     monkeypatch.setattr(cutting, "SLICE", 100)
     tokenizer, looks = TOKENIZERS[name](), 0
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         nonlocal looks
         looks += 1
 
     words = [word for text in _texts(1, 200) for word in text.split()]
     wanted = tokenizer.encode([*words, "a", "text"], is_pretokenized=True)
     frame = WordFrame(tokenizer, limit=len(wanted), max_words=2, pooling="first")
-    [framed] = frame.encode(["a text"], words, "end", "entities.labels", go_on)
+    [framed] = frame.encode(["a text"], words, "end", "entities.labels", check_cancelled)
     assert framed.ids.tolist() == wanted.ids
     assert looks >= sum(map(len, words)) // (2 * cutting.SLICE)
 

@@ -25,7 +25,7 @@ from libs.models.images.detection.regions import Asked, regions_of
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Label
 from libs.models.work import InputSequence, Output, is_finite
-from tests.models.test_trunks import joined
+from tests.models.test_backbones import joined
 from tests.parity.detection_models import LABELS, MODELS, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -51,9 +51,9 @@ def detector(request: pytest.FixtureRequest, directories: dict[str, Path]) -> De
 
 @torch.inference_mode()
 def outputs(model: Detector, *sequences: InputSequence) -> list[Output]:
-    batch = model.trunk.pack(sequences, [None] * len(sequences))
-    head = model.trunk.heads[HEAD]
-    found = head.forward(model.trunk.encoder.forward(batch), batch, sequences)
+    batch = model.backbone.pack(sequences, [None] * len(sequences))
+    head = model.backbone.heads[HEAD]
+    found = head.forward(model.backbone.encoder.forward(batch), batch, sequences)
     return head.split(tuple(one.numpy() for one in found), sequences)
 
 
@@ -89,7 +89,7 @@ def test_labels_are_encoded_once(detector: Detector) -> None:
         detector.sequence(file_of(40, 60), FIELD, read),
         detector.sequence(file_of(60, 40), FIELD, read[:2]),
     ]
-    head = detector.trunk.heads[HEAD].labels  # type: ignore[attr-defined]
+    head = detector.backbone.heads[HEAD].labels  # type: ignore[attr-defined]
     assert isinstance(head, LabelVectors)
     head.forget()
     with patch.object(
@@ -281,8 +281,8 @@ def test_detector_is_served_as_every_model(detector: Detector, embedder: PackedM
     """An image gives among others, in any order, what it gives alone; encoders within its head
     count; its memory is measured.
     """
-    model = joined(embedder, detector.trunk)
-    assert model.bytes > embedder.bytes + detector.trunk.encoder.bytes
+    model = joined(embedder, detector.backbone)
+    assert model.bytes > embedder.bytes + detector.backbone.encoder.bytes
     assert model.probe() >= embedder.probe()
     read = detector.labels(LABELS)
     sequences = [

@@ -26,9 +26,10 @@ from torch.utils._pytree import tree_leaves
 from libs.catalog.card import PoolingMode
 from libs.kernels import triton_here
 from libs.models import (
+    CancelCheck,
     EncodeWork,
     EntitiesWork,
-    GoOn,
+    GeneratedIds,
     InputRows,
     InputSequence,
     Output,
@@ -37,7 +38,6 @@ from libs.models import (
     Result,
     SparseRow,
     Work,
-    WrittenIds,
 )
 from libs.models.graphs.buckets import (
     HOT,
@@ -141,8 +141,8 @@ def kept(tmp_path: Path) -> Kept:
 
 def close(got: Sequence[Output], wanted: Sequence[Output]) -> None:
     for one, other in zip(got, wanted, strict=True):
-        assert not isinstance(one, tuple | SparseRow | WrittenIds)
-        assert not isinstance(other, tuple | SparseRow | WrittenIds)
+        assert not isinstance(one, tuple | SparseRow | GeneratedIds)
+        assert not isinstance(other, tuple | SparseRow | GeneratedIds)
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -208,7 +208,7 @@ def test_sample_fills_all_but_one_sequence_of_its_bucket(kept: Kept) -> None:
         *hot_buckets(512),
         *hot_buckets(8),
     ]:
-        shape = Shape(kept.model.trunks[0].encoder, None, None, False, bucket)
+        shape = Shape(kept.model.backbones[0].encoder, None, None, False, bucket)
         lengths = [one.tokens for one in shape.sample()]
         assert len(lengths) == bucket.sequences - 1
         assert max(lengths) <= bucket.longest
@@ -253,7 +253,7 @@ def test_buffer_holds_the_batch_and_its_fillers() -> None:
         16,
     )
     own = own_batch(buffer, bucket, (2, 3), typed=True)
-    eager = Packed.of([one.ids for one in given], [one.type_ids for one in given])
+    eager = Packed.from_sequences([one.ids for one in given], [one.type_ids for one in given])
     for name in ("ids", "positions", "type_ids", "cu_seqlens"):
         assert torch.equal(getattr(own, name), getattr(eager, name))
     assert (own.lengths, own.keys, own.layout.runs) == (
@@ -326,7 +326,7 @@ def test_equal_to_the_bit_on_an_accelerators_kernels(
         )
         assert captured is not None
         for batch in (sequences(1, 4, 9), sequences(12), sequences(20, 2, 3)):
-            wanted = encoder.forward(Packed.of([one.ids for one in batch]), rows)
+            wanted = encoder.forward(Packed.from_sequences([one.ids for one in batch]), rows)
             hidden = captured.replay(partial(fill, bucket=bucket, sequences=batch))
             assert len(hidden) == (32 if rows is None else 4)
             assert distance(hidden[: len(wanted)], wanted) < 1e-5
@@ -439,24 +439,24 @@ def test_heads_run_on_the_batchs_own_rows(head: str, tmp_path: Path) -> None:
         ):
             for a, b in zip(_arrays(got), _arrays(one), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-    is_by_runs = kept.model.trunks[0].encoder.goes_by_runs
+    is_by_runs = kept.model.backbones[0].encoder.goes_by_runs
     assert kept.memory.told == ({} if is_by_runs else {"captured": 1, "replayed": 2, "checked": 3})
 
 
 def _arrays(output: Output) -> list[NDArray[np.float32] | NDArray[np.int32] | NDArray[np.int64]]:
     if isinstance(output, tuple):
         return [array for part in output for array in _arrays(part)]
-    assert not isinstance(output, WrittenIds)
+    assert not isinstance(output, GeneratedIds)
     return [output.indices, output.values] if isinstance(output, SparseRow) else [output]
 
 
 def test_two_heads_of_one_forward_share_its_graph(kept: Kept) -> None:
-    trunk = kept.model.trunks[0]
-    heads = {"dense": trunk.heads["dense"], "first": PooledHead(("cls",), ())}
+    backbone = kept.model.backbones[0]
+    heads = {"dense": backbone.heads["dense"], "first": PooledHead(("cls",), ())}
     both = Kept(
         PackedModel(
             kept.model.card,
-            (replace(trunk, heads=heads),),
+            (replace(backbone, heads=heads),),
             _NoProcessor(),
             Names({}, (), {}),
             torch.device("cpu"),
@@ -475,10 +475,12 @@ def test_two_heads_of_one_forward_share_its_graph(kept: Kept) -> None:
 
 
 class _NoProcessor(Processor):
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck) -> Prepared:
         raise NotImplementedError
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
+    ) -> Result:
         raise NotImplementedError
 
 
@@ -499,9 +501,10 @@ def test_what_is_not_plain_runs_eagerly(tmp_path: Path) -> None:
         sequences(*[9] * 65),
     ):
         kept.warm(batch)
-        trunk = kept.model.trunks[0]
+        backbone = kept.model.backbones[0]
         assert (
-            graphs.forward(trunk, [replace(one, adapter="a"), one], [trunk.heads["dense"]]) is None
+            graphs.forward(backbone, [replace(one, adapter="a"), one], [backbone.heads["dense"]])
+            is None
         )
     assert (kept.capture.made, kept.memory.reserved) == ([], [])
     kept.warm([one])
@@ -560,7 +563,7 @@ def test_expected_shapes_are_captured_after_a_load_the_largest_first(kept: Kept)
         3 * tokens + count + 1 for tokens, count in HOT
     ]
     assert kept.memory.told == {"captured": 4, "checked": 4}
-    head = kept.model.trunks[0].heads["dense"]
+    head = kept.model.backbones[0].heads["dense"]
     assert isinstance(head, PooledHead)
     close(kept.model.forward("dense", sequences(12)), wanted)
     query = kept.capture.made[-1]
@@ -586,10 +589,12 @@ def test_two_answers_of_one_graph_may_be_on_their_way(kept: Kept) -> None:
     wanted = [kept.model.forward("dense", sequences(length)) for length in (5, 6)]
     graphs = kept.keep(check_every=1000)
     kept.warm(sequences(5))
-    trunk = kept.model.trunks[0]
+    backbone = kept.model.backbones[0]
     for length in (5, 5, 6, 5):  # the first one of a graph is checked
         kept.model.forward("dense", sequences(length))
-    flying = [graphs.forward(trunk, sequences(length), [trunk.heads["dense"]]) for length in (5, 6)]
+    flying = [
+        graphs.forward(backbone, sequences(length), [backbone.heads["dense"]]) for length in (5, 6)
+    ]
     for one, vectors in zip(flying, wanted, strict=True):
         assert one is not None
         assert one.copy is not None

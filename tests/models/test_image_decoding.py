@@ -40,14 +40,14 @@ def chunk(name: bytes, body: bytes) -> bytes:
 
 
 def png(
-    width: int, height: int, body: bytes, *between: bytes, bits: int = 8, colour: int = 2
+    width: int, height: int, body: bytes, *yield_point: bytes, bits: int = 8, colour: int = 2
 ) -> bytes:
     """A PNG of given header and decompressed body."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
     return (
         b"\x89PNG\r\n\x1a\n"
         + header
-        + b"".join(between)
+        + b"".join(yield_point)
         + chunk(b"IDAT", zlib.compress(body, 9))
         + chunk(b"IEND", b"")
     )

@@ -20,12 +20,12 @@ from libs.models import (
     ClassifyWork,
     EncodeWork,
     EntitiesWork,
+    GeneratedIds,
     Output,
     PackedModel,
     Prepared,
     SparseRow,
     Work,
-    WrittenIds,
 )
 from libs.models.graphs.graphs import Graphs, Owner
 from libs.models.head import ReadsDevice
@@ -95,7 +95,7 @@ def arrays(outputs: Sequence[Output]) -> list[NDArray[np.generic]]:
         if isinstance(output, tuple):
             found += arrays(output)
         else:
-            assert not isinstance(output, WrittenIds)
+            assert not isinstance(output, GeneratedIds)
             found += [output.indices, output.values] if isinstance(output, SparseRow) else [output]
     return found
 

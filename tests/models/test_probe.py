@@ -106,10 +106,10 @@ def test_what_a_batch_of_pages_needs(tmp_path: Path, kind: str) -> None:
     with LiveBytes(tensors_of(*model.modules())) as live:
         model.forward_all(prepared)
     model.card = replace(model.card, images=replace(model.card.images, max_tokens=1))  # type: ignore[type-var]
-    model.largest_picture = 1
+    model.max_tower_tokens = 1
     reserved = model.image_bytes(prepared.tokens)
     assert reserved / 6 <= live.peak <= 1.25 * reserved
-    model.largest_picture = 100_000
+    model.max_tower_tokens = 100_000
     assert model.image_bytes(prepared.tokens) > reserved, "of one picture that is larger"
 
 

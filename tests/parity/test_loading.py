@@ -20,7 +20,9 @@ from libs.models.weights import HeadRule, Maybe, TensorFile
 from tests.parity.checkpoints import random_model, write_checkpoint
 
 CPU = torch.device("cpu")
-BATCH = Packed.of([np.arange(5, 5 + length, dtype=np.int32) for length in (1, 8, 8, 30)])
+BATCH = Packed.from_sequences(
+    [np.arange(5, 5 + length, dtype=np.int32) for length in (1, 8, 8, 30)]
+)
 
 
 def build(

@@ -328,7 +328,7 @@ def test_float32_twin_has_the_adapters_too(tmp_path: Path) -> None:
     made.
     """
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:1], torch.bfloat16)
-    twin = a.model.widened()
+    twin = a.model.load_fp32_fallback()
     assert twin is not None
     merged = write_random_adapter("bert", tmp_path / "late", seed=9, r=2, target_modules=["query"])
     a.model.add_adapter("org/late", tmp_path / "late")

@@ -379,5 +379,5 @@ def test_configuration_of_another_name(export: Path) -> None:
     file = export / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "v_splade"}))
     model = load_vision_language(export, dtype=torch.float32, device=CPU)
-    assert list(model.trunks[0].heads) == ["sparse"]
+    assert list(model.backbones[0].heads) == ["sparse"]
     assert worst(of_pages(loaded(export), 1), v_splade().pages([opened(FILES[1])])) <= FLOAT_BOUND

@@ -64,7 +64,7 @@ class PagedLayout:
         numbers = np.zeros((len(pages), max(1, most)), np.int32)
         for own, found in zip(numbers, pages, strict=True):
             own[: len(found)] = found
-        layout = Layout.of(queries, keys, device)
+        layout = Layout.from_lengths(queries, keys, device)
         cu_rows = layout.cu_queries if tuple(rows) == tuple(queries) else cumulated(rows, device)
         fresh = all(own == every for own, every in zip(rows, keys, strict=True))
         counts = tuple(queries), tuple(keys), tuple(rows)

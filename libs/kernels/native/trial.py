@@ -53,7 +53,7 @@ def _attends(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     fused, bias, layout = (
         _random(sum(keys), 4 + 2 + 2, 20),
         _random(4, 2 * 75 + 1),
-        Layout.of(queries, keys),
+        Layout.from_lengths(queries, keys),
     )
     q, k, v = fused.to(dtype).split_with_sizes((4, 2, 2), dim=1)
     q = q[: sum(queries)]
@@ -191,7 +191,7 @@ def _pages(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     k, v = (_random(sum(keys), 2, size).to(dtype)[..., :20] for size in (20, 21))
     q = _random(sum(queries), 6, 20).to(dtype)
     memory = torch.zeros(4, 2, 20, 32, dtype=dtype), torch.zeros(4, 2, 32, 20, dtype=dtype)
-    layout = Layout.of(queries, keys)
+    layout = Layout.from_lengths(queries, keys)
     got = paged.attend(
         q, k, v, memory, layout, layout.cu_keys, numbers, 0.25, True, 40, None, loaded
     )
@@ -206,8 +206,8 @@ def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     """
     if not loaded.has_layers(dtype):
         return True
-    layout = Layout.of((3, 17), (3, 17))
-    chosen = Layout.of((1, 1), (3, 17)), torch.tensor((2, 19), dtype=torch.int32)
+    layout = Layout.from_lengths((3, 17), (3, 17))
+    chosen = Layout.from_lengths((1, 1), (3, 17)), torch.tensor((2, 19), dtype=torch.int32)
     x = _random(20, 48).to(dtype)
     rotation = _random(20, 6), _random(1, 20, 6)[0]
     for post in (True, False):

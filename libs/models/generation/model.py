@@ -14,7 +14,7 @@ import torch
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kernels.attention.paged import pages_for
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.documents import Page
 from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.loop import DecodeLoop
@@ -27,9 +27,10 @@ from libs.models.results import Extraction, ExtractResult, PageText, Result
 from libs.models.text.checks import need_task
 from libs.models.text.tokens import TokenProcessor
 from libs.models.work import (
-    WRITE,
-    Between,
-    GoOn,
+    GENERATE,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     Head,
     InputSequence,
     Output,
@@ -41,11 +42,10 @@ from libs.models.work import (
     TokenWork,
     Unfinished,
     Work,
-    WriteWork,
-    WrittenIds,
-    go_on_anyway,
+    YieldPoint,
     items_as_parts,
-    nothing_between,
+    never_cancelled,
+    never_yield,
     without_images,
 )
 
@@ -89,7 +89,7 @@ class _Notes:
     texts, by their places in `work`; pages that were read from the text layer are there as they
     are. None: the reader's items are the job's."""
 
-    work: WriteWork
+    work: GenerationWork
     of_reader: object
     items: tuple[_Item, ...] | None
 
@@ -149,28 +149,28 @@ class GenerativeModel:
 
     # Threads
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         """The prompts of a job; thread-safe. Pages with a text layer need none, unless the work
         says so.
         """
         if isinstance(work, TokenWork):
-            return self._tokens.prepare(work, go_on)
+            return self._tokens.prepare(work, check_cancelled)
         need_task(work, self.card)
         if isinstance(work, RegionsWork):
-            sequences, of_reader = self._reader.prepare(work, go_on)
+            sequences, of_reader = self._reader.prepare(work, check_cancelled)
             return self._prepared(
                 work, sequences, _Notes(_without_images(work), of_reader, None), ()
             )
         if not isinstance(work, TextWork):
             raise TypeError("a model that writes has the tasks text and regions alone")
-        items, asked = _items(work, go_on)
+        items, asked = _items(work, check_cancelled)
         if not asked:
             notes = _Notes(replace(work, texts=[], parts={}), None, items)
-            return Prepared(replace(work, parts={}), WRITE, [], notes=notes)
+            return Prepared(replace(work, parts={}), GENERATE, [], notes=notes)
         own = replace(
             work, texts=[""] * len(asked), parts=dict(enumerate(asked)), seeds=_seeds(work, items)
         )
-        sequences, of_reader = self._reader.prepare(own, go_on)
+        sequences, of_reader = self._reader.prepare(own, check_cancelled)
         fields = tuple(parts[0].field for parts in asked)
         return self._prepared(
             work, sequences, _Notes(_without_images(own), of_reader, items), fields
@@ -182,16 +182,24 @@ class GenerativeModel:
         images = sum(len(each.rows.places) for each in sequences if each.rows is not None)
         fields = fields if len(fields) == len(sequences) else ()
         return Prepared(
-            without_images(work), WRITE, sequences, notes=notes, fields=fields, image_tokens=images
+            without_images(work),
+            GENERATE,
+            sequences,
+            notes=notes,
+            fields=fields,
+            image_tokens=images,
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         if isinstance(prepared.work, TokenWork):
             return self._tokens.finish(prepared)
         notes = prepared.notes
-        written = [output for output in outputs if isinstance(output, WrittenIds)]
+        written = [output for output in outputs if isinstance(output, GeneratedIds)]
         if not isinstance(notes, _Notes) or len(written) != len(outputs):
             raise TypeError("the job was not prepared, or not computed, by a model that writes")
         made = (
@@ -204,7 +212,7 @@ class GenerativeModel:
             if notes.items is None
             else (_answer(item, made.items) for item in notes.items)
         )
-        return extracted(items, prepared.answer_bytes, go_on, made.output_tokens)
+        return build_result(items, prepared.answer_bytes, check_cancelled, made.output_tokens)
 
     def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
         """The item and the page (0: none) of each sequence; empty: what is written of the job is no
@@ -242,12 +250,12 @@ class GenerativeModel:
     # The device thread
 
     def forward(
-        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
     ) -> list[Output | Unfinished]:
         """Some steps for these sequences. After an exception they are written from the beginning,
         if they come again.
         """
-        called = between if self._reader.writer.device.type == "cpu" else nothing_between
+        called = yield_point if self._reader.writer.device.type == "cpu" else never_yield
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
@@ -322,7 +330,7 @@ class GenerativeModel:
             self._loop = DecodeLoop(self._reader.writer, self.pages)
         return self._loop
 
-    def _begin(self, sequences: Sequence[InputSequence], between: Between) -> None:
+    def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
         """Adds to the loop those of the sequences for which there is room. Encoders run for no more
         than could have room.
         """
@@ -336,20 +344,20 @@ class GenerativeModel:
                     break
                 new.append(each)
         if new:
-            for each, request in zip(new, self._reader.requests(new, between), strict=True):
+            for each, request in zip(new, self._reader.requests(new, yield_point), strict=True):
                 self._writing[id(each)] = _Writing(each, request)
         for each in sequences:
             writing = self._writing.get(id(each))
             if writing is not None and writing.decoding is None and loop.has_room(writing.request):
                 writing.decoding = loop.add(writing.request)
 
-    def _steps(self, writings: Sequence[_Writing], between: Between) -> None:
+    def _steps(self, writings: Sequence[_Writing], yield_point: YieldPoint) -> None:
         loop, until = self._decode, time.perf_counter() + STEPS_SECONDS
         among = {id(each.decoding): each for each in writings if each.decoding is not None}
         while among:
             decoding = [each.decoding for each in among.values() if each.decoding is not None]
             has_ended = False
-            for written in loop.step(decoding, between):
+            for written in loop.step(decoding, yield_point):
                 writing = among[id(written.sequence)]
                 writing.ids += written.ids
                 if written.score is not None:
@@ -357,7 +365,7 @@ class GenerativeModel:
                 has_ended |= written.finish is not None
             if has_ended or time.perf_counter() >= until:
                 return
-            between()
+            yield_point()
 
     def _outcome(self, sequence: InputSequence) -> Output | Unfinished:
         writing = self._writing.get(id(sequence))
@@ -365,7 +373,7 @@ class GenerativeModel:
             return Unfinished() if writing is None else Unfinished(writing.ids)
         del self._writing[id(sequence)]
         finish = writing.decoding.finish
-        return WrittenIds(
+        return GeneratedIds(
             np.array(writing.ids, np.int32),
             "stop" if finish == "stop" else "length",
             tuple(writing.scores),
@@ -397,7 +405,7 @@ class GenerativeModel:
             * np.dtype(np.float32).itemsize
         )
 
-    def widened(self) -> None:
+    def load_fp32_fallback(self) -> None:
         """None: a text is an answer whatever the numbers were that it was chosen by."""
         return
 
@@ -410,14 +418,14 @@ def _pool_pages(device: torch.device, page_bytes: int, memory_bytes: int) -> int
     return min(pages_for(POOL_TOKENS), int(memory_bytes * POOL_SHARE) // page_bytes)
 
 
-def _without_images(work: WriteWork) -> WriteWork:
+def _without_images(work: GenerationWork) -> GenerationWork:
     found = without_images(work)
     if not isinstance(found, TextWork | RegionsWork):
         raise TypeError("work without its images is of the same kind")
     return found
 
 
-def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]:
+def _items(work: TextWork, check_cancelled: CancelCheck) -> tuple[tuple[_Item, ...], list[Parts]]:
     """What is known of each item, and the parts of each text that is to be written.
 
     An item with pages has a text for each, and no other parts. Raises InvalidInput or
@@ -444,7 +452,7 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
         texts: list[PageText | tuple[int, int]] = []
         lengths: dict[bytes, int] = {}
         for part in parts:
-            go_on()
+            check_cancelled()
             page = part.content
             if work.top_logprobs is not None or work.tools:
                 name = "text.tools" if work.tools else "text.top_logprobs"

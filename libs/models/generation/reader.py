@@ -23,7 +23,15 @@ from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import ToolForm
 from libs.models.packed import GivenRows
 from libs.models.results import Extraction, ExtractResult, TokenLogprob
-from libs.models.work import Between, GoOn, InputSequence, Sampling, TextWork, WriteWork, WrittenIds
+from libs.models.work import (
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
+    InputSequence,
+    Sampling,
+    TextWork,
+    YieldPoint,
+)
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to their text."""
@@ -116,7 +124,7 @@ def sampled_settings(settings: Settings, sampling: Sampling) -> Settings:
 _SAMPLING: Final = tuple(field.name for field in fields(Sampling))
 
 
-def refuse_tools(work: WriteWork, card: Card) -> None:
+def refuse_tools(work: GenerationWork, card: Card) -> None:
     """For models without a chat template that has tools in a form that is served. Raises
     TaskNotSupported.
     """
@@ -133,7 +141,7 @@ def refuse_tools(work: WriteWork, card: Card) -> None:
         )
 
 
-def refuse_sampling(work: WriteWork, card: Card) -> None:
+def refuse_sampling(work: GenerationWork, card: Card) -> None:
     """For models with answers in a form of theirs, which are always the likeliest. Raises
     TaskNotSupported.
     """
@@ -155,7 +163,7 @@ def refuse_sampling(work: WriteWork, card: Card) -> None:
             )
 
 
-def refuse_schema(work: WriteWork, card: Card) -> None:
+def refuse_schema(work: GenerationWork, card: Card) -> None:
     """For models that answer in no form, or in one of their own. Raises TaskNotSupported."""
     if isinstance(work, TextWork) and work.json_schema:
         raise TaskNotSupported(
@@ -164,7 +172,7 @@ def refuse_schema(work: WriteWork, card: Card) -> None:
         )
 
 
-def refuse_chat(work: WriteWork, card: Card) -> None:
+def refuse_chat(work: GenerationWork, card: Card) -> None:
     """For models without a chat template, which read no conversations of several turns. Raises
     TaskNotSupported.
     """
@@ -180,9 +188,9 @@ def refuse_chat(work: WriteWork, card: Card) -> None:
 
 
 def extraction(
-    work: WriteWork,
+    work: GenerationWork,
     whole: str,
-    written: WrittenIds,
+    written: GeneratedIds,
     token_text: TokenText,
     tools: ToolForm | None = None,
 ) -> Extraction:
@@ -203,7 +211,7 @@ def extraction(
 
 
 def _tokens(
-    characters: int, written: WrittenIds, token_text: TokenText
+    characters: int, written: GeneratedIds, token_text: TokenText
 ) -> tuple[TokenLogprob, ...]:
     """Those that a text of this many characters is made of: neither a stop token nor those of a
     stop string.
@@ -242,16 +250,18 @@ class Reader(Protocol):
     def tool_form(self) -> ToolForm | None:
         """The form in which its answers call functions; None: they call none."""
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(
+        self, work: GenerationWork, check_cancelled: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
         """A job's prompts, and notes for `finish`. Raises InvalidInput with the path of the item.
 
         `ids` has a token for each row of the prompt, or of the encoder's input, so that costs are
-        known by its length; images are in `rows` or `input`. `go_on` is called every few
+        known by its length; images are in `rows` or `input`. `check_cancelled` is called every few
         milliseconds.
         """
 
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
-        """What the loop is to write: runs the encoder or the vision tower of a batch. `between`: a
+    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+        """What the loop is to write: runs the encoder or the vision tower of a batch. `yield_point`: a
         preemption point.
         """
 
@@ -265,5 +275,7 @@ class Reader(Protocol):
         incomplete character.
         """
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
         """The answer of a job."""

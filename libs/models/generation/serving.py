@@ -23,7 +23,7 @@ Memory for the keys and values of one such sequence is always there, so that eve
 taken can be answered."""
 
 
-def load_writer_model(
+def load_generative_model(
     directory: Path,
     model_id: str,
     device: torch.device,

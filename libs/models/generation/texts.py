@@ -31,12 +31,12 @@ from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     InputSequence,
     TextWork,
-    WriteWork,
-    WrittenIds,
+    YieldPoint,
     items_as_parts,
 )
 
@@ -61,7 +61,9 @@ class TextReader:
         self._chat = ChatTemplate(card, root) if card.template else None
         self.tool_form = None if self._chat is None else self._chat.tool_form
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(
+        self, work: GenerationWork, check_cancelled: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
         """As `Reader.prepare`; `input` of a sequence is `Asked`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
@@ -82,7 +84,7 @@ class TextReader:
         )
         found: list[InputSequence] = []
         for parts, own in zip(items_as_parts(work), every, strict=True):
-            go_on()
+            check_cancelled()
             texts = []
             for part in parts:
                 if not isinstance(part.content, str):
@@ -93,7 +95,7 @@ class TextReader:
             text, field = "\n".join(texts), parts[0].field
             if not text.strip():
                 raise InvalidInput("there is no text to write about", field=field)
-            ids = self._ids(text, field, work, go_on)
+            ids = self._ids(text, field, work, check_cancelled)
             longest = self._longest(work.max_tokens)
             if len(ids) > longest:
                 message = f"the text has more than {max(longest, 0):,} tokens with its prompt, which leaves no room for the answer"
@@ -108,10 +110,10 @@ class TextReader:
             return self._grammars.of_tools(work, self.tool_form)
         return self._grammars.of(work.json_schema)
 
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
         if self.writer.encoder is None:
             return [Asked.of(each).request(each.ids) for each in sequences]
-        states = self.writer.encode([each.ids for each in sequences], between)
+        states = self.writer.encode([each.ids for each in sequences], yield_point)
         return [
             Asked.of(each).request(states=own) for own, each in zip(states, sequences, strict=True)
         ]
@@ -122,7 +124,9 @@ class TextReader:
     def text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids).rstrip(_INCOMPLETE)
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
         own_text = partial(token_text, self.tokenizer)
         items = [
             extraction(
@@ -133,13 +137,13 @@ class TextReader:
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
     def _ids(
-        self, text: str, field: str, work: TextWork, go_on: GoOn
+        self, text: str, field: str, work: TextWork, check_cancelled: CancelCheck
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         """The prompt's ids, or one more than the limit of them. `field`: the text's path."""
         if self._chat is None or work.raw_prompt:
             whole = f"{work.instruction} {text}" if work.instruction else text
             (part,) = self._text.encode(
-                [whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on
+                [whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=check_cancelled
             )
             return part.ids
         prompt = self._chat.prompt(
@@ -147,7 +151,7 @@ class TextReader:
             work.template_values,
             work.tools,
         )
-        ((ids, is_whole),) = self._text.encode_plain([prompt], "end", go_on)
+        ((ids, is_whole),) = self._text.encode_plain([prompt], "end", check_cancelled)
         return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
 
     def _longest(self, most: int) -> int:

@@ -18,6 +18,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from libs.models.backbone import Backbone
 from libs.models.graphs.buckets import AFTER, Uses
 from libs.models.graphs.buffers import fill, filled, own_batch
 from libs.models.graphs.capture import Capture, Captured, PendingCopy
@@ -26,7 +27,6 @@ from libs.models.graphs.store import MAX_BYTES, GraphStore
 from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.trunk import Backbone
 from libs.models.work import InputSequence
 
 CHECK_EVERY: Final = 256
@@ -76,7 +76,7 @@ class _Pending:
     """A shape that waits for its capture, and the batch to capture and check it with."""
 
     shape: Shape
-    trunk: Backbone
+    backbone: Backbone
     sequences: Sequence[InputSequence]
 
 
@@ -110,14 +110,14 @@ class Graphs:
         """Whether `capture_one` has something to do. May be called from any thread."""
         return bool(self._pending)
 
-    def expect(self, trunks: Iterable[Backbone]) -> None:
+    def expect(self, backbones: Iterable[Backbone]) -> None:
         """Queue the shapes that most batches have, after a load."""
-        for trunk in trunks:
-            for shape in hot_shapes(trunk):
-                self._pending[shape] = _Pending(shape, trunk, shape.sample())
+        for backbone in backbones:
+            for shape in hot_shapes(backbone):
+                self._pending[shape] = _Pending(shape, backbone, shape.sample())
 
     def forward(
-        self, trunk: Backbone, sequences: Sequence[InputSequence], heads: Sequence[ModelHead]
+        self, backbone: Backbone, sequences: Sequence[InputSequence], heads: Sequence[ModelHead]
     ) -> Replayed | None:
         """Replay the batch, without waiting for the device unless it is checked. None: it has no
         graph and is to run eagerly.
@@ -125,7 +125,7 @@ class Graphs:
         shape = (
             None
             if self.is_off
-            else shape_of(trunk.encoder, heads, sequences, self._limit(trunk.encoder))
+            else shape_of(backbone.encoder, heads, sequences, self._limit(backbone.encoder))
         )
         if shape is None:
             return None
@@ -133,11 +133,13 @@ class Graphs:
         entry = self._store.use(shape, self._now)
         if entry is None:
             if self._uses.add(shape) and shape not in self._pending:
-                self._pending[shape] = _Pending(shape, trunk, list(sequences))
+                self._pending[shape] = _Pending(shape, backbone, list(sequences))
             return None
         is_checked = entry.uses % self._check_every == 0
         try:
-            replayed, _ = self._replay(shape, entry.graph, trunk, sequences, is_checked=is_checked)
+            replayed, _ = self._replay(
+                shape, entry.graph, backbone, sequences, is_checked=is_checked
+            )
         except Exception as error:
             self._switch_off("failed", f"{type(error).__name__}: {error}")
             raise
@@ -161,7 +163,7 @@ class Graphs:
             return
         try:
             _, is_equal = self._replay(
-                shape, captured, pending.trunk, pending.sequences, is_checked=True
+                shape, captured, pending.backbone, pending.sequences, is_checked=True
             )
         except Exception as error:
             self._switch_off("failed", f"{type(error).__name__}: {error}")
@@ -213,7 +215,7 @@ class Graphs:
         self,
         shape: Shape,
         graph: Captured,
-        trunk: Backbone,
+        backbone: Backbone,
         sequences: Sequence[InputSequence],
         *,
         is_checked: bool,
@@ -228,7 +230,7 @@ class Graphs:
         is_pooled = shape.head is not None
         copy = graph.start_copy() if is_pooled else None
         if is_checked:
-            wanted, eager = shape.run_eagerly(trunk, sequences)
+            wanted, eager = shape.run_eagerly(backbone, sequences)
             self._owner.tell("checked", "")
             # What reaches the host is compared, so that the copy is checked, too.
             got = (

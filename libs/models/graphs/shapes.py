@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from libs.models.backbone import Backbone
 from libs.models.graphs.buckets import Bucket, bucket_of, hot_buckets, max_tokens
 from libs.models.graphs.buffers import whole_batch
 from libs.models.head import CapturableHead, ModelHead
 from libs.models.layers.encoder import PackedEncoder, resident_bytes
 from libs.models.packed import Packed, Rows
-from libs.models.trunk import Backbone
 from libs.models.work import InputSequence
 
 
@@ -45,10 +45,10 @@ class Shape:
         return self.head.pool(hidden, batch.cu_seqlens, is_one_row=self.rows is not None)
 
     def run_eagerly(
-        self, trunk: Backbone, sequences: Sequence[InputSequence]
+        self, backbone: Backbone, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, Packed]:
         """Compute the same for these sequences without a graph, and return the batch, too."""
-        batch = trunk.pack(sequences, [None] * len(sequences))
+        batch = backbone.pack(sequences, [None] * len(sequences))
         hidden = self.encoder.forward(batch, self.rows)
         return (
             (hidden, batch)
@@ -107,19 +107,19 @@ def most_tokens(encoder: PackedEncoder) -> int:
     return max_tokens(resident_bytes(encoder) // encoder.dtype.itemsize)
 
 
-def hot_shapes(trunk: Backbone) -> list[Shape]:
+def hot_shapes(backbone: Backbone) -> list[Shape]:
     """Return the shapes to capture after a load, the largest first: single texts without token
     types, for the first head.
     """
-    if trunk.encoder.goes_by_runs or not trunk.encoder.embed.vocabulary:
+    if backbone.encoder.goes_by_runs or not backbone.encoder.embed.vocabulary:
         return []
-    heads = list(trunk.heads.values())[:1]
+    heads = list(backbone.heads.values())[:1]
     if not heads:
         return []
     head, rows = computed_part(heads, is_prompted=False)
     return [
-        Shape(trunk.encoder, head, rows, False, bucket)
-        for bucket in hot_buckets(trunk.encoder.max_positions)
+        Shape(backbone.encoder, head, rows, False, bucket)
+        for bucket in hot_buckets(backbone.encoder.max_positions)
     ]
 
 

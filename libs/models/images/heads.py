@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.models.head import Array, row_each
+from libs.models.head import Array, split_rows
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import EncoderSpec
 from libs.models.packed import Packed, Rows
@@ -82,4 +82,4 @@ class AttentionPooledHead(nn.Module):
         return (x + self.down.forward(self._function(self.up.forward(self.norm.forward(x)))),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        return row_each(arrays[0])
+        return split_rows(arrays[0])

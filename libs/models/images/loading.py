@@ -17,6 +17,7 @@ from libs.catalog.kinds.vision.images import is_open_clip
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
 from libs.models import weights
+from libs.models.backbone import Backbone
 from libs.models.images.families import clip, dinov2, dinov3, open_clip, siglip, siglip2, vit
 from libs.models.images.families.family import Family, State, TowerSpec
 from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
@@ -25,7 +26,6 @@ from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.registry import prepare
-from libs.models.trunk import Backbone
 from libs.models.weights import HeadRule, TensorFile
 
 _FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, dinov3, siglip, siglip2, vit)
@@ -37,14 +37,14 @@ _WHOLE_PROCESSOR_FILE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ImageModel:
-    """`trunks`: that of texts first, if there is one; the head of texts is "dense", that of images
+    """`backbones`: that of texts first, if there is one; the head of texts is "dense", that of images
     "image".
 
     `input`: the host's part for an image. `state`: tensors that belong to no encoder, such as the
     scale of logits, float32.
     """
 
-    trunks: tuple[Backbone, ...]
+    backbones: tuple[Backbone, ...]
     input: ImageInput
     state: State
 
@@ -67,14 +67,14 @@ def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) ->
     state = _state(
         rest, found.rest if all(tower.part for tower in found.towers.values()) else {}, device
     )
-    trunks = [
-        _trunk(name, tower, owned[name], state, found.processing, dtype, device)
+    backbones = [
+        _backbone(name, tower, owned[name], state, found.processing, dtype, device)
         for name, tower in found.towers.items()
     ]
     patches = next(
         tower.input for tower in found.towers.values() if isinstance(tower.input, PatchSpec)
     )
-    return ImageModel(tuple(trunks), ImageInput(found.processing, patches), state)
+    return ImageModel(tuple(backbones), ImageInput(found.processing, patches), state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _transformers(directory: Path) -> _Found:
 
 def _open_clip(directory: Path) -> _Found:
     config = Config(need_config(directory, open_clip.CONFIG).values, file=open_clip.CONFIG)
-    tensors = TensorFile.of(directory, open_clip.WEIGHTS).renamed(open_clip.tensor_name)
+    tensors = TensorFile.open_file(directory, open_clip.WEIGHTS).renamed(open_clip.tensor_name)
     return _Found(
         open_clip.towers(config, tensors), open_clip.REST, open_clip.processing(config), tensors
     )
@@ -138,7 +138,7 @@ def read_image_processor(directory: Path, folder: Path) -> Config:
     return Config(need_config(directory, file).values, file=file)
 
 
-def _trunk(
+def _backbone(
     name: str,
     tower: TowerSpec,
     tensors: TensorFile,

@@ -257,7 +257,7 @@ def _runs(flat: Tensor, images: Sequence[NDArray[np.generic]]) -> Iterator[Tenso
 
 @dataclass(frozen=True, slots=True)
 class PatchRows:
-    """The tower of an image encoder's own trunk: the rows of its images. Its weights are the
+    """The tower of an image encoder's own backbone: the rows of its images. Its weights are the
     encoder's.
     """
 

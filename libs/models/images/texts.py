@@ -17,7 +17,7 @@ from libs.catalog.kinds.vision.images import OPEN_CLIP, is_open_clip
 from libs.models.layers.spec import Config
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.work import GoOn, InputSequence, Truncation
+from libs.models.work import CancelCheck, InputSequence, Truncation
 
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
@@ -47,7 +47,7 @@ _CLEANING: Final = {
 
 
 class ImageModelTexts:
-    """Texts to sequences of the trunk of texts. Thread-safe."""
+    """Texts to sequences of the backbone of texts. Thread-safe."""
 
     def __init__(self, text: TextProcessor, rules: TextRules) -> None:
         self._text, self._rules = text, rules
@@ -61,10 +61,12 @@ class ImageModelTexts:
         """Tokens of every text, where texts are filled up; else 0."""
         return 0 if self._rules.padding is None else self._text.limit
 
-    def sequence(self, text: str, field: str, truncation: Truncation, go_on: GoOn) -> InputSequence:
+    def sequence(
+        self, text: str, field: str, truncation: Truncation, check_cancelled: CancelCheck
+    ) -> InputSequence:
         """Raises InputTooLong or InvalidInput with `field`, the text's path."""
         (sequence,) = self._text.encode(
-            [self._written(text)], truncation, lambda _: field, go_on=go_on
+            [self._written(text)], truncation, lambda _: field, go_on=check_cancelled
         )
         ids = sequence.ids
         if self._rules.ends_once:

@@ -18,7 +18,7 @@ from torch import Tensor
 from libs.catalog.checkpoint.adapter import FILE, TORCH_WEIGHTS, WEIGHTS, Adapter, read_adapter
 from libs.catalog.checkpoint.files import NOT_OPENED, shortened
 from libs.errors import ModelBroken
-from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
+from libs.models.weights import AllowedExtra, HeadRule, LowRankUpdate, Rule, TensorFile, find
 
 # `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight
 # until PEFT takes it out.
@@ -86,7 +86,7 @@ def _place(rule: Rule, number: str) -> Place | None:
         return None
     if isinstance(rule, tuple):
         return Place(rule[0].format(number), rule[1])
-    return Place((rule.target if isinstance(rule, Spare) else rule).format(number), None)
+    return Place((rule.target if isinstance(rule, AllowedExtra) else rule).format(number), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
 
 def _open(directory: Path) -> TensorFile:
     if (directory / WEIGHTS).is_file():
-        return TensorFile.of(directory, WEIGHTS)
+        return TensorFile.open_file(directory, WEIGHTS)
     if (directory / TORCH_WEIGHTS).is_file():
         raise ModelBroken(f"{TORCH_WEIGHTS}: {NOT_OPENED}")
     raise ModelBroken(f"{WEIGHTS}: no such file")

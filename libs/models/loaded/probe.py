@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from libs.models.backbone import Backbone, LayeredTower, SampledTower
 from libs.models.layers.embeddings import InputLayer
-from libs.models.trunk import Backbone, LayeredTower, SampledTower
-from libs.models.work import InputRows, InputSequence, nothing_between
+from libs.models.work import InputRows, InputSequence, never_yield
 
 _SEQUENCES = 4
 _TOKENS = 16  # of each
@@ -81,57 +81,57 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @torch.inference_mode()
-def activation_bytes_per_token(trunk: Backbone, weights: Sequence[Tensor]) -> float:
-    """Measured with a few short sequences, through the trunk's encoder and each head. `weights`:
+def activation_bytes_per_token(backbone: Backbone, weights: Sequence[Tensor]) -> float:
+    """Measured with a few short sequences, through the backbone's encoder and each head. `weights`:
     existing tensors, not counted.
 
     Heads that need more input of a sequence than its tokens are left out, and so is a tower, as its
     input is not of tokens: that is `image_bytes`. Raises what the encoder raises.
     """
-    trunk = replace(trunk, tower=None)
-    length = min(_TOKENS, trunk.encoder.max_positions)
-    rows = [_sequence(trunk.encoder.embed, number, length) for number in range(_SEQUENCES)]
+    backbone = replace(backbone, tower=None)
+    length = min(_TOKENS, backbone.encoder.max_positions)
+    rows = [_sequence(backbone.encoder.embed, number, length) for number in range(_SEQUENCES)]
     live = LiveBytes(weights)
     with _ALONE, live:
-        _run(trunk, rows)
+        _run(backbone, rows)
     return live.peak / (length * _SEQUENCES)
 
 
 @torch.inference_mode()
 def image_bytes(
-    trunk: Backbone, weights: Sequence[Tensor], tokens: int, largest: int, picture: int
+    backbone: Backbone, weights: Sequence[Tensor], tokens: int, largest: int, picture: int
 ) -> int:
     """Bytes of activations of a batch of `tokens` tokens that are all of images, or of the largest
-    image alone if that needs more; 0 for a trunk of texts. Measured with one small image, and taken
+    image alone if that needs more; 0 for a backbone of texts. Measured with one small image, and taken
     to grow with the tokens.
 
     `largest`: tokens of the largest image; `picture`: those of a tower's largest input, of its own.
-    Raises what the trunk raises.
+    Raises what the backbone raises.
     """
-    tower, tokens = trunk.tower, max(tokens, largest)
+    tower, tokens = backbone.tower, max(tokens, largest)
     if not isinstance(tower, SampledTower):
         return 0
     sample = tower.sample()
     live = LiveBytes(weights)
     if not isinstance(tower, LayeredTower):
         with _ALONE, live:
-            _run(trunk, [sample])
+            _run(backbone, [sample])
         return math.ceil(live.peak / sample.tokens * tokens)
     inputs = () if sample.rows is None else sample.rows.inputs
     with _ALONE, live:
-        rows = tower.forward_between(inputs, nothing_between)
+        rows = tower.forward_preemptible(inputs, never_yield)
     patches = sum(map(tower.tokens_of, inputs))
     at_once = max(min(tokens * patches / len(rows), tower.at_once), picture)
     # The rows are there while the text encoder computes.
-    a_token = activation_bytes_per_token(trunk, weights) + rows.nbytes / len(rows)
+    a_token = activation_bytes_per_token(backbone, weights) + rows.nbytes / len(rows)
     return math.ceil(max(live.peak / patches * at_once, a_token * tokens))
 
 
-def _run(trunk: Backbone, rows: Sequence[InputSequence]) -> None:
+def _run(backbone: Backbone, rows: Sequence[InputSequence]) -> None:
     """A forward through the encoder and each head."""
-    batch = trunk.pack(rows, [None] * len(rows))
-    hidden = trunk.encoder.forward(batch)
-    for head in trunk.heads.values():
+    batch = backbone.pack(rows, [None] * len(rows))
+    hidden = backbone.encoder.forward(batch)
+    for head in backbone.heads.values():
         try:
             head.forward(hidden, batch, rows)
         except Exception:  # noqa: S112  # the head needs words or labels, which these sequences lack

@@ -85,8 +85,12 @@ def refused(model: str, task: str, found: Agreement) -> ModelBroken:
 
 
 def _quantise(model: PackedModel) -> None:
-    encoders = {trunk.encoder for trunk in model.trunks}
-    shared = [id(tensor) for trunk in model.trunks for tensor in tensors_of(*trunk.heads.values())]
+    encoders = {backbone.encoder for backbone in model.backbones}
+    shared = [
+        id(tensor)
+        for backbone in model.backbones
+        for tensor in tensors_of(*backbone.heads.values())
+    ]
     for root in model.modules():
         for module in root.modules():
             if isinstance(module, PackedEncoder) and isinstance(module.embed, TokenEmbedding):

@@ -47,14 +47,14 @@ from libs.models.text.tokenising.renderer import rendered, rendered_text, specia
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     InputSequence,
     Part,
     TextWork,
     Turn,
-    WriteWork,
-    WrittenIds,
+    YieldPoint,
     items_as_parts,
 )
 
@@ -198,13 +198,13 @@ def load_conversation(
     loaded = load_vision_language(
         directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts
     )
-    (trunk,) = loaded.trunks
-    encoder = trunk.encoder
+    (backbone,) = loaded.backbones
+    encoder = backbone.encoder
     if not encoder.causal:
         raise ModelBroken("config.json: the text encoder is not causal, and cannot write")
     writer = Writer(encoder, _head(directory, config, encoder, dtype), settings)
     writer.max_positions = min(writer.max_positions, LONGEST)
-    writer.tower = trunk.tower if isinstance(trunk.tower, ImageTower) else None
+    writer.tower = backbone.tower if isinstance(backbone.tower, ImageTower) else None
     loaded.input.text.limit = writer.max_positions
     return ConversationModel(
         writer, loaded, conversation, load_tokenizer(directory, lowercase=False)
@@ -245,7 +245,9 @@ class ConversationReader:
             model.tokenizer.token_to_id(_DOCTAG) is None
         )  # the tags of SmolDocling are special tokens
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(
+        self, work: GenerationWork, go_on: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
         """As `Reader.prepare`; `input` of a sequence is `Asked`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
@@ -282,11 +284,13 @@ class ConversationReader:
         return found, None
 
     @torch.inference_mode()
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], between: YieldPoint) -> list[Request]:
         tower, rows = self.writer.tower, [each.rows for each in sequences if each.rows is not None]
         given: list[GivenRows] = []
         if rows and isinstance(tower, ImageTower):
-            values = tower.forward_between([one for each in rows for one in each.inputs], between)
+            values = tower.forward_preemptible(
+                [one for each in rows for one in each.inputs], between
+            )
             size, counts = self.writer.decoder.embed.row_size, [len(each.places) for each in rows]
             layers = [torch.split(each, counts) for each in torch.split(values, size, dim=1)]
             for number, each in enumerate(rows):
@@ -310,7 +314,9 @@ class ConversationReader:
     def text(self, ids: list[int]) -> str:
         return self._decoded(ids).rstrip(_INCOMPLETE)
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
         items = [
             extraction(work, self._decoded(each.ids.tolist()), each, self._token_text)
             for each in written

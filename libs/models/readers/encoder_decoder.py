@@ -44,13 +44,13 @@ from libs.models.text.registry import prepare
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     InputRows,
     InputSequence,
     TextWork,
-    WriteWork,
-    WrittenIds,
+    YieldPoint,
     items_as_parts,
 )
 
@@ -61,7 +61,7 @@ _KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_t
 class ImageStates(Protocol):
     """An image encoder. An nn.Module."""
 
-    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """uint8 [height, width, 3] each -> the states that a decoder attends to, [tokens, width]
         each.
         """
@@ -86,7 +86,7 @@ class _Swin(nn.Module):
         super().__init__()
         self.swin = Swin(spec, normed=False)
 
-    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
         """[images, 3, height, width] -> [images, places, width]. One image at a time, as windows
         are of one image.
         """
@@ -105,11 +105,11 @@ class _Patches(nn.Module):
         self._spec = embed.spec
 
     @torch.inference_mode()
-    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """As `ImageStates`. An image given twice is computed once."""
         alone = list({id(each): each for each in images}.values())
         counts = [self._spec.tokens_of(*each.shape[:2]) for each in alone]
-        batch = Packed.of(
+        batch = Packed.from_sequences(
             [np.zeros(count, np.int32) for count in counts],
             device=self.encoder.device,
             places=[np.arange(self._spec.before, count, dtype=np.int32) for count in counts],
@@ -289,7 +289,9 @@ class EncoderDecoderReader:
             token for token in added if token.startswith("<") and token.endswith("/>")
         )
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(
+        self, work: GenerationWork, go_on: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         refuse_schema(work, self._card)
@@ -328,7 +330,7 @@ class EncoderDecoderReader:
             )
         return found, prompt
 
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], between: YieldPoint) -> list[Request]:
         states = self._model.images.states(
             [each.rows.values for each in sequences if each.rows is not None], between
         )
@@ -345,13 +347,15 @@ class EncoderDecoderReader:
             "�"
         )
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
         if not isinstance(notes, str):
             raise TypeError("notes are those of `prepare`")
         items = [self._extraction(notes, each) for each in written]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
-    def _extraction(self, prompt: str, written: WrittenIds) -> Extraction:
+    def _extraction(self, prompt: str, written: GeneratedIds) -> Extraction:
         if self._model.prompt is None:
             return Extraction(
                 text=self.tokenizer.decode(written.ids.tolist()).strip(), finish=written.finish

@@ -35,7 +35,7 @@ def load_reader_model(
     overrides: Overrides | None = None,
     memory_bytes: int = 0,
 ) -> GenerativeModel:
-    """As `load_writer_model`, of a model that reads images and writes."""
+    """As `load_generative_model`, of a model that reads images and writes."""
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     config, settings = (

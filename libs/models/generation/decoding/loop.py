@@ -31,7 +31,7 @@ from libs.models.generation.decoding.writer import Places, Writer
 from libs.models.graphs.capture import Capture
 from libs.models.graphs.graphs import Owner
 from libs.models.packed import GivenRows, Packed
-from libs.models.work import Between, TokenScore, nothing_between
+from libs.models.work import TokenScore, YieldPoint, never_yield
 
 MAX_ROWS = 2048
 """Tokens of a prefill step: longer prompts are cut into pieces."""
@@ -129,12 +129,12 @@ class DecodeLoop:
 
     @torch.inference_mode()
     def step(
-        self, among: Sequence[DecodeSequence] | None = None, between: Between = nothing_between
+        self, among: Sequence[DecodeSequence] | None = None, yield_point: YieldPoint = never_yield
     ) -> list[Written]:
         """One forward, and what it wrote; nothing, if a prompt has more pieces or nothing is left
         to write.
 
-        `among`: the sequences that it is for; None: all. `between`: called between two layers; it
+        `among`: the sequences that it is for; None: all. `yield_point`: called between two layers; it
         may call `step` for others.
         """
         pieces = self._next(
@@ -150,7 +150,7 @@ class DecodeLoop:
             return self._decode(self._steps, pieces)
         self._keep_states([piece.sequence for piece in pieces if piece.sequence.states is not None])
         places = self._places(pieces)
-        scores = self.writer.forward(self._batch(pieces, places), self._pages, places, between)
+        scores = self.writer.forward(self._batch(pieces, places), self._pages, places, yield_point)
         for piece in pieces:
             piece.row.stored += piece.count
         return self._choose(pieces, scores)
@@ -328,7 +328,7 @@ class DecodeLoop:
             logs = torch.log_softmax(logs, dim=-1)
         chosen = search.advance(logs.cpu().expand(settings.beams, -1))
         if chosen:
-            sequence.go_on(chosen)
+            sequence.check_cancelled(chosen)
             return []
         ids = tuple(int(token) for token in search.best[sequence.prompt :])
         finish: Finish = "stop" if ids and ids[-1] in settings.stops else "length"

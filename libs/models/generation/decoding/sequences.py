@@ -132,7 +132,7 @@ class DecodeSequence:
             row.pages.append(self.claim.take())
         return copied
 
-    def go_on(self, chosen: list[Chosen]) -> None:
+    def check_cancelled(self, chosen: list[Chosen]) -> None:
         """Replaces the beams by those that were chosen."""
         before = self.rows
         # In the first step all beams are the one row that was prefilled.

@@ -21,7 +21,7 @@ from libs.models.generation.decoding.settings import Settings
 from libs.models.layers.decoder import CrossLayer
 from libs.models.layers.encoder import Layer, PackedEncoder, Shared, resident_bytes
 from libs.models.packed import Packed
-from libs.models.work import Between, nothing_between
+from libs.models.work import YieldPoint, never_yield
 
 
 class LanguageHead(nn.Module):
@@ -153,12 +153,16 @@ class Writer:
         )
 
     @torch.inference_mode()
-    def encode(self, inputs: Sequence[Ids], between: Between = nothing_between) -> list[Tensor]:
+    def encode(self, inputs: Sequence[Ids], yield_point: YieldPoint = never_yield) -> list[Tensor]:
         """The encoder's hidden states [tokens, hidden] of each input, from one packed forward."""
         if self.encoder is None:
             raise TypeError("this model has no encoder of token ids")
-        batch = Packed.of([np.asarray(ids, np.int32) for ids in inputs], device=self.device)
-        return list(self.encoder.forward(batch, between=between).split_with_sizes(batch.lengths))
+        batch = Packed.from_sequences(
+            [np.asarray(ids, np.int32) for ids in inputs], device=self.device
+        )
+        return list(
+            self.encoder.forward(batch, between=yield_point).split_with_sizes(batch.lengths)
+        )
 
     @torch.inference_mode()
     def keep_states(
@@ -180,7 +184,7 @@ class Writer:
         batch: Packed,
         pages: Sequence[Pages],
         places: Places,
-        between: Between = nothing_between,
+        yield_point: YieldPoint = never_yield,
     ) -> Tensor:
         """Scores of the token after each sequence: [sequences, vocabulary] float32. Keys and values
         of all rows are stored.
@@ -196,7 +200,7 @@ class Writer:
             )
             if number < len(deeper) and batch.given is not None:
                 x = x.index_add(0, batch.given.places, deeper[number].to(x.dtype))
-            between()
+            yield_point()
         if places.rows is not None and len(x) != len(places.rows):
             x = x.index_select(0, places.rows)
         return self.head.forward(x if decoder.norm is None else decoder.norm.forward(x))

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InputTooLong, InvalidInput
+from libs.models.backbone import Backbone
 from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
 from libs.models.images.detection.regions import Asked, regions_of
 from libs.models.images.processing import ImageProcessing
 from libs.models.results import Region
 from libs.models.text.heads.extraction.words import Label
 from libs.models.text.processing.answers import sigmoid
-from libs.models.trunk import Backbone
 from libs.models.work import InputRows, InputSequence, Output
 
 HEAD: Final = "regions"
@@ -25,7 +25,7 @@ LABELS: Final = "regions.labels"
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """Thread-safe but for the trunk. `field`, in its methods: the item's path in the job, for
+    """Thread-safe but for the backbone. `field`, in its methods: the item's path in the job, for
     errors.
 
     `threshold`: the model's own. `read_label`: a label's tokens, of which `frame` are there for
@@ -37,7 +37,7 @@ class Detector:
     size.
     """
 
-    trunk: Backbone
+    backbone: Backbone
     processing: ImageProcessing
     read_label: Callable[[str], NDArray[np.int32]]
     count: Callable[[int, int], int]

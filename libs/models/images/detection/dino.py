@@ -42,7 +42,7 @@ from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Ids, Label
-from libs.models.work import Between, InputRows, InputSequence, Output, nothing_between
+from libs.models.work import InputRows, InputSequence, Output, YieldPoint, never_yield
 
 MODEL_TYPES = ("grounding-dino",)
 THRESHOLD: Final = 0.25
@@ -148,14 +148,14 @@ class ImageMaps(InputLayer):
             raise ValueError("an image encoder takes rows, no token ids")
         return batch.given.values
 
-    def embed(self, image: NDArray[np.generic], between: Between) -> Tensor:
+    def embed(self, image: NDArray[np.generic], yield_point: YieldPoint) -> Tensor:
         """uint8 [height, width, 3] -> [places of all levels, width] float32"""
         weight = self.backbone.patches.weight
         pixels = torch.tensor(image).to(weight.device).permute(2, 0, 1)[None].float()
         numbers = (self._processing.mean, self._processing.std)
         mean, std = (torch.tensor(one, device=weight.device).view(1, 3, 1, 1) for one in numbers)
         maps = self.backbone.forward(
-            ((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype), between
+            ((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype), yield_point
         )
         maps = [one.permute(0, 3, 1, 2).float() for one in maps]
         found: list[Tensor] = []
@@ -166,7 +166,7 @@ class ImageMaps(InputLayer):
 
 
 class ImageMapRows:
-    """The tower of the trunk: the rows of its images. Its weights are those of the encoder's first
+    """The tower of the backbone: the rows of its images. Its weights are those of the encoder's first
     layer.
     """
 
@@ -175,13 +175,15 @@ class ImageMapRows:
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
         """`inputs`: uint8 [height, width, 3] each -> [places of all, width]"""
-        return self.forward_between(inputs, nothing_between)
+        return self.forward_preemptible(inputs, never_yield)
 
-    def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
-        """As `forward`; `between`, a preemption point, is called after each block of the
+    def forward_preemptible(
+        self, inputs: Sequence[NDArray[np.generic]], yield_point: YieldPoint
+    ) -> Tensor:
+        """As `forward`; `yield_point`, a preemption point, is called after each block of the
         backbone.
         """
-        return torch.cat([self._maps.embed(image, between) for image in inputs])
+        return torch.cat([self._maps.embed(image, yield_point) for image in inputs])
 
     def sample(self) -> InputSequence:
         """Of one small image."""
@@ -201,7 +203,9 @@ class TextStates(LabelVectors):
             for label in ids
             for phrase in np.split(label, np.flatnonzero(_starts(label))[1:])
         ]
-        states = self.encoder.forward(Packed.of(phrases, device=self.encoder.device)).float()
+        states = self.encoder.forward(
+            Packed.from_sequences(phrases, device=self.encoder.device)
+        ).float()
         states = states if self.project is None else self.project.forward(states)
         return torch.split_with_sizes(states, [len(label) for label in ids])
 
@@ -268,12 +272,16 @@ class DinoHead(nn.Module):
     def forward(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
-        return self.forward_between(hidden, batch, sequences, nothing_between)
+        return self.forward_preemptible(hidden, batch, sequences, never_yield)
 
-    def forward_between(
-        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
+    def forward_preemptible(
+        self,
+        hidden: Tensor,
+        batch: Packed,
+        sequences: Sequence[InputSequence],
+        yield_point: YieldPoint,
     ) -> tuple[Tensor, ...]:
-        """As `forward`; `between`, a preemption point, is called after each layer of the encoder
+        """As `forward`; `yield_point`, a preemption point, is called after each layer of the encoder
         and the decoder.
         """
         found = []
@@ -289,7 +297,7 @@ class DinoHead(nn.Module):
                     (1, len(image) - self._spec.levels + 1),
                     *[(1, 1)] * (self._spec.levels - 1),
                 )
-            logits, boxes = self.detect(image, labels, sizes, between)
+            logits, boxes = self.detect(image, labels, sizes, yield_point)
             ends = np.cumsum([1, *(len(label.ids) for label in labels)])
             scores = [
                 logits[:, end : end + len(label.ids) - 1].amax(1)
@@ -306,7 +314,7 @@ class DinoHead(nn.Module):
         image: Tensor,
         labels: Sequence[Label],
         sizes: Sizes,
-        between: Between = nothing_between,
+        yield_point: YieldPoint = never_yield,
     ) -> tuple[Tensor, Tensor]:
         """`image`: [places, width]. Returns logits [queries, tokens of the prompt] and boxes
         [queries, 4], 0..1.
@@ -315,7 +323,9 @@ class DinoHead(nn.Module):
         """
         prompt = (_FRAME[0], *labels, _FRAME[1])
         ids = np.concatenate([label.ids for label in prompt])
-        image, text = self._encoded(image, torch.cat(self.labels.each(prompt)), ids, sizes, between)
+        image, text = self._encoded(
+            image, torch.cat(self.labels.each(prompt)), ids, sizes, yield_point
+        )
         x, boxes = self._queries(image, text, sizes)
         decoder, spec = self.own.decoder, self._spec
         for place, layer in enumerate(decoder.layers):
@@ -329,12 +339,12 @@ class DinoHead(nn.Module):
             x = layer(x, positions, boxes, image, text, sizes)
             move = self.moves[0 if spec.shares_boxes else place]
             boxes = (move(x) + torch.special.logit(boxes, eps=1e-5)).sigmoid()
-            between()
+            yield_point()
         x = decoder.layer_norm.forward(x)
         return x @ text.T, (move(x) + torch.special.logit(last, eps=1e-5)).sigmoid()
 
     def _encoded(
-        self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes, between: Between
+        self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes, yield_point: YieldPoint
     ) -> tuple[Tensor, Tensor]:
         starts = _starts(ids)
         phrases = np.cumsum(starts)
@@ -354,7 +364,7 @@ class DinoHead(nn.Module):
         points = centres(sizes, image.device)
         for layer in self.own.encoder.layers:
             image, text = layer(image, text, image_positions, positions, mask, points, sizes)
-            between()
+            yield_point()
         return image, text
 
     def _queries(self, image: Tensor, text: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -380,7 +390,7 @@ class DinoHead(nn.Module):
 
 
 def encoder_of(spec: DinoSpec, maps: ImageMaps) -> PackedEncoder:
-    """The trunk's encoder: `maps` alone. All layers need the labels, which a head has."""
+    """The backbone's encoder: `maps` alone. All layers need the labels, which a head has."""
     own = EncoderSpec(
         hidden=spec.width,
         heads=1,

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.files import need_config
 from libs.errors import InvalidInput, ModelBroken
+from libs.models.backbone import Backbone
 from libs.models.images.detection import dino
 from libs.models.images.detection.building import fill, on_meta, processor_values, tokenizer_for
 from libs.models.images.detection.detector import HEAD, Detector
@@ -21,7 +22,6 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.registry import build_encoder
-from libs.models.trunk import Backbone
 from libs.models.weights import SINGLE, TensorFile
 
 _MEAN: Final = [0.485, 0.456, 0.406]
@@ -152,7 +152,7 @@ def load_dino(
         return np.array([*ids, dino.STOP], np.int32)
 
     return Detector(
-        trunk=Backbone(dino.encoder_of(spec, maps), {HEAD: head}, dino.ImageMapRows(maps)),
+        backbone=Backbone(dino.encoder_of(spec, maps), {HEAD: head}, dino.ImageMapRows(maps)),
         processing=processing,
         read_label=read_label,
         count=levels.tokens,

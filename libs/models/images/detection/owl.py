@@ -82,7 +82,7 @@ class TextVectors(LabelVectors):
     """
 
     def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
-        batch = Packed.of(ids, device=self.encoder.device)
+        batch = Packed.from_sequences(ids, device=self.encoder.device)
         vectors = self.encoder.forward(batch, "last").float()
         vectors = vectors if self.project is None else self.project.forward(vectors)
         vectors = vectors / _length(vectors)

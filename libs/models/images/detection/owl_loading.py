@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from libs.errors import ModelBroken
+from libs.models.backbone import Backbone
 from libs.models.images.detection import owl
 from libs.models.images.detection.building import (
     load_encoder,
@@ -23,7 +24,6 @@ from libs.models.images.patches import PatchEmbedding, PatchRows
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.spec import Config
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 
 _FRAME = 2  # <|startoftext|> and <|endoftext|>
@@ -61,7 +61,7 @@ def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.
         return np.array(tokenizer.encode(label).ids, np.int32)
 
     return Detector(
-        trunk=Backbone(encoder, {HEAD: head}, PatchRows(embed)),
+        backbone=Backbone(encoder, {HEAD: head}, PatchRows(embed)),
         processing=processing,
         read_label=read_label,
         count=patches.tokens_of,

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.regions import MAX_REGIONS
 from libs.models.results import Extraction, Region, Result
 from libs.models.text.checks import need_task, unsupported
 from libs.models.text.heads.extraction.words import Label
 from libs.models.work import (
-    GoOn,
+    CancelCheck,
     InputSequence,
     Output,
     Parts,
     Prepared,
     RegionsWork,
     Work,
-    go_on_anyway,
     items_as_parts,
+    never_cancelled,
     without_images,
 )
 
@@ -32,13 +32,13 @@ class RegionsProcessor:
     def __init__(self, card: Card, detector: Detector) -> None:
         self._card, self._detector = card, detector
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, RegionsWork):
             raise unsupported(work, self._card)
         labels = self._detector.labels(work.labels)
         items = items_as_parts(work)
-        sequences = [self._sequence(parts, labels, go_on) for parts in items]
+        sequences = [self._sequence(parts, labels, check_cancelled) for parts in items]
         return Prepared(
             without_images(work),
             HEAD,
@@ -48,7 +48,10 @@ class RegionsProcessor:
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
         if not isinstance(work, RegionsWork):
@@ -56,10 +59,12 @@ class RegionsProcessor:
         thresholds = () if work.threshold is None else (work.threshold,) * len(work.labels)
         found = zip(prepared.sequences, outputs, strict=True)
         items = (_extraction(self._detector.regions(*one, thresholds)) for one in found)
-        return extracted(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, check_cancelled)
 
-    def _sequence(self, parts: Parts, labels: tuple[Label, ...], go_on: GoOn) -> InputSequence:
-        go_on()
+    def _sequence(
+        self, parts: Parts, labels: tuple[Label, ...], check_cancelled: CancelCheck
+    ) -> InputSequence:
+        check_cancelled()
         content, field = parts[0].content, parts[0].field
         if len(parts) > 1 or not isinstance(content, bytes):
             raise TaskNotSupported(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
-from libs.models.work import Between, nothing_between
+from libs.models.work import YieldPoint, never_yield
 
 _STAGES = 4
 SIDE = 4  # pixels of a patch
@@ -106,13 +106,13 @@ class Swin(nn.Module):
         self.merges = nn.ModuleList(Merge(width) for width in spec.widths[:-1])
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in spec.widths[1:] if normed)
 
-    def forward(self, pixels: Tensor, between: Between = nothing_between) -> list[Tensor]:
+    def forward(self, pixels: Tensor, yield_point: YieldPoint = never_yield) -> list[Tensor]:
         """[1, 3, height, width] -> [1, rows, columns, width] each, of the second stage to the last.
-        `between`, a preemption point, is called after each block."""
-        maps = list(self.maps(pixels, between))
+        `yield_point`, a preemption point, is called after each block."""
+        maps = list(self.maps(pixels, yield_point))
         return [norm(x) for norm, x in zip(self.norms, maps[1:], strict=True)]
 
-    def maps(self, pixels: Tensor, between: Between) -> Iterator[Tensor]:
+    def maps(self, pixels: Tensor, yield_point: YieldPoint) -> Iterator[Tensor]:
         """Of each stage in turn, before its norm."""
         height, width = pixels.shape[2:]
         x = self.patches.forward(F.pad(pixels, (0, -width % SIDE, 0, -height % SIDE)))
@@ -121,7 +121,7 @@ class Swin(nn.Module):
             x = x if place == 0 else self.merges[place - 1](x)
             for block in stage:  # type: ignore[attr-defined]
                 x = block(x)
-                between()
+                yield_point()
             yield x
 
 

@@ -1,7 +1,7 @@
 """Loads a checkpoint directory of a vision-language model: its config.json says which family it is,
 and that says what it has.
 
-What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: trunks by the names of
+What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: backbones by the names of
 their heads, and the host's part.
 """
 
@@ -20,6 +20,7 @@ from libs.catalog.checkpoint.files import need_config, read_config, read_json, s
 from libs.catalog.kinds.vision.vision_language import sparse_columns
 from libs.errors import ModelBroken
 from libs.models import weights
+from libs.models.backbone import Backbone
 from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
@@ -37,7 +38,6 @@ from libs.models.text.processing.static import TokenWeights
 from libs.models.text.registry import build_encoder, names_of, prepare
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 
 _FAMILIES: Final[tuple[Family, ...]] = (colpali, glm, idefics, lighton, paddleocr, qwen)
@@ -48,15 +48,15 @@ _WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")
 
 @dataclass(frozen=True, slots=True)
 class VisionLanguageModel:
-    """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector",
+    """`backbones`: one, which takes texts and images in one sequence. Its heads are "multi_vector",
     "dense", "sparse" or "score".
 
     `input`: the host's part for an item. `names`: of the text encoder's layers, as LoRA adapters
-    that are loaded later have them. `weights`: of tokens, where texts need no forward: the trunk
+    that are loaded later have them. `weights`: of tokens, where texts need no forward: the backbone
     then sees items with images alone.
     """
 
-    trunks: tuple[Backbone, ...]
+    backbones: tuple[Backbone, ...]
     input: PartsInput
     names: Names
     weights: TokenWeights | None = None
@@ -127,9 +127,11 @@ def load_vision_language(
     encoder, _ = build_encoder(text, texts, dtype=dtype, device=device, head_tables={})
     tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
     state = _state(heads, family.HEADS, device)
-    trunk = Backbone(encoder, spec.heads(state, encoder), tower)
+    backbone = Backbone(encoder, spec.heads(state, encoder), tower)
     found = None if spec.weights is None else spec.weights(state)
-    return VisionLanguageModel((trunk,), _input(files, spec, encoder), _names(spec, family), found)
+    return VisionLanguageModel(
+        (backbone,), _input(files, spec, encoder), _names(spec, family), found
+    )
 
 
 def _family_of(directory: Path, config: Config) -> Family:

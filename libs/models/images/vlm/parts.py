@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
 from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
-from libs.models.recall import JobRecall
+from libs.models.output_cache import JobOutputCache
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.work import (
-    GoOn,
+    CancelCheck,
     Head,
     InputRows,
     InputSequence,
     Part,
     Role,
     Truncation,
-    go_on_anyway,
+    never_cancelled,
 )
 
 Ids = NDArray[np.int32]
@@ -113,7 +113,7 @@ class Recalled:
     """
 
     head: Head
-    known: JobRecall
+    known: JobOutputCache
     pictures: dict[bytes, tuple[Pixels, ...]] | None = None
 
 
@@ -155,7 +155,7 @@ class PartsInput:
         role: Role,
         truncation: Truncation,
         where: Where,
-        go_on: GoOn = go_on_anyway,
+        check_cancelled: CancelCheck = never_cancelled,
         instruction: str = "",
     ) -> list[InputSequence]:
         """Texts in their role's frame, which is never cut. Raises InvalidInput for the model's
@@ -164,7 +164,7 @@ class PartsInput:
         frame, limit = self.prompts.told(instruction).of_text(role), self.text.limit
         found: list[InputSequence] = []
         encoded = self.text.encode_plain(
-            texts, truncation, go_on, before=frame.before, after=frame.after
+            texts, truncation, check_cancelled, before=frame.before, after=frame.after
         )
         for number, (ids, is_whole) in enumerate(encoded):
             if len(ids) > limit and truncation == "none":
@@ -191,7 +191,7 @@ class PartsInput:
         field: str,
         role: Role = "",
         truncation: Truncation = "end",
-        go_on: GoOn = go_on_anyway,
+        check_cancelled: CancelCheck = never_cancelled,
         instruction: str = "",
         recalled: Recalled | None = None,
     ) -> InputSequence:
@@ -209,7 +209,9 @@ class PartsInput:
         if not images:
             joined = "".join(part.content for part in parts if isinstance(part.content, str))
             where = parts[0].field if len(parts) == 1 else field
-            return self.of_texts([joined], role, truncation, lambda _: where, go_on, instruction)[0]
+            return self.of_texts(
+                [joined], role, truncation, lambda _: where, check_cancelled, instruction
+            )[0]
         laid = [self._laid(data, path) for data, path in images]
         patches = sum(one.patches for one in laid)
         if patches > self.most:
@@ -222,12 +224,12 @@ class PartsInput:
             part.content if isinstance(part.content, str) else next(texts) for part in parts
         )
         suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
-        ids, places = self._placed(laid, whole, field, suspect, instruction, go_on)
+        ids, places = self._placed(laid, whole, field, suspect, instruction, check_cancelled)
 
         def made() -> InputSequence:
             pictures: list[NDArray[np.generic]] = []
             for data, path in images:
-                go_on()
+                check_cancelled()
                 pictures += self._decoded(
                     data, path, None if recalled is None else recalled.pictures
                 )
@@ -249,7 +251,7 @@ class PartsInput:
         document: Sequence[Part],
         field: str,
         truncation: Truncation = "end",
-        go_on: GoOn = go_on_anyway,
+        check_cancelled: CancelCheck = never_cancelled,
         instruction: str = "",
         recalled: Recalled | None = None,
     ) -> InputSequence:
@@ -262,7 +264,7 @@ class PartsInput:
         nothing = [Part(pair.nothing, field)]
         first, second = Part(pair.query, field), Part(pair.document, field)
         parts = [first, *(query or nothing), second, *(document or nothing)]
-        return self.of_parts(parts, field, "", truncation, go_on, instruction, recalled)
+        return self.of_parts(parts, field, "", truncation, check_cancelled, instruction, recalled)
 
     def frame_tokens(self) -> int:
         """How many tokens stand around the item of one image."""
@@ -294,14 +296,14 @@ class PartsInput:
         field: str,
         suspect: str,
         instruction: str = "",
-        go_on: GoOn = go_on_anyway,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> tuple[Ids, Ids]:
         """Ids and places of the images' rows. `suspect`: the path of a text, for an image token
         that belongs to no image.
         """
         frame, limit = self.prompts.told(instruction).images, self.text.limit
         ((ids, is_whole),) = self.text.encode_plain(
-            [whole], "end", go_on, before=frame.before, after=frame.after
+            [whole], "end", check_cancelled, before=frame.before, after=frame.after
         )
         if not is_whole:
             raise too_long(field, limit, limit, "with the model's prompt", more=True)
@@ -317,7 +319,7 @@ class PartsInput:
     def _count(self, text: str) -> int:
         if not text:
             return 0
-        ((ids, _),) = self.text.encode_plain([text], "none", go_on_anyway)
+        ((ids, _),) = self.text.encode_plain([text], "none", never_cancelled)
         return len(ids)
 
 

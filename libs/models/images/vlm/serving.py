@@ -1,4 +1,4 @@
-"""Loads a checkpoint directory of a vision-language model as a model that is served: its trunk,
+"""Loads a checkpoint directory of a vision-language model as a model that is served: its backbone,
 with a processor around it.
 """
 
@@ -23,8 +23,8 @@ from libs.models.images.vlm.processor import PartsProcessor
 from libs.models.images.vlm.smart import SmartResize
 from libs.models.images.vlm.tiles import Tiles
 from libs.models.loaded.tiers import copying
+from libs.models.output_cache import OutputCache
 from libs.models.packed_model import PackedModel
-from libs.models.recall import OutputCache
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import Tokenising, without_int8
@@ -54,17 +54,17 @@ def load_vision_language_model(
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
-        recall = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
-        processor = PartsProcessor(card, loaded.input, recall, loaded.weights)
-        model = PackedModel(card, loaded.trunks, Tokenising(processor), loaded.names, device)
-        model.recall = recall
+        output_cache = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
+        processor = PartsProcessor(card, loaded.input, output_cache, loaded.weights)
+        model = PackedModel(card, loaded.backbones, Tokenising(processor), loaded.names, device)
+        model.output_cache = output_cache
         model.tokens = TokenProcessor(card, loaded.input.text.tokenizer)
-        model.largest_picture = largest_picture(loaded.input)
+        model.max_tower_tokens = max_tower_tokens(loaded.input)
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(
+        model.fp32_loader = partial(
             load_vision_language_model,
             directory,
             model_id,
@@ -80,10 +80,10 @@ def _measured(card: Card, loaded: VisionLanguageModel) -> Card:
     """The card with what only the loaded model knows: limits, the width of its vectors, and how
     images become tokens.
     """
-    (trunk,) = loaded.trunks
-    most = min(card.max_tokens, trunk.encoder.max_positions)
+    (backbone,) = loaded.backbones
+    most = min(card.max_tokens, backbone.encoder.max_positions)
     card = replace(card, max_tokens=most, images=image_size(loaded.input, most))
-    head = trunk.heads.get("multi_vector")
+    head = backbone.heads.get("multi_vector")
     layer = head.layers[-1] if isinstance(head, TokenHead) and len(head.layers) else None
     return (
         replace(card, multi_vector_dimensions=len(layer.weight))
@@ -128,7 +128,7 @@ def image_size(given: PartsInput, most: int) -> ImageSize:
     return ImageSize(0, 0, 0, 1, 0, most)
 
 
-def largest_picture(given: PartsInput) -> int:
+def max_tower_tokens(given: PartsInput) -> int:
     """The most tokens of the tower that one of its inputs has."""
     pictures = given.pictures
     if isinstance(pictures, OneSize):

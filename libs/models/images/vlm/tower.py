@@ -20,7 +20,7 @@ from libs.models.images.vlm.connectors import Connector, Mergers
 from libs.models.images.vlm.pictures import Grid
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.work import Between, InputRows, InputSequence, nothing_between
+from libs.models.work import InputRows, InputSequence, YieldPoint, never_yield
 
 _AT_ONCE: Final = 1 << 14
 """Patches of one forward, which bounds the memory of activations: pages of a batch may have ten
@@ -55,16 +55,16 @@ class ImageTower(nn.Module):
 
     def forward(self, inputs: Sequence[Picture]) -> Tensor:
         """uint8 [height, width, 3] each -> [rows of all, hidden of the text encoder]"""
-        return self.forward_between(inputs, nothing_between)
+        return self.forward_preemptible(inputs, never_yield)
 
     @torch.inference_mode()
-    def forward_between(self, inputs: Sequence[Picture], between: Between) -> Tensor:
+    def forward_preemptible(self, inputs: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
         """As `forward`, a LayeredTower's. A picture that is there several times, as one array, is
         computed once.
         """
         different = {id(picture): picture for picture in inputs}
         rows = torch.cat(
-            [self._rows(some, between) for some in self._portions(list(different.values()))]
+            [self._rows(some, yield_point) for some in self._portions(list(different.values()))]
         )
         if len(different) < len(inputs):
             parts = [self._parts_of(self.grid_of(picture)) for picture in different.values()]
@@ -91,16 +91,16 @@ class ImageTower(nn.Module):
             patches += own
         yield some
 
-    def _rows(self, pictures: Sequence[Picture], between: Between) -> Tensor:
+    def _rows(self, pictures: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
         lengths = [self.tokens_of(picture) for picture in pictures]
-        batch = Packed.of(
+        batch = Packed.from_sequences(
             [np.zeros(length, np.int32) for length in lengths],
             device=self.encoder.device,
             places=[np.arange(self._first, length, dtype=np.int32) for length in lengths],
             values=self._embed(pictures),
         )
         return self.connector.forward(
-            self.encoder.forward(batch, between=between),
+            self.encoder.forward(batch, between=yield_point),
             [self.grid_of(picture) for picture in pictures],
         )
 
@@ -130,11 +130,11 @@ class BlockTower(ImageTower):
         super().__init__(encoder, embed, connector)
         self._block = block
 
-    def _rows(self, pictures: Sequence[Picture], between: Between) -> Tensor:
+    def _rows(self, pictures: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
         grids = [self.grid_of(picture) for picture in pictures]
         lengths, side = [math.prod(grid) for grid in grids], self._block.side
         orders = [self._block.order(grid) for grid in grids]
-        batch = Packed.of(
+        batch = Packed.from_sequences(
             [np.zeros(length, np.int32) for length in lengths],
             device=self.encoder.device,
             places=[np.arange(length, dtype=np.int32) for length in lengths],
@@ -147,7 +147,7 @@ class BlockTower(ImageTower):
         whole = [self._parts_of(grid) * side**2 for grid in grids]
         rows = self._merged(
             batch,
-            between,
+            yield_point,
             None if whole == lengths else _first_of(lengths, whole, self.encoder.device),
         )
         if not self._block.window:
@@ -166,7 +166,7 @@ class BlockTower(ImageTower):
     def _mergers(self) -> Mergers:
         return cast(Mergers, self.connector)
 
-    def _merged(self, batch: Packed, between: Between, whole: Tensor | None) -> Tensor:
+    def _merged(self, batch: Packed, yield_point: YieldPoint, whole: Tensor | None) -> Tensor:
         """[squares, hidden of the text encoder], or as many times as wide as there are taps, and
         once more.
 
@@ -177,7 +177,7 @@ class BlockTower(ImageTower):
         shared, x = encoder.shared(batch), encoder.embed.forward(batch)
         deeper = []
         for number, layer in enumerate(encoder.stack):
-            between()
+            yield_point()
             x = layer.forward(x, batch, shared)
             if number in taps:
                 deeper.append(

@@ -1,4 +1,4 @@
-"""An encoder and the heads after it. A text model has one trunk; a model of texts and images (CLIP)
+"""An encoder and the heads after it. A text model has one backbone; a model of texts and images (CLIP)
 one for each.
 """
 
@@ -17,7 +17,7 @@ from libs.errors import InvalidInput
 from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.work import Between, InputSequence, nothing_between
+from libs.models.work import InputSequence, YieldPoint, never_yield
 
 
 class Tower(Protocol):
@@ -46,8 +46,10 @@ class SampledTower(Tower, Protocol):
 class PreemptedTower(SampledTower, Protocol):
     """A tower with layers of its own, between which it may be preempted."""
 
-    def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
-        """As `forward`; `between`, a preemption point, is called between two layers."""
+    def forward_preemptible(
+        self, inputs: Sequence[NDArray[np.generic]], yield_point: YieldPoint
+    ) -> Tensor:
+        """As `forward`; `yield_point`, a preemption point, is called between two layers."""
 
 
 @runtime_checkable
@@ -62,7 +64,7 @@ class LayeredTower(PreemptedTower, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """`heads`: by the names that `Prepared.head` may have, which no other trunk of the model has.
+    """`heads`: by the names that `Prepared.head` may have, which no other backbone of the model has.
 
     `tower`: makes the rows of `InputSequence.rows`; None: these are the rows themselves.
     """
@@ -111,19 +113,21 @@ class Backbone:
         self,
         sequences: Sequence[InputSequence],
         before: Sequence[int | None],
-        between: Between = nothing_between,
+        yield_point: YieldPoint = never_yield,
     ) -> Packed:
-        """The batch of these sequences on the encoder's device. `before`: as in `Packed.of`.
-        `between`: called by a tower with layers."""
+        """The batch of these sequences on the encoder's device. `before`: as in `Packed.from_sequences`.
+        `yield_point`: called by a tower with layers."""
         rows = [item.rows for item in sequences if item.rows is not None]
         values = (
-            self._values([one for each in rows for one in each.inputs], between) if rows else None
+            self._values([one for each in rows for one in each.inputs], yield_point)
+            if rows
+            else None
         )
         # A tower may make rows for the first layers as well, beside those of the input.
         first, *deeper = (
             (None,) if values is None else torch.split(values, self.encoder.embed.row_size, dim=1)
         )
-        return Packed.of(
+        return Packed.from_sequences(
             [item.ids for item in sequences],
             [item.type_ids for item in sequences],
             self.encoder.device,
@@ -135,9 +139,9 @@ class Backbone:
             axes=[item.axes for item in sequences],
         )
 
-    def _values(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
+    def _values(self, inputs: Sequence[NDArray[np.generic]], yield_point: YieldPoint) -> Tensor:
         if isinstance(self.tower, PreemptedTower):
-            return self.tower.forward_between(inputs, between)
+            return self.tower.forward_preemptible(inputs, yield_point)
         if self.tower is not None:
             return self.tower.forward(inputs)
         rows = torch.from_numpy(np.concatenate(inputs))

@@ -22,7 +22,7 @@ class CachedOutput:
     tokens: int
 
 
-Find = Callable[[bytes], CachedOutput | None]
+FindOutput = Callable[[bytes], CachedOutput | None]
 """Looks an output up by its sequence's key (`InputSequence.key`). Any thread."""
 
 
@@ -34,11 +34,11 @@ class OutputCache:
         images are preprocessed.
         """
         self._own = sha256(repr(what).encode()).digest()
-        self.find: Find | None = None
+        self.find: FindOutput | None = None
 
-    def job(self) -> JobRecall:
+    def job(self) -> JobOutputCache:
         """For the preparation of one job."""
-        return JobRecall(self, self.find)
+        return JobOutputCache(self, self.find)
 
     def key(self, head: Head, images: Sequence[Part], beside: bytes) -> bytes:
         """The SHA-256 digest of everything that an output depends on; empty where an image may not
@@ -60,13 +60,13 @@ class OutputCache:
         return digest.digest()
 
 
-class JobRecall:
+class JobOutputCache:
     """What is known of one job's items. Not thread-safe. `outputs`: those that were found, by
     key.
     """
 
-    def __init__(self, recall: OutputCache, find: Find | None) -> None:
-        self._recall, self._find = recall, find
+    def __init__(self, output_cache: OutputCache, find: FindOutput | None) -> None:
+        self._recall, self._find = output_cache, find
         self.outputs: dict[bytes, Output] = {}
         self._sequences: dict[bytes, InputSequence] = {}
 

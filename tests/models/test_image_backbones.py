@@ -1,4 +1,4 @@
-"""Image encoders as trunks of a served model: files in, vectors out, beside a model of texts."""
+"""Image encoders as backbones of a served model: files in, vectors out, beside a model of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from libs.errors import InvalidInput
 from libs.models import PackedModel
 from libs.models.images.loading import ImageModel, load_images
-from tests.models.test_trunks import joined, vectors
+from tests.models.test_backbones import joined, vectors
 from tests.parity.image_models import pictures, write_checkpoint
 
 
@@ -36,9 +36,9 @@ def test_files_to_vectors(embedder: PackedModel, images: ImageModel) -> None:
     """An image gives among others, in any order, what it gives alone; its encoder counts, its
     patches' weights once.
     """
-    trunk = images.trunks[0]
-    model = joined(embedder, trunk)
-    assert model.bytes == embedder.bytes + trunk.encoder.bytes
+    backbone = images.backbones[0]
+    model = joined(embedder, backbone)
+    assert model.bytes == embedder.bytes + backbone.encoder.bytes
     assert model.probe() >= embedder.probe()
     sequences = [images.input.sequence(data, "items[0]") for data in pictures()]
     together = vectors(model.forward("image", sequences))

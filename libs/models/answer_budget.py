@@ -25,7 +25,7 @@ from libs.models.results import (
     Relation,
     Structure,
 )
-from libs.models.work import GoOn
+from libs.models.work import CancelCheck
 
 MAX_RELATIONS: Final = 10_000
 """The most relations of an item: a threshold of 0 would keep all pairs of its entities for every
@@ -53,22 +53,25 @@ there.
 """
 
 
-def extracted(
-    items: Iterable[Extraction], answer_bytes: int, go_on: GoOn, output_tokens: int = 0
+def build_result(
+    items: Iterable[Extraction],
+    answer_bytes: int,
+    check_cancelled: CancelCheck,
+    output_tokens: int = 0,
 ) -> ExtractResult:
-    """The result of a job. `items` are made one by one, and `go_on` is called before each; what it
+    """The result of a job. `items` are made one by one, and `check_cancelled` is called before each; what it
     raises ends the job.
     """
     found: list[Extraction] = []
     rest = iter(items)
     while True:
-        go_on()
+        check_cancelled()
         if (item := next(rest, None)) is None:
             return ExtractResult(found, output_tokens)
-        found.append(within(item, answer_bytes))
+        found.append(fit_to_bytes(item, answer_bytes))
 
 
-def within(item: Extraction, answer_bytes: int) -> Extraction:
+def fit_to_bytes(item: Extraction, answer_bytes: int) -> Extraction:
     """The item with as many of its results as take at most `answer_bytes`, the best first; all of
     them keep their order.
 
@@ -102,7 +105,7 @@ def within(item: Extraction, answer_bytes: int) -> Extraction:
     )
 
 
-def best(
+def select_best(
     scores: NDArray[np.float32], threshold: float, most: int
 ) -> tuple[NDArray[np.int64], bool]:
     """The flat indices of the `most` highest scores that reach the threshold, best first and equal
@@ -118,7 +121,7 @@ def best(
     return reached[np.argsort(-flat[reached], kind="stable")], is_cut
 
 
-def most_relations(answer_bytes: int, most: int) -> int:
+def max_relations(answer_bytes: int, most: int) -> int:
     """How many relations could be in an item's share at most, and no more than `most`: no others
     need to be made.
     """
