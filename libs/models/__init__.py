@@ -1,11 +1,11 @@
-"""Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread),
+"""Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread) and
 `finish` (threads).
 
-`model.py` is the interface of a model, `work.py` its requests, `results.py` its results;
-`packed_model.py` implements it with backbones (`backbone.py`: an encoder and its heads). This folder and
-`layers/`, the packed encoder, are shared by all kinds of models; `text/` holds what only models of
-texts need, `images/` what only models of images do. Everything depends on torch, safetensors,
-tokenizers and numpy only, `images/` on Pillow too; nothing depends on a service.
+`model.py` is the interface of a model, `work.py` its requests and `results.py` its results.
+`packed_model.py` implements it with backbones (`backbone.py`: an encoder and its heads). All kinds
+of models share this folder and `layers/`, the packed encoder; `text/` is for text models and
+`images/` for image models. The package depends on torch, safetensors, tokenizers and numpy, and
+`images/` on Pillow too; nothing depends on a service.
 """
 
 from libs.models.loading import load_model, load_served_model

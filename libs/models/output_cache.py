@@ -1,8 +1,7 @@
-"""Finds the outputs of items with images that were computed before, so that they are neither
-decoded nor computed again.
+"""Look up cached outputs of items with images, so that images are not decoded or computed again.
 
-The worker keeps the outputs (`services/worker/memory/images.py`); here is what identifies one, and
-the look before an image is decoded.
+The worker stores the outputs (`services/worker/memory/images.py`). This module defines their keys
+and looks them up before an image is decoded.
 """
 
 from __future__ import annotations
@@ -16,38 +15,42 @@ from libs.models.work import Head, InputSequence, Output, Part
 
 @dataclass(frozen=True, slots=True)
 class CachedOutput:
-    """The output of a sequence, and how many tokens the sequence had."""
+    """The output of a sequence, and the number of the sequence's tokens."""
 
     output: Output
     tokens: int
 
 
 FindOutput = Callable[[bytes], CachedOutput | None]
-"""Looks an output up by its sequence's key (`InputSequence.key`). Any thread."""
+"""Looks up an output by its sequence's key (`InputSequence.key`). Any thread."""
 
 
 class OutputCache:
-    """Of one loaded model. `find` None: nothing is kept, and no sequence gets a key."""
+    """The output cache of one loaded model. If `find` is None, nothing is cached and no sequence
+    gets a key.
+    """
 
-    def __init__(self, *what: object) -> None:
-        """`what`: on what outputs depend beside an item: the model's revision, its data type, how
-        images are preprocessed.
+    def __init__(self, *dependencies: object) -> None:
+        """Create the cache of one model.
+
+        `dependencies`: everything except an item that outputs depend on, such as the model's
+        revision, its data type and its image preprocessing.
         """
-        self._own = sha256(repr(what).encode()).digest()
+        self._own = sha256(repr(dependencies).encode()).digest()
         self.find: FindOutput | None = None
 
     def job(self) -> JobOutputCache:
-        """For the preparation of one job."""
+        """Return the cache's view for the preparation of one job."""
         return JobOutputCache(self, self.find)
 
-    def key(self, head: Head, images: Sequence[Part], beside: bytes) -> bytes:
-        """The SHA-256 digest of everything that an output depends on; empty where an image may not
-        be kept.
+    def key(self, head: Head, images: Sequence[Part], other_input: bytes) -> bytes:
+        """Return the SHA-256 digest of everything that an output depends on; empty if an image is
+        not cacheable.
 
-        `beside`: the rest of the sequence's input.
+        `other_input`: the rest of the sequence's input.
         """
         digest = sha256(self._own)
-        for piece in (head.encode(), beside):
+        for piece in (head.encode(), other_input):
             digest.update(len(piece).to_bytes(8, "big") + piece)
         for image in images:
             if image.scope is None or not isinstance(image.content, bytes):
@@ -61,12 +64,10 @@ class OutputCache:
 
 
 class JobOutputCache:
-    """What is known of one job's items. Not thread-safe. `outputs`: those that were found, by
-    key.
-    """
+    """The cached outputs of one job's items, by key. Not thread-safe."""
 
     def __init__(self, output_cache: OutputCache, find: FindOutput | None) -> None:
-        self._recall, self._find = output_cache, find
+        self._cache, self._find = output_cache, find
         self.outputs: dict[bytes, Output] = {}
         self._sequences: dict[bytes, InputSequence] = {}
 
@@ -76,14 +77,17 @@ class JobOutputCache:
         images: Sequence[Part],
         make: Callable[[], InputSequence],
         unmade: Callable[[int], InputSequence],
-        beside: bytes = b"",
+        other_input: bytes = b"",
     ) -> InputSequence:
-        """The sequence of an item with these images.
+        """Return the sequence of an item with these images.
 
-        `make` decodes them; an item that the job has twice is made once. `unmade`: by its number of
-        tokens a sequence whose output was found, which no forward sees.
+        Args:
+            make: Decodes the images. An item that the job has twice is made one time.
+            unmade: Makes a sequence of a number of tokens that no forward reads, for a cached
+                output.
+            other_input: The rest of the sequence's input.
         """
-        key = b"" if self._find is None else self._recall.key(head, images, beside)
+        key = b"" if self._find is None else self._cache.key(head, images, other_input)
         if not key or self._find is None:
             return make()
         made = self._sequences.get(key)
@@ -98,7 +102,7 @@ class JobOutputCache:
         return made
 
     def known(self, sequences: Sequence[InputSequence]) -> Mapping[int, Output]:
-        """The outputs that were found, by the index of their sequence (`Prepared.known`)."""
+        """Return the outputs that were found, by the index of their sequence (`Prepared.known`)."""
         return {
             index: self.outputs[one.key]
             for index, one in enumerate(sequences)

@@ -10,28 +10,29 @@ from libs.models.work import CancelCheck, ModelWork, Output, Prepared, TokenWork
 
 
 class Processor(Protocol):
-    """A model's pre- and post-processing on the CPU, around the forward; thread-safe."""
+    """A model's pre- and post-processing on the CPU, around the forward. Thread-safe."""
 
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
-        """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job,
-        and what `check_cancelled` raises.
+        """Tokenise a job. `check_cancelled` is called before each `cutting.SLICE` characters, and
+        its exceptions propagate.
 
-        `check_cancelled` is called before each `cutting.SLICE` characters.
+        Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job.
         """
 
     def finish(
         self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
     ) -> Result:
-        """`outputs`: one for each of `prepared.sequences`. `check_cancelled` is called between two items, and
-        what it raises is raised.
+        """Build the result from one output for each of `prepared.sequences`.
+
+        `check_cancelled` is called between two items, and its exceptions propagate.
         """
 
 
 class Tokens(Protocol):
-    """What a model's tokenizer answers by itself, without a forward; thread-safe."""
+    """The work of a model's tokenizer without a forward. Thread-safe."""
 
     def prepare(self, work: TokenWork, check_cancelled: CancelCheck) -> Prepared:
-        """Raises as `Processor.prepare`. The result has no sequences."""
+        """Prepare a job without sequences. Raises as `Processor.prepare`."""
 
     def finish(self, prepared: Prepared) -> Result:
-        """The result of the job."""
+        """Return the result of the job."""
