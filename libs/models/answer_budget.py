@@ -122,7 +122,9 @@ def select_best(
 
 
 def max_relations(answer_bytes: int, most: int) -> int:
-    """Return how many relations an item's share can hold, at most `most`; others need not be built."""
+    """Return how many relations an item's share can hold, at most `most`; others need not be
+    built.
+    """
     return max(1, min(most, answer_bytes // (RELATION_BYTES + 2 * ENTITY_BYTES)))
 
 
@@ -206,7 +208,9 @@ def _cut(pages: Iterable[PageText], left: int) -> Iterator[PageText]:
 
 
 def _json_bytes(value: object) -> int:
-    """Return an upper bound of the bytes as a google.protobuf.Value; 0 for None, which is not set."""
+    """Return an upper bound of the bytes as a google.protobuf.Value; 0 for None, which is not
+    set.
+    """
     if value is None:
         return 0
     size, rest = 0, [value]

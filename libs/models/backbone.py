@@ -109,7 +109,8 @@ class Backbone:
         if longest > self.encoder.max_positions:
             limit = self.encoder.max_positions
             raise InvalidInput(
-                f"the model's tokenizer produces {longest} tokens; its encoder takes at most {limit}"
+                f"the model's tokenizer produces {longest} tokens; its encoder takes at most "
+                f"{limit}"
             )
 
     def pack(
@@ -162,5 +163,6 @@ def _refuse_ids(found: Sequence[NDArray[np.int32]], vocabulary: int, kind: str) 
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
         raise InvalidInput(
-            f"the model's tokenizer produces {kind} {wrong}, but its encoder has {vocabulary} {kind}s"
+            f"the model's tokenizer produces {kind} {wrong}, but its encoder has {vocabulary} "
+            f"{kind}s"
         )

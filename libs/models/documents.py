@@ -185,7 +185,8 @@ class _Opening:
         first, last = max(1, asked.first), min(asked.last or document.length, document.length)
         if first > document.length:
             raise InvalidInput(
-                f"the first page requested is {first:,}, but the document has {document.length:,} pages",
+                f"the first page requested is {first:,}, but the document has "
+                f"{document.length:,} pages",
                 field=field,
             )
         count, dpi = last - first + 1, asked.dpi or limits.DPI

@@ -54,7 +54,7 @@ class PreemptedHead(Protocol):
 
 @runtime_checkable
 class ReadsDevice(Protocol):
-    """A head whose `forward` reads a value from the device and so waits for all earlier launches."""
+    """A head with a `forward` that waits for all earlier launches, as it reads from the device."""
 
     reads_device: Literal[True]
 

@@ -401,7 +401,9 @@ class PackedModel:
         return ParkedModel(self, self._arena.bytes, self._arena)
 
     def probe(self) -> float:
-        """Measure the bytes of activations per token of a batch on the device with a tiny forward."""
+        """Measure the bytes of activations per token of a batch on the device with a tiny
+        forward.
+        """
         with self._computing, copying(self._device):
             weights = tensors_of(*self.modules())
             return max(activation_bytes_per_token(backbone, weights) for backbone in self.backbones)

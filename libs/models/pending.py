@@ -59,7 +59,7 @@ class LaunchesBatches(Protocol):
         """Launch a batch: its kernels and the copy of its outputs to the host. The device computes
         batches in the order of launches.
 
-        Raises what a forward raises, out of memory included. Kernels launched before the error run
+        Raises as a forward, out of memory included. Kernels launched before the error run
         in vain and do no harm.
         """
 

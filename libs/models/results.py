@@ -191,7 +191,9 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text and log probability. `top`: the likeliest alternatives, in descending order."""
+    """A token's text and log probability. `top`: the likeliest alternatives, in descending
+    order.
+    """
 
     text: str
     logprob: float

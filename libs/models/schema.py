@@ -59,7 +59,9 @@ class SchemaStructure:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The request's schema. `threshold` applies to entries without one; None: the model's default."""
+    """The request's schema. `threshold` applies to entries without one; None: the model's
+    default.
+    """
 
     entities: tuple[SchemaLabel, ...] = ()
     classifications: tuple[SchemaClassification, ...] = ()

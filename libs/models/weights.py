@@ -76,7 +76,8 @@ INDEX = "model.safetensors.index.json"
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _OLD_ENDINGS = {
     "gamma": "weight",
@@ -160,11 +161,14 @@ class TensorFile:
         )
 
     def with_zeros(self, shapes: Mapping[str, tuple[int, ...]]) -> TensorFile:
-        """Add float32 tensors of zeros by name. Raises ModelBroken for a name that exists already."""
+        """Add float32 tensors of zeros by name. Raises ModelBroken for a name that exists
+        already.
+        """
         for name in shapes:
             if name in self._entries:
                 raise ModelBroken(
-                    f"{self.file_of(name)}: tensor {name!r} has no place in the model that config.json describes"
+                    f"{self.file_of(name)}: tensor {name!r} has no place in the model that "
+                    "config.json describes"
                 )
         zeros = {
             name: _Entry(
@@ -220,7 +224,8 @@ class TensorFile:
                     "it is missing" if entry is None else f"it has the shape {list(entry.shape)}"
                 )
                 raise ModelBroken(
-                    f"{self.source}: an adapter updates the tensor {name!r} of shape {list(wanted)}: {found}"
+                    f"{self.source}: an adapter updates the tensor {name!r} of shape "
+                    f"{list(wanted)}: {found}"
                 )
             entries[name] = _Entry(
                 entry.file, entry.mapping, entry.dtype, entry.shape, entry.begin, update
@@ -333,7 +338,8 @@ def load(
             )
         if not isinstance(table[found.stem], AllowedExtra | None):
             raise ModelBroken(
-                f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that config.json describes"
+                f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that "
+                "config.json describes"
             )
     return state
 
@@ -364,7 +370,8 @@ def _prefix(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[s
         if f"{prefix}{anchor}.weight" in names:
             return prefix
     raise ModelBroken(
-        f"{tensors.source}: tensor '{anchor}.weight' is missing (prefixes tried: {', '.join(map(repr, prefixes))})"
+        f"{tensors.source}: tensor '{anchor}.weight' is missing (prefixes tried: "
+        f"{', '.join(map(repr, prefixes))})"
     )
 
 

@@ -88,7 +88,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How texts are divided into chunks.
+    """Division of texts into chunks.
 
     Attributes:
         max_tokens: Limit of a chunk without special tokens, prompt and context; 0: `dividing.py`
@@ -250,7 +250,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are sampled. None: the checkpoint's default, or else neutral. `temperature` 0: the
+    """Sampling of tokens. None: the checkpoint's default, or else neutral. `temperature` 0: the
     likeliest token.
     """
 

@@ -17,7 +17,7 @@ import pytest
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
 from libs.models import ExtractResult
 from libs.models.generation.decoding.rules import Bits, Ids
-from libs.models.generation.grammars import FIELD, Grammars, form_of
+from libs.models.generation.grammars import FIELD, Grammars, parse_answer
 from libs.models.generation.grammars import matching as module
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.texts import TextReader
@@ -151,15 +151,15 @@ def test_cancellation_returns_the_memory(model: GenerativeModel) -> None:
 
 
 def test_sequence_that_is_written_again_begins_again(model: GenerativeModel) -> None:
-    asked = work("a text", SCHEMAS["scalars"])
-    job = model.prepare(asked)
+    requested = work("a text", SCHEMAS["scalars"])
+    job = model.prepare(requested)
     for _ in range(3):
         model.forward("write", job.sequences)
         model.drop(job.sequences)
     (own,) = outputs(model, [job])
     result = model.finish(job, own)
     assert isinstance(result, ExtractResult)
-    assert result.items == answers(model, [asked])
+    assert result.items == answers(model, [requested])
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def ids_of(bits: Bits) -> Ids:
 
 def walk(grammars: Grammars, schema: dict[str, Any], seed: int, longest: int = 400) -> list[int]:
     """Tokens that a grammar allows, one of each set by chance, until it stops."""
-    grammar = grammars.of(json.dumps(schema))
+    grammar = grammars.compile_schema(json.dumps(schema))
     assert grammar is not None
     allows, chance, written = grammar.allows(), random.Random(seed), list[int]()
     while len(written) < longest:
@@ -200,7 +200,7 @@ def test_whatever_is_allowed_leads_to_a_valid_answer(
 
 
 def test_what_was_written_may_be_taken_back(grammars: Grammars) -> None:
-    grammar = grammars.of(json.dumps(SCHEMAS["lists"]))
+    grammar = grammars.compile_schema(json.dumps(SCHEMAS["lists"]))
     assert grammar is not None
     beams, (first, second) = (
         grammar.allows(),
@@ -224,14 +224,14 @@ def test_schema_that_grew_too_complex_is_compiled_anew(
     first = walk(grammars, schema, 1)
     assert len(first) < 400  # it was ended
     with pytest.raises(InvalidInput, match="could not be written to its end"):
-        form_of('{"code": "', "stop")
+        parse_answer('{"code": "', "stop")
     assert len(walk(grammars, schema, 1)) == len(first)
 
 
 def test_few_schemas_are_kept(grammars: Grammars) -> None:
-    for number in range(module.KEPT + 3):
-        assert grammars.of(json.dumps(of(**{f"p{number}": NAME}))) is not None
-    assert len(grammars._kept) == module.KEPT
+    for number in range(module.MAX_CACHED_SCHEMAS + 3):
+        assert grammars.compile_schema(json.dumps(of(**{f"p{number}": NAME}))) is not None
+    assert len(grammars._kept) == module.MAX_CACHED_SCHEMAS
 
 
 def deep(times: int) -> dict[str, Any]:
@@ -345,20 +345,20 @@ def test_hostile_schemas_are_refused_or_end(name: str, model: GenerativeModel) -
 def test_models_that_cannot_refuse(
     tmp_path: Path, model: GenerativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = work("a text", SCHEMAS["scalars"])
+    requested = work("a text", SCHEMAS["scalars"])
     write("t5", tmp_path / "t5")
     with pytest.raises(TaskNotSupported, match="writes no JSON by a schema") as caught:
-        load(tmp_path / "t5").prepare(asked)
+        load(tmp_path / "t5").prepare(requested)
     assert caught.value.field == FIELD
     write("qwen3", tmp_path / "endless")
     with pytest.raises(TaskNotSupported, match="no token that ends an answer"):
-        load(tmp_path / "endless").prepare(asked)
+        load(tmp_path / "endless").prepare(requested)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     write("qwen3", tmp_path / "missing", {"eos_token_id": 2})
     with pytest.raises(
         TaskNotSupported, match=r"llguidance is not installed: pip install 'shoal-mesh\[grammar\]'"
     ):
-        load(tmp_path / "missing").prepare(asked)
+        load(tmp_path / "missing").prepare(requested)
 
 
 def nested(levels: int) -> str:
@@ -380,7 +380,7 @@ def nested(levels: int) -> str:
 def test_what_a_struct_can_hold(text: str, fits: bool) -> None:
     from services.worker.mesh.codec import _struct
 
-    form = form_of(text, "stop")
+    form = parse_answer(text, "stop")
     assert (form is not None) == fits
     if form is not None:
         made = _struct(form)
@@ -388,4 +388,4 @@ def test_what_a_struct_can_hold(text: str, fits: bool) -> None:
 
 
 def test_what_was_cut_off_has_no_form() -> None:
-    assert form_of('{"a": 1}', "length") is None
+    assert parse_answer('{"a": 1}', "length") is None

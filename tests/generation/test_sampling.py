@@ -162,12 +162,12 @@ def test_seed_writes_the_same_alone_and_among_others(tmp_path: Path) -> None:
     write("qwen3", tmp_path)
     writer = load(tmp_path)
     settings = replace(writer.settings, temperature=1.0, top_p=0.95, presence_penalty=0.3)
-    asked = requests(settings, range(12))
-    asked[3] = replace(asked[3], settings=writer.settings)  # greedy
-    together = finished(DecodeLoop(writer, 96, most_rows=40), asked, every=2)
-    alone = [finished(DecodeLoop(writer, 8), [each])[0] for each in asked]
+    requested = requests(settings, range(12))
+    requested[3] = replace(requested[3], settings=writer.settings)  # greedy
+    together = finished(DecodeLoop(writer, 96, most_rows=40), requested, every=2)
+    alone = [finished(DecodeLoop(writer, 8), [each])[0] for each in requested]
     assert together == alone
-    again = finished(DecodeLoop(writer, 96), [replace(each, seed=b"another") for each in asked])
+    again = finished(DecodeLoop(writer, 96), [replace(each, seed=b"another") for each in requested])
     assert [number for number in range(12) if again[number] == together[number]] == [3]
 
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from libs.kernels import triton_here
-from libs.models.generation import DecodeLoop, Request, Settings, Writer, load_writer
+from libs.models.generation import DecodeLoop, LanguageModel, Request, Settings, load_language_model
 from libs.models.generation.decoding import graphs as graphs_module
 from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.rules import Rules
@@ -63,8 +63,8 @@ class Told:
         return size <= self.limit
 
 
-def load(directory: Path) -> Writer:
-    return load_writer(directory, torch.device("cpu"), torch.float32)
+def load(directory: Path) -> LanguageModel:
+    return load_language_model(directory, torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(scope="module", name="llama")
@@ -108,12 +108,12 @@ def test_steps_write_what_transformers_writes(name: str, tmp_path: Path) -> None
     model = write(name, tmp_path)
     writer, inputs = load(tmp_path), prompts(3)
     wanted = written(model, inputs, MOST)
-    asked = [Request(ids, most=MOST) for ids in inputs]
+    requested = [Request(ids, most=MOST) for ids in inputs]
     loop = DecodeLoop(writer, 64, most_rows=40)
-    assert [text for text, _ in finished(loop, asked, every=2)] == wanted
+    assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     told, capture = Told(), FakeCapture()
     capture_all(graphs_of(loop, told, capture))
-    assert [text for text, _ in finished(loop, asked, every=2)] == wanted
+    assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     assert told.events.count("replayed") == sum(each.replays for each in capture.made) > 0
     assert {each.buffer.shape[0] for each in capture.made if each.replays} <= {
         StepShape(count, loop._steps.width).size for count in (1, 2, 4) if loop._steps is not None
@@ -131,7 +131,7 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
     writer = load(llama[1])
     writer.settings = replace(writer.settings, vocabulary=writer.vocabulary - 40)
     plain, own = prompts(1)[0], writer.settings
-    asked = [
+    requested = [
         Request(plain, most=MOST),
         Request(plain, most=MOST, settings=replace(own, temperature=1.0), seed=b"seed"),
         Request(plain, most=MOST, settings=replace(own, beams=2)),
@@ -139,10 +139,10 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
         Request(plain, most=MOST, settings=replace(own, no_repeat_ngram=2)),
     ]
     loop = DecodeLoop(writer, 64)
-    eager = finished(loop, asked)
+    eager = finished(loop, requested)
     capture = FakeCapture()
     capture_all(graphs_of(loop, Told(), capture))
-    assert finished(loop, asked) == eager
+    assert finished(loop, requested) == eager
     assert sum(each.replays for each in capture.made)
     assert all(max(text) < writer.vocabulary - 40 for text, _ in eager)
 

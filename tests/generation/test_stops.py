@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from libs.models import ExtractResult, GeneratedIds, Unfinished
 from libs.models.generation.model import GenerativeModel
-from libs.models.generation.stops import StopStrings, before_stop, settled
+from libs.models.generation.stops import StopStrings, stable_text, text_before_stop
 from libs.models.work import Sampling, TextWork, never_cancelled
 from tests.generation.served import reference, write
 from tests.generation.test_serving import TEXTS, load, outputs
@@ -112,13 +112,13 @@ def test_long_stop_strings_are_found_across_many_tokens(kind: Kind, tmp_path: Pa
 def test_what_may_become_a_stop_string_is_held_back() -> None:
     stops = ("</call>", "END", "\n\n")
     text = "a <b> </cal EN E</call> more"
-    whole = before_stop(text, stops)
+    whole = text_before_stop(text, stops)
     assert whole == "a <b> </cal EN E"
-    assert all(whole.startswith(settled(text[:count], stops)) for count in range(len(text) + 1))
-    assert settled("a </cal", stops) == "a "
-    assert settled("a </cal ", stops) == "a </cal "
-    assert settled("a\n", stops) == "a"
-    assert settled("a", ()) == "a"
+    assert all(whole.startswith(stable_text(text[:count], stops)) for count in range(len(text) + 1))
+    assert stable_text("a </cal", stops) == "a "
+    assert stable_text("a </cal ", stops) == "a </cal "
+    assert stable_text("a\n", stops) == "a"
+    assert stable_text("a", ()) == "a"
 
 
 def test_seed_gives_one_text_alone_and_among_others(model: GenerativeModel) -> None:

@@ -69,14 +69,16 @@ class Case:
         old[last] = False
         some = [place for place, count in enumerate(keys) if count > 1]
         before = [keys[place] - 1 for place in some]
-        stored = PagedLayout.of(before, [pages[place] for place in some], device, rows=before)
+        stored = PagedLayout.from_lengths(
+            before, [pages[place] for place in some], device, rows=before
+        )
         paged._store(every_k[old], every_v[old], memory, stored)
         # Queries, keys and values are views of one tensor, as a layer's projection makes them.
         fused = random(len(keys), heads + 2 * kv_heads, dim)
         q, k, v = fused.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
         k.copy_(every_k[last]), v.copy_(every_v[last])
         bias = torch.randn(heads, 2 * 256 + 1, generator=generator).to(device)
-        where = PagedLayout.of(keys, pages, device, rows=[1] * len(keys))
+        where = PagedLayout.from_lengths(keys, pages, device, rows=[1] * len(keys))
         return Case(memory, where, q, k, v, every_k, every_v, bias)
 
 
@@ -176,8 +178,8 @@ def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
     memory[0].fill_(torch.nan), memory[1].fill_(torch.nan)
     k, v, q = torch.randn(73, 2, 16), torch.randn(73, 2, 16), torch.randn(2, 4, 16)
     pages = [[4, 0], [2, 5]]
-    paged._store(k, v, memory, PagedLayout.of([40, 33], pages, rows=[40, 33]))
-    where = PagedLayout.of([40, 33], pages, rows=[0, 0], queries=[1, 1])
+    paged._store(k, v, memory, PagedLayout.from_lengths([40, 33], pages, rows=[40, 33]))
+    where = PagedLayout.from_lengths([40, 33], pages, rows=[0, 0], queries=[1, 1])
     found = paged.attend(q, None, None, memory, where, scale=0.25, causal=False)
     wanted = varlen_attention(q, k, v, Layout.from_lengths([1, 1], [40, 33]), scale=0.25)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
@@ -191,7 +193,7 @@ def test_prefill_takes_the_path_of_gathered_pages(monkeypatch: pytest.MonkeyPatc
     [memory] = empty_pages(1, 2, 2, 16, torch.float32, "cpu")
     k, v = torch.randn(40, 2, 16), torch.randn(40, 2, 16)
     for rows, queries in ((40, 40), (40, 1)):
-        where = PagedLayout.of([40], [[1, 0]], rows=[rows], queries=[queries])
+        where = PagedLayout.from_lengths([40], [[1, 0]], rows=[rows], queries=[queries])
         found = paged.attend(k[-queries:], k, v, memory, where, scale=0.25)
         wanted = varlen_attention(
             k[-queries:], k, v, Layout.from_lengths([queries], [40]), scale=0.25, causal=True
@@ -211,7 +213,7 @@ def test_programs_are_a_power_of_two_of_splits(group: int) -> None:
 
 
 def test_slots_are_those_of_the_last_rows() -> None:
-    where = PagedLayout.of([40, 3, 65], [[4, 1], [0], [7, 6, 2]], rows=[2, 3, 1])
+    where = PagedLayout.from_lengths([40, 3, 65], [[4, 1], [0], [7, 6, 2]], rows=[2, 3, 1])
     page, place = where.slots()
     assert (page.tolist(), place.tolist()) == ([1, 1, 0, 0, 0, 2], [6, 7, 0, 1, 2, 0])
     assert page.dtype is place.dtype is torch.int64

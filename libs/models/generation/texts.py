@@ -1,6 +1,4 @@
-"""The readers of texts: causal models with a chat template, and encoder-decoder models of
-tokens.
-"""
+"""Readers of texts: causal models with a chat template, and encoder-decoder models of tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.generation.chat import ChatTemplate, Message
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.sequences import Request
-from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.grammars import Grammar, Grammars
 from libs.models.generation.reader import (
-    Asked,
-    asked,
+    GenerationOptions,
     extraction,
+    generation_options,
     refuse_chat,
     refuse_schema,
     refuse_tools,
@@ -41,16 +39,17 @@ from libs.models.work import (
 )
 
 _INCOMPLETE: Final = "�"
-"""What tokenizers make of the first bytes of a character."""
+"""Replacement that tokenizers return for the first bytes of a character."""
 
 
 class TextReader:
-    """Writes about texts. An instruction is the system's message, or a paragraph before the user's
-    first one where there is no place for it. Turns stand before each text."""
+    """Generates text about texts. An instruction becomes the system message, or a paragraph before
+    the user's first message if the template has none. Turns precede each text.
+    """
 
-    def __init__(self, card: Card, writer: Writer, root: Path, tokenizer: Tokenizer) -> None:
-        """`root`: where the tokenizer's files are. Raises ModelBroken for a chat template that
-        cannot be used.
+    def __init__(self, card: Card, writer: LanguageModel, root: Path, tokenizer: Tokenizer) -> None:
+        """Create a reader. `root` is the tokenizer's directory. Raises ModelBroken for an unusable
+        chat template.
         """
         self.writer = writer
         self._card, self.tokenizer = card, tokenizer
@@ -64,22 +63,22 @@ class TextReader:
     def prepare(
         self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
-        """As `Reader.prepare`; `input` of a sequence is `Asked`."""
+        """Implement `Reader.prepare`. The `input` of a sequence is `GenerationOptions`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(
-                f"{self._card.model} reads texts, and no regions of images", field="text.region"
+                f"{self._card.model} reads text only, not regions of images", field="text.region"
             )
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(
-                f"{self._card.model} reads texts, and no images", field="text.kind"
+                f"{self._card.model} reads text only, not images", field="text.kind"
             )
-        if self.writer.encoder is not None:  # their vocabularies often lack the characters of JSON
+        if self.writer.encoder is not None:  # their vocabularies often lack JSON's characters
             refuse_schema(work, self._card)
         if self._chat is None:
             refuse_chat(work, self._card)
-        every = asked(
+        every = generation_options(
             work, self._card, self.writer.settings, self.tokenizer.decode, self._grammar(work)
         )
         found: list[InputSequence] = []
@@ -89,17 +88,20 @@ class TextReader:
             for part in parts:
                 if not isinstance(part.content, str):
                     raise TaskNotSupported(
-                        f"{self._card.model} reads texts, and no images", field=part.field
+                        f"{self._card.model} reads text only, not images", field=part.field
                     )
                 texts.append(part.content)
             text, field = "\n".join(texts), parts[0].field
             if not text.strip():
-                raise InvalidInput("there is no text to write about", field=field)
+                raise InvalidInput("the text is empty", field=field)
             ids = self._ids(text, field, work, check_cancelled)
             longest = self._longest(work.max_tokens)
             if len(ids) > longest:
-                message = f"the text has more than {max(longest, 0):,} tokens with its prompt, which leaves no room for the answer"
-                raise InputTooLong(f"{message}: shorten it, or ask for fewer tokens", field=field)
+                limit = f"{max(longest, 0):,} tokens"
+                message = f"text and prompt exceed {limit} and leave no room for an answer"
+                raise InputTooLong(
+                    f"{message}: shorten the text or request fewer tokens", field=field
+                )
             found.append(InputSequence(ids, input=own))
         return found, None
 
@@ -107,18 +109,19 @@ class TextReader:
         if self.tool_form is None:
             refuse_tools(work, self._card)
         elif work.tools:
-            return self._grammars.of_tools(work, self.tool_form)
-        return self._grammars.of(work.json_schema)
+            return self._grammars.compile_tools(work, self.tool_form)
+        return self._grammars.compile_schema(work.json_schema)
 
     def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
         if self.writer.encoder is None:
-            return [Asked.of(each).request(each.ids) for each in sequences]
+            return [GenerationOptions.from_sequence(each).request(each.ids) for each in sequences]
         states = self.writer.encode([each.ids for each in sequences], yield_point)
         return [
-            Asked.of(each).request(states=own) for own, each in zip(states, sequences, strict=True)
+            GenerationOptions.from_sequence(each).request(states=own)
+            for own, each in zip(states, sequences, strict=True)
         ]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         return True
 
     def text(self, ids: list[int]) -> str:
@@ -139,7 +142,9 @@ class TextReader:
     def _ids(
         self, text: str, field: str, work: TextWork, check_cancelled: CancelCheck
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-        """The prompt's ids, or one more than the limit of them. `field`: the text's path."""
+        """Return the prompt's ids; if they exceed the limit, one id more than it. `field`: the
+        text's path.
+        """
         if self._chat is None or work.raw_prompt:
             whole = f"{work.instruction} {text}" if work.instruction else text
             (part,) = self._text.encode(
@@ -155,8 +160,8 @@ class TextReader:
         return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
 
     def _longest(self, most: int) -> int:
-        """The longest prompt, or input of the encoder. A causal model's answer needs positions
-        after it.
+        """Return the longest prompt, or input of the encoder. A causal model's answer needs
+        positions after it.
         """
         return (
             self._card.max_tokens
@@ -166,7 +171,7 @@ class TextReader:
 
 
 def _messages(text: str, field: str, work: TextWork, *, has_system: bool) -> list[Message]:
-    """The conversation that ends with a text."""
+    """Build the conversation that ends with a text."""
     turns = [
         Message(turn.role, turn.text, f"text.turns[{number}].text", turn.tool_calls)
         for number, turn in enumerate(work.turns)

@@ -20,14 +20,14 @@ from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.kernels.layout import to_device
 from libs.models.generation.chat import ChatTemplate, Message
+from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.generation.grammars import Grammars
 from libs.models.generation.reader import (
-    Asked,
-    asked,
+    GenerationOptions,
     extraction,
+    generation_options,
     refuse_chat,
     refuse_tools,
     token_text,
@@ -174,7 +174,7 @@ def _around(renderings: list[str]) -> tuple[str, str]:
 class ConversationModel:
     """`writer.tower`: of images."""
 
-    writer: Writer
+    writer: LanguageModel
     parts: VisionLanguageModel
     conversation: Conversation
     tokenizer: Tokenizer
@@ -202,7 +202,7 @@ def load_conversation(
     encoder = backbone.encoder
     if not encoder.causal:
         raise ModelBroken("config.json: the text encoder is not causal, and cannot write")
-    writer = Writer(encoder, _head(directory, config, encoder, dtype), settings)
+    writer = LanguageModel(encoder, _head(directory, config, encoder, dtype), settings)
     writer.max_positions = min(writer.max_positions, LONGEST)
     writer.tower = backbone.tower if isinstance(backbone.tower, ImageTower) else None
     loaded.input.text.limit = writer.max_positions
@@ -248,7 +248,7 @@ class ConversationReader:
     def prepare(
         self, work: GenerationWork, go_on: CancelCheck
     ) -> tuple[list[InputSequence], object]:
-        """As `Reader.prepare`; `input` of a sequence is `Asked`."""
+        """As `Reader.prepare`; `input` of a sequence is `GenerationOptions`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         if work.region is not None:
@@ -263,8 +263,8 @@ class ConversationReader:
             )
         if self._conversation.template is None:
             refuse_chat(work, self._card)
-        found, grammar = [], self._grammars.of(work.json_schema)
-        every = asked(work, self._card, self.writer.settings, self._decoded, grammar)
+        found, grammar = [], self._grammars.compile_schema(work.json_schema)
+        every = generation_options(work, self._card, self.writer.settings, self._decoded, grammar)
         for item, own in zip(items_as_parts(work), every, strict=True):
             go_on()
             path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
@@ -300,7 +300,7 @@ class ConversationReader:
                 )
         of_images = iter(given)
         return [
-            Asked.of(each).request(
+            GenerationOptions.from_sequence(each).request(
                 each.ids,
                 given=None if each.rows is None else next(of_images),
                 axes=None if each.axes is None else each.axes.astype(np.int32, copy=False),
@@ -308,7 +308,7 @@ class ConversationReader:
             for each in sequences
         ]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         return True
 
     def text(self, ids: list[int]) -> str:

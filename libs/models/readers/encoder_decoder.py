@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import weights
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
 from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
@@ -125,7 +125,7 @@ class EncoderDecoder:
     """`tokens`: states of an image. `project`: these to the decoder's width, where they differ.
     `prompt`: None: TrOCR's, which has none."""
 
-    writer: Writer
+    writer: LanguageModel
     images: ImageStates
     processing: ImageProcessing
     tokenizer: Tokenizer
@@ -339,7 +339,7 @@ class EncoderDecoderReader:
                 states = [F.linear(each, project.weight, project.bias) for each in states]
         return [_request(own, each) for own, each in zip(states, sequences, strict=True)]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         return True
 
     def text(self, ids: list[int]) -> str:
@@ -364,7 +364,7 @@ class EncoderDecoderReader:
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
-        form = donut.form_of(whole, self._categories)
+        form = donut.parse_answer(whole, self._categories)
         return Extraction(
             text=own.strip(), finish=written.finish, json=form if fits(form) else None
         )

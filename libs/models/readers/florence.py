@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, ModelBroken
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
 from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
 from libs.models.images.detection.building import fill, on_meta, processor_values
@@ -81,7 +81,7 @@ class Florence:
     have no place.
     """
 
-    writer: Writer
+    writer: LanguageModel
     images: Tower
     processing: ImageProcessing
     tokenizer: Tokenizer
@@ -288,7 +288,7 @@ class FlorenceReader:
             for each, sequence in zip(made, sequences, strict=True)
         ]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         return isinstance(notes, list) and all(
             one.form == "text" for one in notes
         )  # regions are known at their end
