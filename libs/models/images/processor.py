@@ -1,9 +1,9 @@
 """Encode, score and classify with a model of images, or of images and texts in one space.
 
-An item is one image or one text: each becomes one sequence, and goes to the backbone of its kind.
-Images are decoded here, on the threads that prepare jobs. A model that reads several parts as one
-sequence has a processor of its own with the same interface (`libs/models/processor.py`): it gets
-every item's parts in order (`work.items_as_parts`).
+An item is one image or one text: it becomes one sequence for the backbone of its kind. Images are
+decoded here, on the threads that prepare jobs. A model that reads several parts as one sequence has
+another processor with the same interface (`libs/models/processor.py`), which receives every item's
+parts in order (`work.items_as_parts`).
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ TEXT_HEAD, IMAGE_HEAD = "dense", "image"
 
 @dataclass(frozen=True, slots=True)
 class LabelScale:
-    """How cosines of images and labels become logits: cosine * `scale` + `bias`. `each_alone`: the
-    model was trained to score each label on its own (sigmoid), else one against the others
-    (softmax)."""
+    """Conversion of cosines of images and labels to logits: cosine * `scale` + `bias`.
+
+    `each_alone`: the model was trained to score each label independently (sigmoid), otherwise by
+    softmax over the labels.
+    """
 
     scale: float
     bias: float
@@ -67,8 +69,12 @@ def _unmade(tokens: int) -> InputSequence:
 
 
 class ImageProcessor:
-    """`texts`: of a model that has them. `labels`: of a model that compares images with texts.
-    `output_cache`: finds outputs.
+    """The processor of an image model.
+
+    Attributes:
+        texts: For models that read texts.
+        labels: For models that compare images with texts.
+        output_cache: Looks up cached outputs.
     """
 
     def __init__(
@@ -142,7 +148,7 @@ class ImageProcessor:
         if len(parts) > 1:
             field = parts[1].field.rpartition(".")[0]
             raise TaskNotSupported(
-                f"{self._card.model} reads one image or one text an item, not {len(parts)} parts",
+                f"{self._card.model} reads one image or one text per item, not {len(parts)} parts",
                 field=field,
             )
         (part,) = parts
@@ -159,7 +165,7 @@ class ImageProcessor:
     def _classified(
         self, work: ClassifyWork, vectors: Array, answer_bytes: int, check_cancelled: CancelCheck
     ) -> ExtractResult:
-        """`vectors`: of the items, then of the labels' prompts."""
+        """Score labels. `vectors`: those of the items, then those of the labels' prompts."""
         if self._labels is None:
             raise unsupported(work, self._card)
         items, labels = (

@@ -1,9 +1,9 @@
-"""Loads a checkpoint directory of images as a model that is served: `loading.py`'s backbones, with a
-processor around them.
+"""Load a checkpoint directory of images as a served model: the backbones of `loading.py` with a
+processor.
 
-The interface between image models and a worker is small: an `ImageModel` (backbones, and the host's
-part for an image), a Card of kind "images", and a `Processor` that makes sequences of items' parts
-and results of outputs.
+The interface between image models and a worker is an `ImageModel` (backbones and image input), a
+Card of kind "images", and a `Processor` that builds sequences from items' parts and results from
+outputs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def load_image_model(
     dtype: torch.dtype,
     overrides: Overrides | None = None,
 ) -> PackedModel:
-    """As `libs.models.load_model`. LoRA adapters are refused when they are loaded. int8 is not
-    served for images: the model is loaded in the device's default type, and a warning is logged."""
+    """Load an image model. LoRA adapters are refused when they are loaded. int8 is not supported:
+    the model is loaded in the device's default type, and a warning is logged.
+    """
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     with copying(device):
@@ -89,7 +90,7 @@ def _parts(
 
 
 def detector_size(detector: Detector) -> ImageSize:
-    """How a detector's images become tokens."""
+    """Return the rule that gives a detector's image tokens."""
     size = detector.processing.size
     if isinstance(detector.processing, LimitedProcessing) and isinstance(size, int):
         return ImageSize(
@@ -119,7 +120,7 @@ def detector_size(detector: Detector) -> ImageSize:
 
 
 def _measured(card: Card, loaded: ImageModel, read: ImageModelTexts | None) -> Card:
-    """The card with what only the loaded model knows: limits, and how images become tokens."""
+    """Complete the card with facts of the loaded model: limits and image sizes."""
     images = replace(image_size(loaded.input), text_tokens=0 if read is None else read.filled)
     texts = next((backbone for backbone in loaded.backbones if TEXT_HEAD in backbone.heads), None)
     most = images.max_tokens if texts is None else min(card.max_tokens, texts.encoder.max_positions)
@@ -127,8 +128,8 @@ def _measured(card: Card, loaded: ImageModel, read: ImageModelTexts | None) -> C
 
 
 def image_size(given: ImageInput) -> ImageSize:
-    """How the images of an input become tokens. Scaled to a budget of patches, all have about the
-    budget's tokens.
+    """Return the rule that gives an input's image tokens. All images scaled to a patch budget have
+    about the budget's tokens.
     """
     processing, patches = given.processing, given.patches
     if isinstance(processing.size, PatchBudget):
@@ -149,7 +150,7 @@ def image_size(given: ImageInput) -> ImageSize:
 
 
 def _texts(directory: Path, card: Card, loaded: ImageModel) -> ImageModelTexts | None:
-    """What reads the texts of a model of texts and images; None for other models."""
+    """Return the text input of a model of texts and images; None for other models."""
     heads = {name for backbone in loaded.backbones for name in backbone.heads}
     if TEXT_HEAD not in heads or IMAGE_HEAD not in heads:
         return None
@@ -167,12 +168,12 @@ def _processor(
 
 
 def _labels(loaded: ImageModel) -> LabelScale:
-    """The family's REST tensors: the logarithm of the scale, and where labels are scored alone, a
-    bias.
+    """Read the family's REST tensors: the logarithm of the scale and, for independently scored
+    labels, a bias.
     """
     bias = loaded.state.get("logit_bias")
     scale = math.exp(min(float(loaded.state["logit_scale"]), _MAX_SCALE))
     return LabelScale(scale, 0.0 if bias is None else float(bias), each_alone=bias is not None)
 
 
-_MAX_SCALE = 80.0  # its exponential is still a float32
+_MAX_SCALE = 80.0  # its exponential still fits float32

@@ -1,4 +1,4 @@
-"""Loads Grounding DINO."""
+"""Load Grounding DINO."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEAN: Final = [0.485, 0.456, 0.406]
 _STD: Final = [0.229, 0.224, 0.225]
 _BACKBONE: Final = "backbone.conv_encoder.model."
 
-# BERT's, for keys that are missing.
+# BERT's defaults for missing keys.
 _TEXTS: Final[dict[str, object]] = {
     "model_type": "bert",
     "vocab_size": 30522,
@@ -45,7 +45,7 @@ _TEXTS: Final[dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class LimitedProcessing(ImageProcessing):
-    """`size` is the short side, less where the long one would exceed `longest`."""
+    """Resizes the short side to `size`, or less if the long side would exceed `longest`."""
 
     longest: int = 1333
 
@@ -69,7 +69,7 @@ class LimitedProcessing(ImageProcessing):
 
 
 def read_processing(directory: Path) -> LimitedProcessing:
-    """Raises ModelBroken with the key that cannot be served."""
+    """Read the image processing. Raises ModelBroken with the unsupported key."""
     written, file = processor_values(directory)
     values = {key: value for key, value in written.items() if value is not None}
     config = Config(values, file=file)
@@ -78,7 +78,7 @@ def read_processing(directory: Path) -> LimitedProcessing:
         str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values
     ]
     if any(name != "GroundingDinoImageProcessor" for name in names):
-        raise config.unsupported(keys[0], "GroundingDinoImageProcessor is needed")
+        raise config.unsupported(keys[0], "it must be GroundingDinoImageProcessor")
     config.require("do_resize", True)
     short, longest = 800, config.integer("max_size", 1333)
     if config.is_number("size"):
@@ -88,10 +88,10 @@ def read_processing(directory: Path) -> LimitedProcessing:
         short, longest = size.size("shortest_edge"), size.size("longest_edge")
     if not 0 < short <= longest <= 1 << 13:
         raise config.unsupported(
-            "size", "a shortest_edge and a longest_edge of at most 8,192 are needed"
+            "size", "it needs a shortest_edge and a longest_edge of at most 8,192"
         )
     defaults: dict[str, object] = {"image_mean": _MEAN, "image_std": _STD, "resample": 2}
-    # Padding is of batches, which are not padded here.
+    # Padding applies to batches, which are not padded here.
     plain = {
         key: value for key, value in values.items() if key not in (*keys, "do_pad", "max_size")
     }
@@ -107,7 +107,9 @@ def read_processing(directory: Path) -> LimitedProcessing:
 def load_dino(
     directory: Path, config: Config, dtype: torch.dtype, device: torch.device
 ) -> Detector:
-    """Raises ModelBroken with the file and the key or tensor that cannot be served."""
+    """Load the detector. Raises ModelBroken with the file and the key or tensor that is not
+    supported.
+    """
     spec, swin, processing = (
         dino.spec_of(config),
         SwinSpec.of(config.part("backbone_config")),
@@ -167,7 +169,7 @@ def load_dino(
 
 
 def _without_copies(name: str) -> str | None:
-    """The decoder has the heads of boxes a second time."""
+    """Drop the decoder's copy of the box heads."""
     return None if name.startswith("decoder.bbox_embed.") else name
 
 
@@ -176,14 +178,14 @@ def _box(name: str) -> str:
 
 
 def _first_box(name: str) -> str | None:
-    """All heads of boxes are the first."""
+    """Keep the first head: all box heads are equal."""
     is_copy = name.startswith("bbox_embed.") and not name.startswith("bbox_embed.0.")
     return None if is_copy else _box(name)
 
 
 def _tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
-    """Raises ModelBroken unless the tokens that part phrases have the ids that the model was
-    trained with.
+    """Load the tokenizer. Raises ModelBroken unless the tokens that separate phrases have the ids
+    of the training.
     """
     tokenizer = tokenizer_for(directory, vocabulary)
     for token, wanted in (
@@ -194,6 +196,6 @@ def _tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
     ):
         if tokenizer.token_to_id(token) != wanted:
             raise ModelBroken(
-                f"tokenizer.json: the token {token!r} has not the id {wanted} of bert-base-uncased"
+                f"tokenizer.json: the token {token!r} must have the id {wanted}, as in bert-base-uncased"
             )
     return tokenizer

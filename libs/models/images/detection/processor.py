@@ -1,4 +1,4 @@
-"""Jobs of a detector: each item is one image, and the labels are those of the job."""
+"""Jobs of a detector: each item is one image; labels belong to the job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from libs.models.work import (
 
 
 class RegionsProcessor:
-    """Of one model. Images are decoded here, on the threads that prepare jobs."""
+    """The processor of one model. It decodes images on the threads that prepare jobs."""
 
     def __init__(self, card: Card, detector: Detector) -> None:
         self._card, self._detector = card, detector
@@ -68,7 +68,7 @@ class RegionsProcessor:
         content, field = parts[0].content, parts[0].field
         if len(parts) > 1 or not isinstance(content, bytes):
             raise TaskNotSupported(
-                f"{self._card.model} finds regions in one image an item", field=field
+                f"{self._card.model} detects regions in one image per item", field=field
             )
         return self._detector.sequence(content, field, labels)
 

@@ -1,4 +1,4 @@
-"""Encode and score with a vision-language model: items of ordered parts, one sequence each."""
+"""Encode and score with a vision-language model: each item of ordered parts is one sequence."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Array = NDArray[np.float32]
 
 
 class PartsProcessor:
-    """The processor of one model. Its head is "multi_vector", "dense", "sparse" or, of a model that
-    judges pairs, "score".
+    """The processor of one model. Its head is "multi_vector", "dense", "sparse" or, for models that
+    score pairs, "score".
 
-    `weights`: of a model whose texts are queries that need no forward.
+    `weights`: token weights of a model with queries that need no forward.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class PartsProcessor:
         roles: Sequence[Role],
         check_cancelled: CancelCheck,
     ) -> Prepared:
-        """Items of which each has vectors of its own. Texts that need no forward are looked up, and
-        have no sequence.
+        """Prepare items with one result each. Texts that need no forward are looked up and have no
+        sequence.
         """
         known = self._recall.job()
         looked_up: dict[int, SparseRow] = {}
@@ -177,7 +177,7 @@ class PartsProcessor:
             and role == "document"
             and all(isinstance(part.content, str) for part in parts)
         ):
-            message = f"the texts of {self._card.model} are queries: its documents are images, or images and texts"
+            message = f"the texts of {self._card.model} are queries: its documents need images"
             raise TaskNotSupported(message, field=_path(parts))
         return self._input.of_parts(
             parts,
@@ -190,15 +190,15 @@ class PartsProcessor:
         )
 
     def _instruction(self, work: EncodeWork | ScoreWork, role: Role) -> str:
-        """The request's, which in a score is for the query alone, or the card's; empty: the model's
-        usual one.
+        """Return the request's instruction (in a score only for the query), or the card's; empty
+        for the model's default.
         """
         asked = work.instruction if isinstance(work, EncodeWork) or role == "query" else ""
         return asked or (prompt_of(self._card, role) if self._input.prompts.instruction else "")
 
 
 def _path(parts: Parts) -> str:
-    """The item's path in the job: of a single part its own, else what stands before `.parts`."""
+    """Return the item's path in the job: a single part's path, else the prefix before `.parts`."""
     return (
         parts[0].field
         if len(parts) == 1
@@ -215,8 +215,12 @@ def _prepared(
     looked_up: Mapping[int, SparseRow] | None = None,
     tokens: int = 0,
 ) -> Prepared:
-    """`items`: of the sequences. `looked_up`: the vectors of the others, by their place among all;
-    `tokens`: theirs.
+    """Build the prepared job.
+
+    Args:
+        items: Indices of the items with sequences.
+        looked_up: Vectors of the others by index.
+        tokens: Their tokens.
     """
     return Prepared(
         without_images(work),
@@ -231,7 +235,7 @@ def _prepared(
 
 
 def _in_order(prepared: Prepared, outputs: Sequence[Output]) -> list[Output]:
-    """The outputs of all items, those that were looked up in their places."""
+    """Return the outputs of all items, including those that were looked up."""
     looked_up = cast("Mapping[int, SparseRow]", prepared.notes or {})
     computed = iter(outputs)
     places = range(len(looked_up) + len(outputs))

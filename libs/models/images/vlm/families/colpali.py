@@ -1,7 +1,7 @@
-"""ColPali (arXiv 2407.01449): PaliGemma, that is SigLIP and Gemma 1, with a vector for each patch
-of a page and token of a query.
+"""ColPali (arXiv 2407.01449): PaliGemma, i.e. SigLIP and Gemma 1, with a vector for each patch of a
+page and token of a query.
 
-All tokens attend to all, as PaliGemma's prompts do.
+All tokens attend to all others, as in PaliGemma's prompts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CONNECTOR: dict[str, HeadRule] = {"linear": "linear"}
 HEADS: dict[str, HeadRule] = {"projection": Maybe("projection")}
 
 _MARK = "<image>"
-_AUGMENTED = 10  # padding tokens after a query, which the model attends to and gives vectors for
+_AUGMENTED = 10  # padding tokens after a query, which the model attends to and returns vectors for
 
 
 def spec(files: Files) -> VisionLanguageSpec:
@@ -67,8 +67,8 @@ def _connector(inputs: int, outputs: int, state: State, dtype: torch.dtype) -> L
 
 
 def _prompts(files: Files) -> Prompts:
-    """As transformers' ColPaliProcessor: an image stands before the text, and a query is followed
-    by padding.
+    """Build the prompts of transformers' ColPaliProcessor: the image precedes the text, and padding
+    follows a query.
     """
     begin, fill = (
         special_token(files.directory, "bos_token"),
@@ -76,10 +76,10 @@ def _prompts(files: Files) -> Prompts:
     )
     if not begin or not fill:
         raise ModelBroken(
-            "tokenizer_config.json: bos_token and pad_token are needed: queries and pages begin and end with them"
+            "tokenizer_config.json: bos_token and pad_token are needed for queries and pages"
         )
     asked = files.processor.text("query_prefix", "Question: ")
-    told = files.processor.text("visual_prompt_prefix", "Describe the image.")
+    instruction = files.processor.text("visual_prompt_prefix", "Describe the image.")
     return Prompts(
         images=Frame(after=f"{begin}{told}\n"),
         texts=Frame(begin, "\n"),
