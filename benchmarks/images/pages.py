@@ -203,7 +203,7 @@ def pages(
             f"{tower.name}: rows {tuple(got.shape)} and {tuple(wanted.shape)} differ by {error:.2g}"
         )
     seconds = take_turns(engines, rounds, device)
-    patches = sum(own.tokens_of(picture) for picture in pictures)
+    patches = sum(own.count_tokens(picture) for picture in pictures)
     mine, other = (len(files) / median(seconds[engine]) for engine in ("shoal", "transformers"))
     return Pages(tower.name, dtype, patches, mine, other, ratio(seconds), tower.least)
 

@@ -21,7 +21,7 @@ from libs.models import PackedModel
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.padded import padded_and_resized
-from libs.models.images.detection.regions import Asked, regions_of
+from libs.models.images.detection.regions import RegionOptions, regions_of
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Label
 from libs.models.work import InputSequence, Output, is_finite
@@ -126,10 +126,10 @@ def test_prompt_of_too_many_labels(directories: dict[str, Path]) -> None:
 def test_boxes_are_in_pixels_of_the_upright_image(detector: Detector) -> None:
     read = detector.labels(["cat"])
     turned = detector.sequence(file_of(40, 60, orientation=6), FIELD, read)
-    assert turned.input == Asked(read, 60, 40)
+    assert turned.input == RegionOptions(read, 60, 40)
     for sequence in (turned, detector.sequence(file_of(40, 60), FIELD, read)):
         output = outputs(detector, sequence)[0]
-        assert isinstance(sequence.input, Asked)
+        assert isinstance(sequence.input, RegionOptions)
         found = detector.regions(sequence, output, (0.0,))
         assert found
         assert all(0 <= one.left < one.right <= sequence.input.width for one in found)
@@ -161,7 +161,7 @@ def test_hostile_images_are_refused_before_they_are_decoded(detector: Detector) 
 
 
 def test_regions_are_clipped_ordered_and_bounded() -> None:
-    asked = Asked((Label("a", np.zeros(1, np.int32)), Label("b", np.zeros(1, np.int32))), 10, 20)
+    asked = RegionOptions((Label("a", np.zeros(1, np.int32)), Label("b", np.zeros(1, np.int32))), 10, 20)
     boxes = np.array([[0.5, 0.5, 2, 2], [0.25, 0.75, 0.1, 0.2], [0.9, 2.5, 0.1, 0.1]], np.float32)
     scores = np.array([[0.5, 0.9], [0.6, 0.1], [0.99, 0.99]], np.float32)
     found = regions_of(scores, boxes, (10, 20), asked, (0.55, 0.2))

@@ -186,12 +186,12 @@ def test_shape_is_due_after_its_uses_and_put_off_twice_as_long() -> None:
     uses = Uses(after=2)
     assert [uses.add("a") for _ in range(3)] == [False, False, True]
     assert uses.add("a"), "until it is captured or put off"
-    uses.put_off("a")
+    uses.postpone("a")
     assert [uses.add("a") for _ in range(5)] == [False] * 4 + [True]
-    uses.put_off("a")
+    uses.postpone("a")
     assert sum(not uses.add("a") for _ in range(20)) == 8
     for _ in range(20):
-        uses.put_off("a")
+        uses.postpone("a")
     assert sum(not uses.add("a") for _ in range(2000)) == MAX_WAIT_BATCHES, (
         "however often it was refused"
     )

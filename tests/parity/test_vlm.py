@@ -133,7 +133,7 @@ def test_prices_are_known_from_the_header(
         assert isinstance(tower, ImageTower)
         assert one.rows is not None
         assert model.input.patches(data, "items[0]") == sum(
-            tower.tokens_of(picture) for picture in one.rows.inputs
+            tower.count_tokens(picture) for picture in one.rows.inputs
         )
 
 

@@ -30,9 +30,7 @@ from libs.models.weights import HeadRule, TensorFile
 
 _FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, dinov3, siglip, siglip2, vit)
 _PROCESSOR_FILE: Final = "preprocessor_config.json"
-_WHOLE_PROCESSOR_FILE: Final = (
-    "processor_config.json"  # of transformers 5, in `image_processor`
-)
+_WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, in `image_processor`
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ def read_processing(directory: Path, folder: Path, default: str) -> ImageProcess
     """Read the image processing from a checkpoint's files. Raises ModelBroken if they lack it, or
     for an unsupported key.
     """
-    return ImageProcessing.of(read_image_processor(directory, folder), default)
+    return ImageProcessing.from_config(read_image_processor(directory, folder), default)
 
 
 def read_image_processor(directory: Path, folder: Path) -> Config:

@@ -218,7 +218,7 @@ class ImageProcessing:
         if isinstance(self.size, tuple):
             return self.size
         if isinstance(self.size, PatchBudget):
-            return self.size.of(height, width)
+            return self.size.size_of(height, width)
         long = int(self.size * max(height, width) / min(height, width))
         if long * self.size > _MAX_PIXELS:
             raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)

@@ -145,7 +145,7 @@ def image_size(given: ImageInput) -> ImageSize:
         short_side=processing.size if fixed is None and isinstance(processing.size, int) else 0,
         patch=patches.patch,
         extra_tokens=patches.before,
-        max_tokens=patches.tokens_of(height, width) if fixed else patches.most,
+        max_tokens=patches.count_tokens(height, width) if fixed else patches.most,
     )
 
 

@@ -112,7 +112,9 @@ def _open_clip_rules(root: Path, config: Config, text: TextProcessor) -> TextRul
     Texts are always padded.
     """
     texts = config.part("model_cfg").part("text_cfg")
-    texts.require("strip_sep_token", False)  # other models use it; it would turn the ends of texts into padding
+    texts.require(
+        "strip_sep_token", False
+    )  # other models use it; it would turn the ends of texts into padding
     clean = texts.part("tokenizer_kwargs").text("clean", "whitespace")
     if clean not in _CLEANING:
         raise texts.unsupported(

@@ -111,7 +111,7 @@ def read_processing(directory: Path) -> DonutProcessing:
     plain: dict[str, object] = {"resample": 2} | {
         key: value for key, value in values.items() if key not in own
     }
-    read = ImageProcessing.of(
+    read = ImageProcessing.from_config(
         Config({**plain, "size": size, "do_center_crop": False}, file=file), "SiglipImageProcessor"
     )
     return DonutProcessing(

@@ -108,7 +108,7 @@ class _Patches(nn.Module):
     def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """As `ImageStates`. An image given twice is computed once."""
         alone = list({id(each): each for each in images}.values())
-        counts = [self._spec.tokens_of(*each.shape[:2]) for each in alone]
+        counts = [self._spec.count_tokens(*each.shape[:2]) for each in alone]
         batch = Packed.from_sequences(
             [np.zeros(count, np.int32) for count in counts],
             device=self.encoder.device,
@@ -212,7 +212,7 @@ def _settings(
 def _donut(
     directory: Path, config: Config, tensors: TensorFile, dtype: torch.dtype, device: torch.device
 ) -> tuple[ImageStates, ImageProcessing, int, int]:
-    spec, processing = SwinSpec.of(config, "donut-swin"), donut.read_processing(directory)
+    spec, processing = SwinSpec.from_config(config, "donut-swin"), donut.read_processing(directory)
     height, width = _pixels(processing)
     sizes = map_sizes(height, width)
     if min(sizes[-1]) <= spec.window:
@@ -264,7 +264,7 @@ def _patches(
     return (
         _Patches(encoder.requires_grad_(False).eval(), embed),
         processing,
-        patches.tokens_of(*_pixels(processing)),
+        patches.count_tokens(*_pixels(processing)),
         patches.hidden,
     )
 

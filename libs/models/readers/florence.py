@@ -162,7 +162,7 @@ def _processing(directory: Path) -> ImageProcessing:
     key = "image_processor_type"
     if str(plain.get(key, "")).startswith("Florence"):
         plain[key] = "CLIPImageProcessor"
-    return ImageProcessing.of(
+    return ImageProcessing.from_config(
         Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor"
     )
 

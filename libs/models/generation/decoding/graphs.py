@@ -107,7 +107,7 @@ class StepGraphs:
             self._release()
             step.captured = None
         if step.captured is None:
-            self._uses.put_off(step.shape.sequences)
+            self._uses.postpone(step.shape.sequences)
             self._owner.tell("refused", "")
             return
         self._steps[step.shape.sequences] = step

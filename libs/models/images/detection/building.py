@@ -25,9 +25,7 @@ from libs.models.weights import HeadRule, Rule, TensorFile
 M = TypeVar("M", bound=nn.Module)
 
 PROCESSOR_FILE: Final = "preprocessor_config.json"
-_WHOLE_PROCESSOR_FILE: Final = (
-    "processor_config.json"  # of transformers 5, in `image_processor`
-)
+_WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, in `image_processor`
 
 
 def processor_values(directory: Path) -> tuple[Mapping[str, object], str]:
@@ -47,9 +45,7 @@ def tokenizer_for(directory: Path, vocabulary: int) -> Tokenizer:
     """
     tokenizer = load_tokenizer(directory, lowercase=False)
     if largest_id(tokenizer) >= vocabulary:
-        raise ModelBroken(
-            f"{FILE}: the encoder has no vector for the id {largest_id(tokenizer)}"
-        )
+        raise ModelBroken(f"{FILE}: the encoder has no vector for the id {largest_id(tokenizer)}")
     return tokenizer
 
 
@@ -66,9 +62,7 @@ def on_meta(build: Callable[[], M]) -> M:
         TypeError,
         ValueError,
     ) as error:
-        raise ModelBroken(
-            shortened(f"config.json: the model cannot be built: {error}")
-        ) from error
+        raise ModelBroken(shortened(f"config.json: the model cannot be built: {error}")) from error
 
 
 def load_encoder(
@@ -127,7 +121,8 @@ def fill(
         if tensors.shape(stored) != tuple(parameter.shape):
             have, wanted = list(tensors.shape(stored)), list(parameter.shape)
             raise ModelBroken(
-                f"{tensors.file_of(stored)}: tensor {stored!r} has shape {have}; config.json asks for {wanted}"
+                f"{tensors.file_of(stored)}: tensor {stored!r} has shape {have}; config.json "
+                f"asks for {wanted}"
             )
         state[name] = tensors.read(stored).to(device=device, dtype=dtype)
     for stored in found.values():

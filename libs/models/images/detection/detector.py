@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.backbone import Backbone
 from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
-from libs.models.images.detection.regions import Asked, regions_of
+from libs.models.images.detection.regions import RegionOptions, regions_of
 from libs.models.images.processing import ImageProcessing
 from libs.models.results import Region
 from libs.models.text.heads.extraction.words import Label
@@ -77,7 +77,9 @@ class Detector:
                 )
         together = sum(len(label.ids) for label in read) + self.spare
         if together > self.most:
-            message = f"the labels have {together} tokens; at most {self.most} are allowed: send fewer"
+            message = (
+                f"the labels have {together} tokens; at most {self.most} are allowed: send fewer"
+            )
             raise InputTooLong(message, field=LABELS)
         return read
 
@@ -99,7 +101,7 @@ class Detector:
             pixels = self.processing.apply(image, field)
         rows = InputRows(np.arange(self.first, tokens, dtype=np.int32), pixels)
         return InputSequence(
-            np.zeros(tokens, np.int32), rows=rows, input=Asked(labels, height, width)
+            np.zeros(tokens, np.int32), rows=rows, input=RegionOptions(labels, height, width)
         )
 
     def regions(
@@ -109,7 +111,7 @@ class Detector:
         `thresholds`: one for each label.
         """
         asked = sequence.input
-        if not isinstance(asked, Asked) or not isinstance(output, np.ndarray):
+        if not isinstance(asked, RegionOptions) or not isinstance(output, np.ndarray):
             raise TypeError("the sequence and output must be a detector's")
         scale = (
             (max(asked.height, asked.width),) * 2 if self.square else (asked.height, asked.width)

@@ -33,7 +33,7 @@ from libs.models.images.detection.deformable import (
     place_sines,
     sines,
 )
-from libs.models.images.detection.regions import Asked
+from libs.models.images.detection.regions import RegionOptions
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import InputLayer
@@ -249,7 +249,7 @@ def box_heads(spec: DinoSpec) -> nn.ModuleList:
 
 
 class DinoHead(nn.Module):
-    """For each image [queries, 4 + labels] float32: a box, centre and size as fractions of the
+    """Returns [queries, 4 + labels] float32 per image: box, centre and size as fractions of the
     image, and the labels' logits.
     """
 
@@ -291,7 +291,7 @@ class DinoHead(nn.Module):
         ):
             asked = sequence.input
             labels: tuple[Label, ...] = ()
-            if isinstance(asked, Asked):
+            if isinstance(asked, RegionOptions):
                 labels, sizes = asked.labels, self._sizes(asked.height, asked.width)
             else:  # in a probe, which only measures memory
                 sizes = (

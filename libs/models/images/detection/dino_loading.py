@@ -95,7 +95,7 @@ def read_processing(directory: Path) -> LimitedProcessing:
     plain = {
         key: value for key, value in values.items() if key not in (*keys, "do_pad", "max_size")
     }
-    read = ImageProcessing.of(
+    read = ImageProcessing.from_config(
         Config({**defaults, **plain, "size": short, "do_center_crop": False}, file=file),
         "CLIPImageProcessor",
     )
@@ -112,7 +112,7 @@ def load_dino(
     """
     spec, swin, processing = (
         dino.spec_of(config),
-        SwinSpec.of(config.part("backbone_config")),
+        SwinSpec.from_config(config.part("backbone_config")),
         read_processing(directory),
     )
     levels = dino.Levels(spec.levels)
@@ -196,6 +196,7 @@ def _tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
     ):
         if tokenizer.token_to_id(token) != wanted:
             raise ModelBroken(
-                f"tokenizer.json: the token {token!r} must have the id {wanted}, as in bert-base-uncased"
+                f"tokenizer.json: the token {token!r} must have the id {wanted}, as in "
+                "bert-base-uncased"
             )
     return tokenizer

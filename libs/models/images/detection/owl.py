@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.models.head import Array
-from libs.models.images.detection.regions import Asked
+from libs.models.images.detection.regions import RegionOptions
 from libs.models.images.families import clip
 from libs.models.images.families.family import encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
@@ -90,7 +90,7 @@ class TextVectors(LabelVectors):
 
 
 class OwlHead(nn.Module):
-    """For each image [patches, 4 + labels] float32: a box, centre and size as fractions of the
+    """Returns [patches, 4 + labels] float32 per image: box, centre and size as fractions of the
     model's input, and the logits.
     """
 
@@ -165,7 +165,7 @@ class OwlHead(nn.Module):
         )
 
     def _wanted(self, sequence: InputSequence) -> Tensor:
-        if not isinstance(sequence.input, Asked):
+        if not isinstance(sequence.input, RegionOptions):
             raise TypeError("the sequence has no labels")
         return self.labels.forward(sequence.input.labels)
 

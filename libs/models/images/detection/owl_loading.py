@@ -102,7 +102,7 @@ def read_processing(directory: Path, *, padded: bool) -> ImageProcessing:
         Config(values, file=file).require("do_resize", True)
         plain.pop("do_pad", None)
     # CLIP's processor has the same keys with the same meaning, and the same means.
-    processing = ImageProcessing.of(
+    processing = ImageProcessing.from_config(
         Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor"
     )
     if not padded:

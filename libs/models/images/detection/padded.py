@@ -29,7 +29,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PaddedProcessing(ImageProcessing):
-    """Processing whose `apply` returns float32 rescaled by `rescale`; `scale` is therefore 1.
+    """Processing: `apply` returns float32 rescaled by `rescale`; `scale` is therefore 1.
     `size` has two sides.
     """
 
@@ -57,10 +57,10 @@ def padded_and_resized(pixels: Pixels, values: Floats, height: int, width: int) 
     """Map pixels [rows, columns, 3], indices into `values` [256], to [height, width, 3]."""
     rows, columns = pixels.shape[:2]
     side = max(rows, columns)
-    across = _Axis.of(side, width, 0, width)
+    across = _Axis.span(side, width, 0, width)
     out = np.empty((height, width, 3), np.float32)
     for start in range(0, height, _ROWS):
-        down = _Axis.of(side, height, start, min(start + _ROWS, height))
+        down = _Axis.span(side, height, start, min(start + _ROWS, height))
         own = down.sources[down.sources < rows]
         if not len(own):
             out[start : start + _ROWS] = 0.0

@@ -19,7 +19,7 @@ MAX_REGIONS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RegionOptions:
     """The options of a detector's head for one sequence (`InputSequence.input`): labels, and the
     upright image's size in pixels.
     """
@@ -33,7 +33,7 @@ def regions_of(
     scores: NDArray[np.float32],
     boxes: NDArray[np.float32],
     scale: tuple[float, float],
-    asked: Asked,
+    asked: RegionOptions,
     thresholds: Sequence[float],
 ) -> tuple[Region, ...]:
     """Return the boxes with scores above their label's threshold, best first: at most MAX_REGIONS,

@@ -96,7 +96,8 @@ def _rope(config: Config, size: int) -> Rope:
     """
     if size % 4:
         raise config.unsupported(
-            "num_attention_heads", f"heads of {size} numbers cannot be split into pairs for rows and columns"
+            "num_attention_heads",
+            f"heads of {size} numbers cannot be split into pairs for rows and columns",
         )
     base = config.positive("rope_theta", 100.0)
     frequencies = (

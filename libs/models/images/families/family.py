@@ -52,7 +52,7 @@ class Family(Protocol):
 
     @property
     def PROCESSOR(self) -> str:
-        """transformers' image processor if no file names one."""
+        """Default class of transformers' image processor, if no file names one."""
 
     @property
     def REST(self) -> Mapping[str, HeadRule]:

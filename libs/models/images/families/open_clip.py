@@ -192,7 +192,8 @@ def _shape(tensors: TensorFile, name: str, dimensions: int) -> tuple[int, ...]:
     shape = tensors.shape(name)
     if len(shape) != dimensions:
         raise ModelBroken(
-            f"{WEIGHTS}: tensor 'visual.trunk.{name}' has shape {list(shape)}; {dimensions} dimensions are needed"
+            f"{WEIGHTS}: tensor 'visual.trunk.{name}' has shape {list(shape)}; {dimensions} "
+            "dimensions are needed"
         )
     return shape
 

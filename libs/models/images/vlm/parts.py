@@ -165,7 +165,7 @@ class PartsInput:
         """Put texts in their role's frame, which is never cut. Raises InvalidInput for a text with
         the model's image token.
         """
-        frame, limit = self.prompts.told(instruction).of_text(role), self.text.limit
+        frame, limit = self.prompts.with_instruction(instruction).of_text(role), self.text.limit
         found: list[InputSequence] = []
         encoded = self.text.encode_plain(
             texts, truncation, check_cancelled, before=frame.before, after=frame.after
@@ -221,7 +221,8 @@ class PartsInput:
         patches = sum(one.patches for one in laid)
         if patches > self.most:
             raise InvalidInput(
-                f"the images of {field} have {patches:,} patches; at most {self.most:,} are allowed",
+                f"the images of {field} have {patches:,} patches; at most {self.most:,} are "
+                "allowed",
                 field=field,
             )
         texts = iter([*(one.text for one in laid[:-1]), laid[-1].text + self.prompts.lead])
@@ -263,7 +264,7 @@ class PartsInput:
         """Convert a query and a document of a pair model. `field`: the document's path. Raises as
         `of_parts`.
         """
-        pair = self.prompts.told(instruction).pair
+        pair = self.prompts.with_instruction(instruction).pair
         if pair is None:
             raise TaskNotSupported("the model has no prompt for pairs")
         nothing = [Part(pair.nothing, field)]
@@ -273,7 +274,7 @@ class PartsInput:
 
     def frame_tokens(self) -> int:
         """Return the number of tokens around the item of one image."""
-        frame = self.prompts.told("").images
+        frame = self.prompts.with_instruction("").images
         return self._count(frame.before) + self._count(self.prompts.lead) + self._count(frame.after)
 
     def _decoded(
@@ -304,7 +305,7 @@ class PartsInput:
         """Return ids and the indices of the images' rows. `suspect`: path of a text, reported if it
         has an image token.
         """
-        frame, limit = self.prompts.told(instruction).images, self.text.limit
+        frame, limit = self.prompts.with_instruction(instruction).images, self.text.limit
         ((ids, is_whole),) = self.text.encode_plain(
             [whole], "end", check_cancelled, before=frame.before, after=frame.after
         )
@@ -334,6 +335,4 @@ def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) 
 
 
 def _marked(field: str) -> InvalidInput:
-    return InvalidInput(
-        f"{field} contains the model's image token", field=field
-    )
+    return InvalidInput(f"{field} contains the model's image token", field=field)

@@ -20,7 +20,7 @@ from libs.models.images.resizing import resized, size_of
 from libs.models.images.vlm.pictures import Laid
 from libs.models.layers.spec import Config
 
-_LONGEST: Final = 4096
+_MAX_SIDE: Final = 4096
 _MAX_TILES: Final = 256
 
 MARK: Final = "<image>"
@@ -144,8 +144,8 @@ def _within(height: int, width: int, longest: int) -> tuple[int, int]:
         width += width % 2
     height, width = max(height, 1), max(width, 1)
     ratio = width / height
-    if width >= height and width > _LONGEST:
-        width, height = _LONGEST, int(_LONGEST / ratio)
-    elif height > width and height > _LONGEST:
-        height, width = _LONGEST, int(_LONGEST * ratio)
+    if width >= height and width > _MAX_SIDE:
+        width, height = _MAX_SIDE, int(_MAX_SIDE / ratio)
+    elif height > width and height > _MAX_SIDE:
+        height, width = _MAX_SIDE, int(_MAX_SIDE * ratio)
     return max(height, 1), max(width, 1)

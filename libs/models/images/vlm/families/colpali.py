@@ -47,7 +47,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         images, hidden=1152, layers=27, heads=16, ffn=4304, image=224, patch=14
     )
     width = texts.size("hidden_size", 2048)
-    processing = ImageProcessing.of(files.images, "SiglipImageProcessor")
+    processing = ImageProcessing.from_config(files.images, "SiglipImageProcessor")
     rows = patches.grid[0] * patches.grid[1]
     return VisionLanguageSpec(
         text={"model_type": "gemma", **texts.values, "use_bidirectional_attention": True},
@@ -81,7 +81,7 @@ def _prompts(files: Files) -> Prompts:
     asked = files.processor.text("query_prefix", "Question: ")
     instruction = files.processor.text("visual_prompt_prefix", "Describe the image.")
     return Prompts(
-        images=Frame(after=f"{begin}{told}\n"),
+        images=Frame(after=f"{begin}{instruction}\n"),
         texts=Frame(begin, "\n"),
         queries=Frame(f"{begin}{asked}", f"{fill * _AUGMENTED}\n"),
     )

@@ -71,7 +71,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     texts, images = files.config.part("text_config"), files.config.part("vision_config")
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
-    pictures = SmartResize.of(
+    pictures = SmartResize.from_config(
         files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="both"
     )
     pictures = replace(pictures, least=-(-pictures.least // _FRAMES), most=pictures.most // _FRAMES)

@@ -72,7 +72,7 @@ def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
             "it does not divide the patches of a side",
         )
     count = patches.grid[0] * patches.grid[1]
-    tiles = Tiles.of(files.images, count, count // side**2)
+    tiles = Tiles.from_config(files.images, count, count // side**2)
     if patches.grid_of(tiles.side, tiles.side) != patches.grid:
         wanted = patches.grid[0] * patches.patch
         raise files.images.unsupported(

@@ -60,7 +60,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
     table = images.size("image_size", 384) // patches.patch
-    pictures = SmartResize.of(
+    pictures = SmartResize.from_config(
         files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="each"
     )
     return VisionLanguageSpec(

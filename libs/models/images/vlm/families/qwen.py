@@ -102,7 +102,8 @@ _INSTRUCTION = f"<|im_start|>user\n{_IMAGE}Describe the image.<|im_end|><|endoft
 _INSTRUCTION_END = "<|im_end|><|endoftext|>"
 _ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
 _JUDGED = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    "provided. "
     'Note that the answer can only be "yes" or "no".'
 )
 _AUGMENTED = 10  # padding tokens after a query, which the model attends to and returns vectors for
@@ -121,7 +122,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     encoder, block, taps = _tower(images, kind)
     width = texts.size("hidden_size")
     is_hf = files.config.text("model_type") == "colqwen2"
-    pictures = SmartResize.of(files.images, block.patches, block.side, plain=is_hf)
+    pictures = SmartResize.from_config(files.images, block.patches, block.side, plain=is_hf)
     if files.config.text("model_type") == _TOMORO:
         pictures = replace(pictures, most=_MAX_TOKENS * pictures.square**2)
     return VisionLanguageSpec(
@@ -256,9 +257,7 @@ def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelH
         )
     yes, no = (files.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
     if yes is None or no is None:
-        raise ModelBroken(
-            'tokenizer.json: "yes" and "no" must be one token each'
-        )
+        raise ModelBroken('tokenizer.json: "yes" and "no" must be one token each')
     return partial(answers, (yes, no))
 
 

@@ -88,9 +88,7 @@ def _prompts(files: Files) -> Prompts:
     """
     template = template_of(files.directory)
     if not template:
-        raise ModelBroken(
-            f"{_TEMPLATE} is missing: pages need the model's chat template"
-        )
+        raise ModelBroken(f"{_TEMPLATE} is missing: pages need the model's chat template")
     content = [{"type": "image"}, {"type": "text", "text": ""}]
     values = {
         **special_tokens(files.directory),
