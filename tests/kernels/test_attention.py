@@ -42,7 +42,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     use_dense(monkeypatch)
     monkeypatch.setattr(dense, "_prefers_fused", lambda q, run: path.startswith("fused"))
     if path.endswith("blocks"):
-        monkeypatch.setattr(dense, "_SCORES_AT_ONCE", 2000)
+        monkeypatch.setattr(dense, "_MAX_SCORES", 2000)
         monkeypatch.setattr(dense, "_KEPT", 32)
         monkeypatch.setattr(dense, "_BAND_ROWS", 16)
     return path
@@ -197,7 +197,7 @@ def test_long_sequences_never_hold_all_scores(
         )
         with Largest() as largest:
             batch.attend()
-        assert 0 < largest.numbers <= dense._SCORES_AT_ONCE
+        assert 0 < largest.numbers <= dense._MAX_SCORES
 
 
 def test_nothing_is_read_on_the_host() -> None:

@@ -72,7 +72,7 @@ def test_sorted_tokens_equal_all_experts(gated: bool, rows: int) -> None:
 
 def test_every_pair_is_in_its_experts_bounds() -> None:
     chosen = torch.tensor([[3, 0], [0, 4], [4, 3]])
-    pairs = ByExpert.of(chosen, EXPERTS)
+    pairs = ByExpert.from_chosen(chosen, EXPERTS)
     assert pairs.experts.tolist() == [0, 0, 3, 3, 4, 4]
     assert pairs.rows.tolist() == [0, 1, 0, 2, 1, 2]
     assert pairs.ends.tolist() == [2, 2, 2, 4, 6]

@@ -187,7 +187,7 @@ class TestPackedLinear:
             assert F.cosine_similarity(small.forward(x), wanted).min() > 0.999
 
     def test_adapters_are_added_in_their_own_type(self) -> None:
-        rows = Rows.of([None, 0], [7, 10])
+        rows = Rows.from_adapters([None, 0], [7, 10])
         delta = Delta(rows, {0: LowRank(numbers(4, 96), numbers(4, 64))})
         x, residual = numbers(17, 96), numbers(17, 64)
         for gelu in (False, True):

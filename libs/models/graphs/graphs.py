@@ -93,8 +93,8 @@ class _Pending:
 
 
 class Graphs:
-    """Keeps at most `most` graphs of `max_bytes` together. Calls must not overlap (the model's lock is
-    held), except reads of `is_pending`.
+    """Keeps at most `most` graphs of `max_bytes` together. Calls must not overlap (the model's lock
+    is held), except reads of `is_pending`.
     """
 
     def __init__(

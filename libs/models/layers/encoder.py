@@ -340,7 +340,7 @@ class Layer(nn.Module):
         """
         if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
-        if x.dtype not in native_layer.AT_ONCE or native() is None:
+        if x.dtype not in native_layer.LAYER_DTYPES or native() is None:
             return None
         if not self._is_asked:
             # Now, when all weights are loaded and packed.

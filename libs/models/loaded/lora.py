@@ -236,7 +236,8 @@ class Adapters:
         known = self._loaded if self._followed is None else self._fetched(used, self._followed)
         known = {**self.own.adapters, **known}
         bindings = self._bindings(
-            [known[name] for name in used], Rows.of([used.get(name) for name in names], lengths)
+            [known[name] for name in used],
+            Rows.from_adapters([used.get(name) for name in names], lengths),
         )
         try:
             self._bind(bindings)

@@ -269,7 +269,9 @@ class ConversationReader:
             go_on()
             path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
             parts = self._asked(item, work)
-            sequence = self._input_of(parts, path, work).of_parts(parts, path, check_cancelled=go_on)
+            sequence = self._input_of(parts, path, work).of_parts(
+                parts, path, check_cancelled=go_on
+            )
             longest = self.writer.max_positions - max(work.max_tokens, 1)
             if sequence.tokens > longest:
                 most = f"{self.writer.max_positions:,} for it and the answer"
