@@ -104,7 +104,7 @@ def _seq2seq(kind: str, config: Mapping[str, object]) -> transformers.PreTrained
 
 
 def prompts(count: int, seed: int = 0, longest: int = 48) -> list[Ids]:
-    """Of different lengths, from one token on, and across the ends of pages."""
+    """Return prompts of different lengths, from one token up, some across page boundaries."""
     random = np.random.default_rng(seed)
     lengths = [1, 31, 32, 33, *random.integers(2, longest, max(0, count - 4)).tolist()][:count]
     return [random.integers(3, VOCABULARY, length).astype(np.int32) for length in lengths]

@@ -40,8 +40,9 @@ def write(
 
 
 def write_ending(name: str, directory: Path, **generation: object) -> None:
-    """As `write`, of 512 positions, with a token that ends answers. Lists of generation_config.json
-    are tokens' texts.
+    """Write a checkpoint like `write`, with 512 positions and a token that ends answers.
+
+    Lists of generation_config.json hold the texts of tokens.
     """
     write(name, directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -71,7 +72,9 @@ def reference(
     turns: Sequence[tuple[str, str]] = (),
     **template_values: object,
 ) -> str:
-    """What transformers writes about a text. `turns`: what was said before it, by whom."""
+    """Return the text that transformers generates for a text. `turns`: earlier messages with their
+    roles.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     if model.config.is_encoder_decoder:
         ids: Ids = tokenizer(f"{instruction} {text}" if instruction else text, return_tensors="np")[

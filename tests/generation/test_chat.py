@@ -70,14 +70,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def template(directory: Path) -> Callable[..., ChatTemplate]:
-    """Of a template, once for all tests."""
+    """Return a loader of templates that caches each one for all tests."""
     card = read_card(directory, "random/llama")
 
     @cache
-    def of(source: str, parts: bool = False) -> ChatTemplate:
+    def load_template(source: str, parts: bool = False) -> ChatTemplate:
         return ChatTemplate(replace(card, template=source, message_parts=parts), directory)
 
-    return of
+    return load_template
 
 
 def said(roles: Sequence[Role], texts: Sequence[str]) -> list[Message]:
@@ -169,7 +169,7 @@ def test_thoughts_of_earlier_answers_are_the_templates_to_leave_out(
         ("mistral", "suau", "Only user and assistant roles are supported"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_conversations_are_refused(
     name: str, shape: str, message: str, template: Callable[..., ChatTemplate]
 ) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
@@ -194,7 +194,7 @@ LOOP = "{% for m in messages %}[{{ m.role }}]CONTENT{% endfor %}[assistant]"
         ),
     ],
 )
-def test_what_takes_too_much_is_refused_and_harms_nothing_else(
+def test_templates_over_the_limits_are_refused_and_harm_nothing_else(
     content: str, message: str, template: Callable[..., ChatTemplate]
 ) -> None:
     own = template(LOOP.replace("CONTENT", "{{ m.content }}" + content))

@@ -43,7 +43,7 @@ def random_scores(rows: int, width: int = 300, seed: int = 0) -> Tensor:
 
 
 def reference(scores: Tensor, sampler: Sampler) -> Tensor:
-    """Of one row, by transformers' warpers in the order of its `generate`."""
+    """Apply transformers' warpers to one row in the order of its `generate`."""
     ids = torch.zeros((1, 1), dtype=torch.int64)
     scores = logits_process.TemperatureLogitsWarper(sampler.temperature)(ids, scores)
     if sampler.top_k:
@@ -103,7 +103,7 @@ def test_draw_depends_on_its_seed_and_step_alone() -> None:
     scores = random_scores(len(samplers) + 1)
     draws = {row: Draw(sampler, 7) for row, sampler in enumerate(samplers)}
     together = choose(scores.clone(), draws)
-    assert together[-1] == int(scores[-1].argmax())  # greedy beside sampled ones
+    assert together[-1] == int(scores[-1].argmax())  # a greedy row among sampled ones
     assert together[:-1] == [
         choose(scores[row : row + 1].clone(), {0: draw})[0] for row, draw in draws.items()
     ]

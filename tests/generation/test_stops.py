@@ -56,7 +56,9 @@ def streamed(model: GenerativeModel, work: TextWork) -> tuple[list[str], Extract
 def test_every_piece_of_an_answer_ends_it_when_it_is_a_stop_string(
     model: GenerativeModel, whole: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1 to 9 characters from each place on, most of which begin or end within a token."""
+    """Return texts of 1 to 9 characters from each position on, most of which begin or end within a
+    token.
+    """
     monkeypatch.setattr("libs.models.generation.model.STEPS_SECONDS", 0.0)
     for start in range(2, 30, 3):
         for length in (1, 2, 5, 9):
@@ -101,7 +103,7 @@ def test_long_stop_strings_are_found_across_many_tokens(kind: Kind, tmp_path: Pa
     )
     stop = tokenizer.decode(
         tokenizer.encode(stop, add_special_tokens=False).ids
-    )  # without what the vocabulary lacks
+    )  # without characters outside the vocabulary
     ids = np.array(tokenizer.encode(f"{before} {stop}", add_special_tokens=False).ids, np.int32)
     ends = StopStrings(tokenizer.decode, [stop])
     assert [ends(ids[:count]) for count in range(1, len(ids) + 1)] == [False] * (len(ids) - 1) + [
@@ -109,7 +111,7 @@ def test_long_stop_strings_are_found_across_many_tokens(kind: Kind, tmp_path: Pa
     ]
 
 
-def test_what_may_become_a_stop_string_is_held_back() -> None:
+def test_possible_stop_string_is_held_back() -> None:
     stops = ("</call>", "END", "\n\n")
     text = "a <b> </cal EN E</call> more"
     whole = text_before_stop(text, stops)
@@ -131,7 +133,7 @@ def test_seed_gives_one_text_alone_and_among_others(model: GenerativeModel) -> N
     ]
     jobs += [
         model.prepare(TextWork([text], max_tokens=20), never_cancelled) for text in TEXTS
-    ]  # greedy ones beside them
+    ]  # greedy ones in the same batch
     together = model.finish(jobs[0], outputs(model, jobs)[0])
     assert isinstance(together, ExtractResult)
     for text, seed, item in zip(TEXTS, seeds, together.items, strict=True):
@@ -145,7 +147,7 @@ def test_seed_gives_one_text_alone_and_among_others(model: GenerativeModel) -> N
     assert other.items[0].text != together.items[0].text
 
 
-def test_what_narrows_the_draw_asks_for_a_draw(model: GenerativeModel, whole: str) -> None:
+def test_top_k_top_p_or_min_p_turn_sampling_on(model: GenerativeModel, whole: str) -> None:
     for greedy in (
         Sampling(),
         Sampling(temperature=0.0, top_p=0.5),

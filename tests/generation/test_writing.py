@@ -31,7 +31,7 @@ from tests.kernels.ways import use_dense
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-MOST = 34
+MAX_NEW_TOKENS = 34
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
 VARIED = {
     "no_repeat_ngram_size": 2,
@@ -53,7 +53,7 @@ def load(directory: Path) -> LanguageModel:
 
 
 def requests(
-    writer: LanguageModel, inputs: Sequence[Ids], most: int | None = MOST
+    writer: LanguageModel, inputs: Sequence[Ids], most: int | None = MAX_NEW_TOKENS
 ) -> list[Request]:
     if not writer.has_cross:
         return [Request(ids, most=most) for ids in inputs]
@@ -63,7 +63,7 @@ def requests(
 def finished(
     loop: DecodeLoop, requested: Sequence[Request], every: int = 0
 ) -> list[tuple[list[int], Finish | None]]:
-    """Writes all; `every`: another one joins after so many steps."""
+    """Generate all; with `every`, another request joins after this many steps."""
     texts: dict[int, list[int]] = {}
     left, added = list(requested), []
     for number in range(10_000):
@@ -86,9 +86,9 @@ def test_writes_as_transformers_alone_and_among_others(name: str, tmp_path: Path
     """
     model = write(name, tmp_path, VARIED)
     writer, inputs = load(tmp_path), prompts(16)
-    wanted = written(model, inputs, MOST)
+    wanted = written(model, inputs, MAX_NEW_TOKENS)
     requested = [
-        replace(each, most=MOST - number % 7)
+        replace(each, most=MAX_NEW_TOKENS - number % 7)
         for number, each in enumerate(requests(writer, inputs))
     ]
     together = finished(DecodeLoop(writer, 96, most_rows=40), requested, every=2)
@@ -375,7 +375,7 @@ def test_grammar_and_a_bound_on_ids_decide_what_may_follow(
     assert max(text) < 20
 
 
-def test_what_cannot_be_written_is_refused(
+def test_requests_that_cannot_be_generated_are_refused(
     llama: tuple[transformers.PreTrainedModel, LanguageModel], tmp_path: Path
 ) -> None:
     _, writer = llama

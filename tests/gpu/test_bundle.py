@@ -1,5 +1,5 @@
-"""The bundle for a bare machine with a GPU: what it lacks there, whether a bundle is current, and
-how large it may be.
+"""The bundle for a bare machine with a GPU: its packages, whether it is current, and its maximum
+size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tools.distributions import ROOT, installed_distributions, read_pins
 from tools.gpu_bundle import BundleError, Manifest, Packed
 
 
-def test_what_the_machine_has_is_left_out_with_what_only_that_needs(tmp_path: Path) -> None:
+def test_packages_of_the_machine_and_their_dependencies_are_left_out(tmp_path: Path) -> None:
     write_distribution(tmp_path, "shoal-mesh", needs=["torch", "redis"])
     write_distribution(tmp_path, "pytest-asyncio", "1.0", needs=["pytest"])
     write_distribution(tmp_path, "torch", needs=["only-torch-needs-it"])
@@ -38,7 +38,7 @@ def test_what_the_machine_has_is_left_out_with_what_only_that_needs(tmp_path: Pa
         )
 
 
-def test_what_is_not_installed_here_is_named(tmp_path: Path) -> None:
+def test_packages_that_are_not_installed_are_named(tmp_path: Path) -> None:
     write_distribution(tmp_path, "shoal-mesh", needs=["redis"])
     with pytest.raises(BundleError, match=r"pytest-asyncio, redis\. Run make test once"):
         gpu_bundle.lacking(installed_distributions([tmp_path]), {})

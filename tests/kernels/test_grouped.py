@@ -52,7 +52,7 @@ def routed(experts: Experts | GatedExperts, x: Tensor) -> tuple[Tensor, Tensor]:
 def one_by_one(
     experts: Experts | GatedExperts, x: Tensor, shares: Tensor, chosen: Tensor
 ) -> Tensor:
-    """In float64: every expert for every row."""
+    """Compute every expert for every row in float64."""
     spread = torch.zeros(len(x), EXPERTS, dtype=torch.float64, device=x.device).scatter(
         -1, chosen, shares.double()
     )

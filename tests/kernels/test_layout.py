@@ -1,4 +1,4 @@
-"""What a batch brings to the device, in one copy."""
+"""A batch is uploaded to the device in one copy."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_one_copy_brings_all_and_each_part_is_aligned() -> None:
 @pytest.mark.gpu
 @GPU
 def test_batch_on_the_accelerator_equals_that_on_the_cpu() -> None:
-    def of(device: str) -> Packed:
+    def packed_on(device: str) -> Packed:
         return Packed.from_sequences(
             IDS, TYPES, device, before=[None, None, 1, None], seen=[0, 0, 2, 0]
         )
 
-    ours, wanted = of("cuda"), of("cpu")
+    ours, wanted = packed_on("cuda"), packed_on("cpu")
     for name in ("ids", "positions", "type_ids", "key_rows"):
         assert getattr(ours, name).cpu().tolist() == getattr(wanted, name).tolist()
     for own, plain in ((ours.layout, wanted.layout), (ours.row_layout(), wanted.row_layout())):

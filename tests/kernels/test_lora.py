@@ -1,6 +1,4 @@
-"""What adapters add to a linear layer: by rows of their own and all at once, against the plain
-formula.
-"""
+"""Updates of a linear layer by adapters, per adapter and fused, against the plain formula."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ def test_adapter_may_be_wider_than_the_batch() -> None:
 
 
 def test_nothing_is_asked_of_the_device() -> None:
-    """On the meta device tensors have no values, so asking for one raises."""
+    """Reading a value raises on the meta device, whose tensors have none."""
     rows = Rows.from_adapters(ADAPTERS, LENGTHS)
     with torch.device("meta"):
         adapters = {

@@ -92,7 +92,8 @@ def dtype(
         pytest.skip("weights are not prepacked here")
     if not lies_in_panels(found):
         pytest.skip(
-            "oneDNN lays weights of this type out otherwise on this CPU, as on those with AMX, so torch's way is taken"
+            "oneDNN lays weights of this type out otherwise on this CPU, as on those with "
+            "AMX, so torch's way is taken"
         )
     return found
 
@@ -223,7 +224,7 @@ def test_minilm_gives_a_text_the_same_bits_in_any_batch(dtype: torch.dtype) -> N
     assert [vectors([text])[0] for text in many[:6]] == whole[:6]
 
 
-def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_nonfinite_numbers_stay_in_their_sequence(dtype: torch.dtype, tmp_path: Path) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     encoder.token_weight[7] = float("nan")
     batch = Packed.from_sequences(
@@ -235,7 +236,7 @@ def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: 
     assert third.isfinite().all()
 
 
-def test_what_is_counted_and_adapters_take_torchs_way(
+def test_counted_forwards_and_adapters_use_torch(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))

@@ -48,7 +48,7 @@ class Case:
     bias: Tensor
 
     @staticmethod
-    def of(
+    def create(
         keys: Sequence[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: str
     ) -> Case:
         """Pages in no order, and everything that was never written is NaN."""
@@ -108,8 +108,8 @@ def test_step_equals_attention_over_gathered_pages(
     biased: bool,
     softcap: float | None,
 ) -> None:
-    """bfloat16 is tested on the GPU: Triton's interpreter multiplies no such matrices."""
-    case = Case.of(KEYS, heads, kv_heads, dim, dtype, "cpu")
+    """bfloat16 is tested on the GPU: Triton's interpreter cannot multiply such matrices."""
+    case = Case.create(KEYS, heads, kv_heads, dim, dtype, "cpu")
     check(case, window, biased, softcap, 1e-5 if dtype is torch.float32 else 0.004)
 
 
@@ -143,8 +143,8 @@ def check(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled where there is a GPU")
 @pytest.mark.usefixtures("interpreted")
 def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
-    """As the empty places of a graph's batch: their page tables say anything."""
-    case = Case.of((40, 7), 4, 2, 16, torch.float32, "cpu")
+    """Unused slots of a graph's batch have arbitrary page tables."""
+    case = Case.create((40, 7), 4, 2, 16, torch.float32, "cpu")
     before = [tensor.clone() for tensor in case.memory]
     q, k, v = (
         torch.cat((tensor[:1], torch.full_like(tensor, torch.nan), tensor[1:]))
@@ -173,7 +173,7 @@ def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled where there is a GPU")
 @pytest.mark.usefixtures("interpreted")
 def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
-    """As a decoder sees an encoder's states."""
+    """A decoder attends to an encoder's states."""
     [memory] = empty_pages(1, 6, 2, 16, torch.float32, "cpu")
     memory[0].fill_(torch.nan), memory[1].fill_(torch.nan)
     k, v, q = torch.randn(73, 2, 16), torch.randn(73, 2, 16), torch.randn(2, 4, 16)
@@ -235,9 +235,9 @@ def test_slots_are_those_of_the_last_rows() -> None:
 def test_accelerator_equals_attention_over_rows(
     heads: int, kv_heads: int, dim: int, window: int | None, biased: bool, softcap: float | None
 ) -> None:
-    """In all types, with pages that were never written, and without waiting for the device."""
+    """All types work with unwritten pages, and without waiting for the device."""
     for dtype, bound in ((torch.float32, 2e-5), (torch.bfloat16, 0.03), (torch.float16, 0.004)):
-        case = Case.of(KEYS, heads, kv_heads, dim, dtype, "cuda")
+        case = Case.create(KEYS, heads, kv_heads, dim, dtype, "cuda")
         check(case, window, biased, softcap, bound)
         with no_synchronization():
             paged.attend(

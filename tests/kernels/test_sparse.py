@@ -17,7 +17,7 @@ ACTIVATIONS: list[SpladeActivation] = ["log1p_relu", "log1p_relu_twice"]
 def weights(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, activation: SpladeActivation
 ) -> list[Tensor]:
-    """Of all tokens, sequence by sequence, in float64."""
+    """Compute the maximum of all tokens, sequence by sequence, in float64."""
     logits = hidden.double() @ weight.double().T
     logits = torch.log1p(torch.relu(logits if bias is None else logits + bias.double()))
     return list(
@@ -40,11 +40,19 @@ def test_pooled_over_tokens(
     bias = torch.randn(100) if biased else None
     parts = weights(hidden, weight, bias, activation)
     best = splade_max(
-        hidden, weight, bias, CU_SEQLENS, LENGTHS, activation=activation, chunk_elements=chunk_elements
+        hidden,
+        weight,
+        bias,
+        CU_SEQLENS,
+        LENGTHS,
+        activation=activation,
+        chunk_elements=chunk_elements,
     )
     assert best.dtype is torch.float32
     assert (best - torch.stack([part.amax(0) for part in parts])).abs().max() < bound
-    total = splade_sum(hidden, weight, bias, CU_SEQLENS, activation=activation, chunk_elements=chunk_elements)
+    total = splade_sum(
+        hidden, weight, bias, CU_SEQLENS, activation=activation, chunk_elements=chunk_elements
+    )
     assert total.dtype is torch.float32
     assert (total - torch.stack([part.sum(0) for part in parts])).abs().max() < 10 * bound
 

@@ -1,6 +1,4 @@
-"""The pages of docs/operations against what they are about: versions, images, commands, alerts and
-objects.
-"""
+"""The pages of docs/operations name existing versions, images, commands, alerts and objects."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ RULES: Final = {
 
 
 def commands(page: str) -> str:
-    """Return what a page tells readers to run, one command a line."""
+    """Return the commands on a page, one per line."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGES[page], re.DOTALL)
     return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", PAGES[page])])
 

@@ -1,4 +1,4 @@
-"""A model whose input is not token ids alone: rows of embeddings, a tower that makes them, and a
+"""A model with other input than token ids: rows of embeddings, a tower that computes them, and a
 second encoder.
 """
 
@@ -92,7 +92,7 @@ class Pairs(nn.Module):
 
 
 class Fixed(Processor):
-    """Prepares what it was given."""
+    """Prepares its input unchanged."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
@@ -187,7 +187,7 @@ def test_two_encoders_in_one_model(embedder: PackedModel) -> None:
     )
 
 
-def test_what_is_too_long_for_its_own_encoder_is_refused(embedder: PackedModel) -> None:
+def test_input_longer_than_its_encoder_is_refused(embedder: PackedModel) -> None:
     """The text encoder's limits are others: 128 positions, and a vocabulary."""
     backbone = Backbone(patch_encoder(), {"image": PooledHead(("mean",), ())})
     fits, too_long = (Prepared(EncodeWork([]), "image", of_images(count)) for count in (32, 33))
@@ -199,8 +199,8 @@ def test_what_is_too_long_for_its_own_encoder_is_refused(embedder: PackedModel) 
 
 
 def test_tower_makes_the_rows(embedder: PackedModel) -> None:
-    """Bytes through the tower give what the tower's rows give without it; its weights count and
-    move with the model's.
+    """Bytes through the tower give the same result as the tower's rows without it; its weights are
+    counted and moved with the model's.
     """
     tower = Pairs(64)
     plain = embedder.backbones[0]

@@ -23,7 +23,8 @@ from tests.support.texts import texts
 METHODS: tuple[ChunkMethod, ...] = ("sentences", "tokens", "markdown")
 LONG = " ".join(texts(30, shortest=5, longest=25, seed=3))
 HARD = (
-    "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"
+    "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew "
+    "line.\r\n\r\n"
     "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd. The end\u200b of it."
 )
 MARKDOWN = (
@@ -59,9 +60,7 @@ def check(text: TextProcessor, own: str, chunking: Chunking) -> None:
     for span in spans:
         piece = own[span.start : span.end]
         assert piece == piece.strip()
-        if (
-            chunking.method != "tokens"
-        ):  # whose chunks may have other tokens alone than in their text
+        if chunking.method != "tokens":  # chunks may have other tokens alone than in their text
             assert text.count_tokens(piece, 1 << 20) <= chunking.max_tokens or len(piece) == 1
 
 

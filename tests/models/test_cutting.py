@@ -69,15 +69,15 @@ def _no_words(tokenizer: Tokenizer) -> None:
 
 
 def _greedy_mask(tokenizer: Tokenizer) -> None:
-    """As RoBERTa's: it takes the spaces before it; and runs of spaces are tokens, as ModernBERT has
-    them.
+    """Return a mask token like RoBERTa's, which consumes the spaces before it; runs of spaces are
+    tokens, as in ModernBERT.
     """
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, special=True)])
     tokenizer.add_tokens([AddedToken(" " * count, normalized=False) for count in range(2, 9)])
 
 
 def _ahead(tokenizer: Tokenizer) -> None:
-    """Groups digits from the right: the last one of a number tells where the first word of it
+    """Group digits from the right: the last digit of a number determines where its first word
     ends.
     """
     digits = pre_tokenizers.Split(Regex(r"\d{1,3}(?=(?:\d{3})*\b)"), "isolated")
@@ -139,7 +139,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_what_is_kept_are_the_tokens_of_the_whole(name: str, side: Truncation) -> None:
+def test_kept_tokens_equal_those_of_the_whole_text(name: str, side: Truncation) -> None:
     text, plain = _processor(name), TOKENIZERS[name]()
     plain.enable_truncation(LIMIT, direction="right" if side == "end" else "left")
     for seed in range(6):
@@ -157,7 +157,7 @@ def test_what_is_kept_are_the_tokens_of_the_whole(name: str, side: Truncation) -
             assert list(zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)) == inside
 
 
-# Which have words or pieces that end at a space, and whose patterns are known.
+# Tokenizers with words or pieces that end at a space, and with known patterns.
 _BOTH = [
     "bert",
     "mpnet",
@@ -190,7 +190,7 @@ def test_tokenizer_that_may_look_at_anything_is_given_the_whole(name: str) -> No
 
 
 def test_around_a_text_everything_stays() -> None:
-    """As a chat template has it: what stands before and after it is not cut."""
+    """Text before and after, as in a chat template, is not cut."""
     before, after = "copying: ", " and modification."
     for name in ("qwen", "bert", "xlm-roberta"):
         plain = TOKENIZERS[name]()
@@ -272,7 +272,7 @@ def test_of_an_endless_word_only_what_can_matter_is_tokenised(
     assert short.ids.tolist() == whole.ids.tolist()
 
 
-def test_what_is_encoded_in_slices_is_what_is_encoded_at_once(
+def test_slices_encode_to_the_same_tokens_as_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cutting, "SLICE", 100)

@@ -1,5 +1,5 @@
-"""Detectors beside parity: OWLv2's pixels, labels, hostile images, boxes in the image as sent, and
-what is not served.
+"""Detectors except parity: OWLv2's pixels, labels, hostile images, boxes in the original image, and
+unsupported input.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ def test_hostile_images_are_refused_before_they_are_decoded(detector: Detector) 
 
 
 def test_regions_are_clipped_ordered_and_bounded() -> None:
-    asked = RegionOptions((Label("a", np.zeros(1, np.int32)), Label("b", np.zeros(1, np.int32))), 10, 20)
+    asked = RegionOptions(
+        (Label("a", np.zeros(1, np.int32)), Label("b", np.zeros(1, np.int32))), 10, 20
+    )
     boxes = np.array([[0.5, 0.5, 2, 2], [0.25, 0.75, 0.1, 0.2], [0.9, 2.5, 0.1, 0.1]], np.float32)
     scores = np.array([[0.5, 0.9], [0.6, 0.1], [0.99, 0.99]], np.float32)
     found = regions_of(scores, boxes, (10, 20), asked, (0.55, 0.2))
@@ -229,7 +231,7 @@ def edit(directory: Path, file: str, **values: object) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served_is_named(
+def test_unsupported_detectors_are_named(
     kind: str, file: str, settings: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     write_checkpoint(kind, tmp_path)
@@ -278,8 +280,8 @@ def test_copies_in_old_checkpoints_are_left_out(
 
 
 def test_detector_is_served_as_every_model(detector: Detector, embedder: PackedModel) -> None:
-    """An image gives among others, in any order, what it gives alone; encoders within its head
-    count; its memory is measured.
+    """An image has the same result alone and in any batch; encoders within its head are counted;
+    its memory is measured.
     """
     model = joined(embedder, detector.backbone)
     assert model.bytes > embedder.bytes + detector.backbone.encoder.bytes

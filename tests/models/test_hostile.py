@@ -46,7 +46,7 @@ from tests.fuzz.run import limited
 from tests.support.peak import Peak
 
 BYTES = 512 << 20
-"""What a refusal may take of memory."""
+"""Memory limit of a refusal."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def device(path: Path) -> None:
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
 )
 @pytest.mark.parametrize("put", [out, pipe, loop, device])
-def test_what_is_no_file_of_the_checkpoint_is_not_read(
+def test_files_outside_the_checkpoint_are_not_read(
     checkpoint: Path, name: str, put: Callable[[Path], None]
 ) -> None:
     put(checkpoint / name)
@@ -172,8 +172,8 @@ def test_sizes_beyond_every_model_take_no_memory(checkpoint: Path, key: str, val
 
 
 def test_card_can_always_be_told(checkpoint: Path) -> None:
-    """A worker tells the cards of all models on its disk in one message: a single one that cannot
-    be told would silence it.
+    """A worker reports the cards of all models on its disk in one message: a single invalid card
+    would silence it.
     """
     for changes in (
         {"hidden_size": 2**40},
@@ -386,7 +386,7 @@ def test_many_special_tokens_are_refused(checkpoint: Path) -> None:
 def test_tokens_beyond_the_table_fail_their_text_and_no_device(
     checkpoint: Path, number: int
 ) -> None:
-    """On an accelerator an index beyond a table takes the whole process down."""
+    """On an accelerator, an index beyond a table crashes the whole process."""
     model = dict(tiny.TOKENIZER["model"])  # type: ignore[call-overload]
     change(checkpoint, "tokenizer.json", model=model | {"vocab": model["vocab"] | {"z": number}})
     served = load(checkpoint)
@@ -404,8 +404,9 @@ def test_segments_beyond_the_table_are_refused(checkpoint: Path) -> None:
 
 
 def test_search_that_the_library_gives_up_fails_its_text(checkpoint: Path) -> None:
-    """Exponential, in a way that neither reading nor trying the pattern told; the library ends it
-    by a panic, which must not end a thread."""
+    """The pattern is exponential, which neither reading nor trying it reveals; the library ends it
+    with a panic, which must not end a thread.
+    """
     split = {
         "type": "Split",
         "pattern": {"Regex": r"(?:\x71w\x65|\x71w\x65)*c(?=d)"},
@@ -442,7 +443,8 @@ def test_patterns_that_may_take_for_ever_are_known(pattern: str) -> None:
     [
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
         # Llama 3, Qwen
-        r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+        r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}",  # o200k
         " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",  # BLOOM
         r"\d{1,3}(?=(?:\d{3})*\b)",
@@ -461,7 +463,7 @@ def test_tokenizer_that_is_loaded_is_the_one_in_the_file(checkpoint: Path) -> No
     )
 
 
-# What a tokenizer may ask for
+# Limits of a tokenizer
 
 
 def _template(**changes: object) -> dict[str, object]:
@@ -576,7 +578,7 @@ BOMBS: Final[Mapping[str, tuple[dict[str, object], str]]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_a_tokenizer_asks_for_is_bounded(checkpoint: Path, name: str) -> None:
+def test_memory_and_time_of_tokenizers_are_bounded(checkpoint: Path, name: str) -> None:
     changes, problem = BOMBS[name]
     change(checkpoint, "tokenizer.json", **changes)
     with (
@@ -605,7 +607,7 @@ sys.stdin.readline()
     "name", ["ids of a special token, five times that", "a long piece", "bytes of bytes of words"]
 )
 def test_tokenizer_takes_no_memory_before_it_is_refused(checkpoint: Path, name: str) -> None:
-    """Of a process of its own: the library ends it where there is no memory."""
+    """Run in a separate process: the library aborts it when memory is short."""
     changes, problem = BOMBS[name]
     change(checkpoint, "tokenizer.json", **changes)
     command = [sys.executable, "-c", LOADS, str(checkpoint)]
@@ -658,7 +660,7 @@ def test_tokenizer_is_read_as_the_library_will_read_it(
                      "pad_type_id": 0, "pad_token": "[PAD]"}},
     ],
 )  # fmt: skip
-def test_what_published_tokenizers_ask_for_is_served(
+def test_published_tokenizers_stay_within_the_bounds(
     checkpoint: Path, changes: dict[str, object]
 ) -> None:
     change(checkpoint, "tokenizer.json", **changes)

@@ -1,4 +1,4 @@
-"""Image encoders as backbones of a served model: files in, vectors out, beside a model of texts."""
+"""Image encoders as backbones of a served model: files in, vectors out, next to a text model."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def png_of(size: tuple[int, int]) -> bytes:
 
 
 def test_files_to_vectors(embedder: PackedModel, images: ImageModel) -> None:
-    """An image gives among others, in any order, what it gives alone; its encoder counts, its
-    patches' weights once.
+    """An image has the same result alone and in any batch; its encoder is counted, its patches'
+    weights one time.
     """
     backbone = images.backbones[0]
     model = joined(embedder, backbone)
@@ -50,8 +50,8 @@ def test_files_to_vectors(embedder: PackedModel, images: ImageModel) -> None:
         )
 
 
-def test_what_is_prepared_is_bytes(images: ImageModel) -> None:
-    """uint8 pixels wait for the device; numbers and patches are made there."""
+def test_prepared_pixels_are_bytes(images: ImageModel) -> None:
+    """Prepared images are uint8 pixels; the device computes numbers and patches."""
     rows = images.input.sequence(pictures()[1], "items[0]").rows
     assert rows is not None
     assert rows.values.dtype == np.uint8
@@ -78,7 +78,7 @@ def test_more_patches_than_the_encoder_takes(images: ImageModel, size: tuple[int
 
 
 def test_less_than_a_patch(images: ImageModel) -> None:
-    """Where nothing is resized, a picture may be too small."""
+    """An image may be too small if it is not resized."""
     small = replace(images.input, processing=replace(images.input.processing, size=None))
     with pytest.raises(InvalidInput, match="less than one patch"):
         small.sequence(png_of((6, 90)), "items[0]")

@@ -130,7 +130,7 @@ def test_image_without_memory_is_not_decoded() -> None:
         raise NoCapacity("no memory", field=field)
 
     with reserving(refuse), pytest.raises(NoCapacity):
-        decode(file_of(PHOTO)[:60], FIELD)  # whose pixels are not there
+        decode(file_of(PHOTO)[:60], FIELD)  # without pixels
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])

@@ -27,7 +27,7 @@ from tests.parity.image_models import pictures
 from tests.parity.image_repositories import TEXTS, write_repository
 from tests.parity.vlm_models import pages, small
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU = torch.device("cpu")

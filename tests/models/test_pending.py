@@ -134,7 +134,7 @@ def test_forward_of_an_asynchronous_device_is_a_launch_and_its_collection(
 
 
 def test_outputs_do_not_lie_in_the_page_locked_copies(model: PackedModel) -> None:
-    """Those are few, and outputs may be kept for minutes."""
+    """Pinned buffers are few, and outputs may be kept for minutes."""
     queue = model.queue = FakeQueue()
     job = prepared(model, FIRST)
     outputs = launched(model, job).collect()
@@ -246,7 +246,7 @@ def test_memory_that_is_short_when_results_are_compacted_fails_the_batch_alone(
     assert_equal(model.forward(jobs[0].head, jobs[0].sequences), wanted[0])
 
 
-def test_what_waits_for_the_device_is_not_launched(model: PackedModel) -> None:
+def test_heads_that_wait_for_the_device_are_not_launched(model: PackedModel) -> None:
     assert not model.can_launch("dense"), "a CPU computes while it launches"
     with pytest.raises(RuntimeError, match="asynchronous"):
         model.launch("dense", prepared(model, FIRST).sequences)

@@ -39,7 +39,7 @@ Make = Callable[[Path], Path]
 
 @pytest.fixture(autouse=True)
 def _as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are not laid out for oneDNN, whose layouts cannot be moved."""
+    """Weights do not use oneDNN's layouts, which cannot be moved."""
     monkeypatch.setattr(packed, "prepacking_works", lambda dtype: False)
 
 
@@ -57,7 +57,7 @@ def _splade(root: Path) -> Path:
 
 
 def _recurrent(root: Path) -> Path:
-    """Its LSTM's weights lie in memory of their own."""
+    """Its LSTM's weights have separate memory."""
     return make_reference(root, {}).directory
 
 

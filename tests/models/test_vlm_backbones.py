@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
-    """With windows, positions in three dimensions and a tower of its own."""
+    """Return a model with windows, positions in three dimensions and a tower."""
     directory: Path = tmp_path_factory.mktemp("qwen")
     small("qwen2_5_vl").save(directory)
     return load_vision_language(directory, dtype=torch.float32, device=torch.device("cpu"))
@@ -68,7 +68,7 @@ def test_adapters_name_the_text_encoders_layers(pictured: VisionLanguageModel) -
 def test_tower_is_preempted_between_its_layers(
     embedder: PackedModel, pictured: VisionLanguageModel
 ) -> None:
-    """By a batch of texts of the same model, too; neither changes the other."""
+    """A batch of texts preempts it within the same model; neither changes the other."""
     backbone, given = pictured.backbones[0], pictured.input
     model = joined(embedder, backbone)
     images = [given.sequence(data, "items[0]") for data in pages()[:2]]
@@ -89,7 +89,7 @@ def test_tower_is_preempted_between_its_layers(
 def test_picture_of_a_batch_is_computed_once(
     pictured: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where items share its array, as documents do that are compared with one image."""
+    """Items share its array, like documents compared with one image."""
     tower = pictured.backbones[0].tower
     assert isinstance(tower, ImageTower)
     made = [pictured.input.sequence(data, "items[0]") for data in pages()[:3]]

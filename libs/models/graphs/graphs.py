@@ -57,11 +57,11 @@ class Owner:
     """Callbacks of the model's runner, called on the thread of the forward or `drop`.
 
     `reserve(bytes)`: reserve device memory for all graphs together, replacing the earlier
-    reservation; False if memory is short. `tell(event, detail)`: report an event.
+    reservation; False if memory is short. `report(event, detail)`: report an event.
     """
 
     reserve: Callable[[int], bool]
-    tell: Callable[[Event, str], None]
+    report: Callable[[Event, str], None]
     activation_bytes_per_token: float = 0.0
 
 
@@ -155,7 +155,7 @@ class Graphs:
         except Exception as error:
             self._switch_off("failed", f"{type(error).__name__}: {error}")
             raise
-        self._owner.tell("replayed", "")
+        self._owner.report("replayed", "")
         return replayed
 
     def capture_one(self) -> None:
@@ -172,7 +172,7 @@ class Graphs:
         if captured is None:
             if not self.is_off:
                 self._uses.postpone(shape)
-                self._owner.tell("refused", "")
+                self._owner.report("refused", "")
             return
         try:
             _, is_equal = self._replay(
@@ -184,7 +184,7 @@ class Graphs:
         if is_equal:
             self._store.add(shape, captured, self._now)
             self._uses.captured(shape)
-            self._owner.tell("captured", "")
+            self._owner.report("captured", "")
 
     def drop(self) -> None:
         """Drop all graphs and their memory. No forward may be in progress on the device."""
@@ -244,7 +244,7 @@ class Graphs:
         copy = graph.start_copy() if is_pooled else None
         if is_checked:
             wanted, eager = shape.run_eagerly(backbone, sequences)
-            self._owner.tell("checked", "")
+            self._owner.report("checked", "")
             # Compare the host's data, so the copy is checked too.
             got = (
                 output
@@ -272,4 +272,4 @@ class Graphs:
         self._store.clear()
         self._capture.drop()
         self._owner.reserve(0)
-        self._owner.tell(event, detail)
+        self._owner.report(event, detail)

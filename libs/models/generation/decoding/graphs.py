@@ -108,11 +108,11 @@ class StepGraphs:
             step.captured = None
         if step.captured is None:
             self._uses.postpone(step.shape.sequences)
-            self._owner.tell("refused", "")
+            self._owner.report("refused", "")
             return
         self._steps[step.shape.sequences] = step
         self._uses.captured(step.shape.sequences)
-        self._owner.tell("captured", "")
+        self._owner.report("captured", "")
 
     def drop(self) -> None:
         """Drop all graphs and their memory. No forward may be in progress on the device."""
@@ -128,12 +128,12 @@ class StepGraphs:
         if scores is None:
             raise RuntimeError("the replayed step has no scores")
         step.uses += 1
-        self._owner.tell("replayed", "")
+        self._owner.report("replayed", "")
         if not is_checked:
             return tokens, scores
         # The check runs on the graph's inputs and stores the same keys and values again.
         wanted_tokens, wanted = self._forward.run(step.shape, step.captured.buffer)
-        self._owner.tell("checked", "")
+        self._owner.report("checked", "")
         if (apart := distance(scores[: len(rows)], wanted[: len(rows)])) > tolerance(
             self._forward.writer.decoder.dtype
         ):
@@ -144,7 +144,7 @@ class StepGraphs:
         self.is_off = True
         self._pending.clear()
         self._release()
-        self._owner.tell(event, detail)
+        self._owner.report(event, detail)
 
     def _release(self) -> None:
         self._steps.clear()
