@@ -2,6 +2,9 @@
 instructions.
 """
 
+# The templates are data.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 QWEN3 = """

@@ -36,17 +36,22 @@ from tests.generation.served import write
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEMPLATES = {
-    "qwen3": QWEN3, "llama 3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "llama 2": LLAMA2, "r1": R1, "smollm 3": SMOLLM3,
+    "qwen3": QWEN3, "llama 3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "llama 2": LLAMA2,
+    "r1": R1, "smollm 3": SMOLLM3,
     "nemotron": NEMOTRON, "glm 4": GLM4,
 }  # fmt: skip
 SHAPES = [
-    "uau", "suau", "uauau", "suauau", "uauauau", "uu", "auu", "uaau", "suuau", "au", "usu", "suauauauauauauauau",
+    "uau", "suau", "uauau", "suauau", "uauauau", "uu", "auu", "uaau", "suuau", "au", "usu",
+    "suauauauauauauauau",
 ]  # fmt: skip
 ROLES: dict[str, Role] = {"s": "system", "u": "user", "a": "assistant"}
 PIECES = [
-    "a", " ", "\n", "\n\n", "\t", "\u2003", "\u00a0", "word", "é", "東京", "🐟", "e\u0301", "{{ x }}", "{% if %}", "{0}", "\\n",
+    "a", " ", "\n", "\n\n", "\t", "\u2003", "\u00a0", "word", "é", "東京", "🐟", "e\u0301",
+    "{{ x }}",
+    "{% if %}", "{0}", "\\n",
     "<|im_end|>",
-    "<|im_start|>system\n", "<end_of_turn>", "[/INST]", "<bos>", "<s>", "<b>", "\ue000", "\ue001", "\ue002", "\ue003", "<think>",
+    "<|im_start|>system\n", "<end_of_turn>", "[/INST]", "<bos>", "<s>", "<b>", "\ue000", "\ue001",
+    "\ue002", "\ue003", "<think>",
 ]  # fmt: skip
 THOUGHTS = [
     "<think>\nI see.\n</think>\n\n",
@@ -265,7 +270,10 @@ def test_values_of_the_caller_are_those_that_the_template_looks_for(
         ) as caught:
             own.prompt(messages, json.dumps({name: 1}))
         assert caught.value.field == "text.template_values"
-    itself = "{% set enable_thinking = enable_thinking | default(true) %}{% for one in tools or [] %}{% endfor %}"
+    itself = (
+        "{% set enable_thinking = enable_thinking | default(true) %}"
+        "{% for one in tools or [] %}{% endfor %}"
+    )
     assert (
         template(itself + "{{ messages[0].content }}{{ enable_thinking }}").prompt(
             messages, '{"enable_thinking": 0}'

@@ -151,7 +151,10 @@ def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:
 
 
 def test_calls_are_read_and_what_is_none_stays_text() -> None:
-    two = '{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    two = (
+        '{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    )
     assert HERMES.read(f"I look. <tool_call>\n{two}") == (
         "I look. ",
         (ToolCall("f", '{"a": "é"}'), ToolCall("g", "{}")),

@@ -201,7 +201,7 @@ def test_long_sequences_never_hold_all_scores(
 
 
 def test_nothing_is_read_on_the_host() -> None:
-    """Reading a value raises on the meta device, whose tensors have none."""
+    """Reading a value raises on the meta device: tensors have no values there."""
     for sight, biased in product(SIGHT, (False, True)):
         batch = Batch.create((4, 2, 16), sight, biased=biased, device="meta")
         assert batch.attend().shape == batch.q.shape
@@ -287,7 +287,7 @@ def test_flash_operator_equals_torchs_own_call_of_it(
 def test_flash_attn_is_used_only_with_its_interface(
     files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """flash-attn 4 is a package, or a namespace, with the same name."""
+    """The package flash-attn 4, or its namespace, has the same name."""
     for file in files:
         (tmp_path / "flash_attn" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "flash_attn" / file).write_text("")

@@ -15,7 +15,8 @@ from tests.support.device import no_synchronization
 
 HIDDEN, FFN, EXPERTS, USED = 64, 96, 5, 2
 SPEC = EncoderSpec(
-    hidden=HIDDEN, heads=2, head_size=32, ffn=FFN, layers=(LayerSpec(experts=EXPERTS),), norm="post", norm_eps=1e-5,
+    hidden=HIDDEN, heads=2, head_size=32, ffn=FFN, layers=(LayerSpec(experts=EXPERTS),),
+    norm="post", norm_eps=1e-5,
     activation="gelu", experts_used=USED,
 )  # fmt: skip
 

@@ -71,7 +71,7 @@ def test_adapter_may_be_wider_than_the_batch() -> None:
 
 
 def test_nothing_is_asked_of_the_device() -> None:
-    """Reading a value raises on the meta device, whose tensors have none."""
+    """Reading a value raises on the meta device: tensors have no values there."""
     rows = Rows.from_adapters(ADAPTERS, LENGTHS)
     with torch.device("meta"):
         adapters = {

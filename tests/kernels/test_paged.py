@@ -113,7 +113,8 @@ def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
     k, v, q = torch.randn(40, 2, 16), torch.randn(40, 2, 16), torch.randn(3, 2, 16)
     paged.store(k, v, memory, PagedLayout.from_lengths([40], [[2, 0]], rows=[40]))
     found = paged.attend(
-        q, None, None, memory, PagedLayout.from_lengths([40], [[2, 0]], rows=[0], queries=[3]), scale=0.25, causal=False
+        q, None, None, memory, PagedLayout.from_lengths([40], [[2, 0]], rows=[0], queries=[3]),
+        scale=0.25, causal=False
     )  # fmt: skip
     torch.testing.assert_close(
         found,

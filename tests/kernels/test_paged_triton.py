@@ -108,7 +108,7 @@ def test_step_equals_attention_over_gathered_pages(
     biased: bool,
     softcap: float | None,
 ) -> None:
-    """bfloat16 is tested on the GPU: Triton's interpreter cannot multiply such matrices."""
+    """Tests of bfloat16 need a GPU: Triton's interpreter cannot multiply such matrices."""
     case = Case.create(KEYS, heads, kv_heads, dim, dtype, "cpu")
     check(case, window, biased, softcap, 1e-5 if dtype is torch.float32 else 0.004)
 

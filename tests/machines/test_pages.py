@@ -87,8 +87,10 @@ def test_compose_commands_name_the_file_and_its_profiles() -> None:
         if line.startswith("docker compose ")
     ]
     assert lines
-    profiles = {name for one in yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"].values()
-                for name in one.get("profiles", ())}  # fmt: skip
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+    profiles = {
+        name for service in compose["services"].values() for name in service.get("profiles", ())
+    }
     for line in lines:
         assert line.startswith("docker compose -f docker/compose.yaml ")
         assert set(re.findall(r"--profile (\w+)", line)) <= profiles

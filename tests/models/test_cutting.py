@@ -98,11 +98,14 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 }
 
 PIECES = [
-    "copying distribution and modification ", "a", "aaaa", "the ", " " * 7, "\n", "\t ", "1234567", "1 ", "x1,", "...", "''''",
-    "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}", "\N{THUMBS UP SIGN}\U0001f3fd", "🇩🇪🇫🇷", "e\u0301", "\u0301\u0316", "ǅ", "ﬁ", "中文字符",
+    "copying distribution and modification ", "a", "aaaa", "the ", " " * 7, "\n", "\t ", "1234567",
+    "1 ", "x1,", "...", "''''",
+    "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}", "\N{THUMBS UP SIGN}\U0001f3fd", "🇩🇪🇫🇷", "e\u0301",
+    "\u0301\u0316", "ǅ", "ﬁ", "中文字符",
 
     "한국어 ", "ﷺ",
-    "\u00a0", "\u3000", "\u200b", "\x00", "Σ", "İ", "[SEP]", "<mask>", " <mask> ", "</s>", "<|im_end|>",
+    "\u00a0", "\u3000", "\u200b", "\x00", "Σ", "İ", "[SEP]", "<mask>", " <mask> ", "</s>",
+    "<|im_end|>",
     "▁", "▁▁", "_", "'s ",
     "don't ", "\r\n", "Word", "\N{SKULL}", "́" * 30, "a" * 120, "<|im_", "\u1112\u1161\u11ab",
 ]  # fmt: skip

@@ -271,7 +271,8 @@ def test_copies_in_old_checkpoints_are_left_out(
     heads = {name: tensor for name, tensor in tensors.items() if name.startswith("bbox_embed.0.")}
     copies = {f"model.decoder.{name}": tensor.clone() for name, tensor in heads.items()}
     copies |= {name.replace(".0.", ".1.", 1): tensor.clone() for name, tensor in heads.items()}
-    block = "model.backbone.conv_encoder.model.encoder.layers.0.blocks.0.attention.self.relative_position_index"
+    layer = "model.backbone.conv_encoder.model.encoder.layers.0.blocks.0"
+    block = f"{layer}.attention.self.relative_position_index"
     save_file(
         {**tensors, **copies, block: torch.zeros(9, 9, dtype=torch.int64)},
         tmp_path / "model.safetensors",

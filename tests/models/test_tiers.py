@@ -79,7 +79,7 @@ MODELS: dict[str, tuple[Make, Work]] = {
 
 
 def load(directory: Path, dtype: torch.dtype = torch.bfloat16) -> PackedModel:
-    """By default half of its numbers are bfloat16 and those of its heads float32, as on an
+    """Half of its numbers are bfloat16 and those of its heads float32, as on an
     accelerator.
     """
     return load_model(directory, "test/model", torch.device("cpu"), dtype)
