@@ -221,7 +221,7 @@ def test_schema_that_grew_too_complex_is_compiled_anew(
     schema = object_schema(code={"type": "string", "pattern": "^(.*a.{300})$"})
     first = walk(grammars, schema, 1)
     assert len(first) < 400  # it was ended
-    with pytest.raises(InvalidInput, match="could not be written to its end"):
+    with pytest.raises(InvalidInput, match="could not be completed"):
         parse_answer('{"code": "', "stop")
     assert len(walk(grammars, schema, 1)) == len(first)
 
@@ -244,7 +244,7 @@ def deep(times: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ("[" * 20_000, "is no JSON"),
         ('{"type": "array"}', "at #: an answer is an object"),
         ("[]", "at #: an answer is an object"),
@@ -266,7 +266,7 @@ def deep(times: int) -> dict[str, Any]:
         ),
         (
             object_schema(a={"$ref": "http://127.0.0.1/schema.json"}),
-            r"at #/properties/a/\$ref: only places in the schema",
+            r"at #/properties/a/\$ref: only references within the schema",
         ),
         (object_schema(a={"$ref": "#/$defs/none"}), "at #: "),
         (object_schema(a={"type": "strings"}), "at #: Invalid type: strings"),
@@ -356,11 +356,11 @@ def test_models_that_cannot_refuse(
 ) -> None:
     requested = work("a text", SCHEMAS["scalars"])
     write("t5", tmp_path / "t5")
-    with pytest.raises(TaskNotSupported, match="writes no JSON by a schema") as caught:
+    with pytest.raises(TaskNotSupported, match="does not support JSON schemas") as caught:
         load(tmp_path / "t5").prepare(requested)
     assert caught.value.field == FIELD
     write("qwen3", tmp_path / "endless")
-    with pytest.raises(TaskNotSupported, match="no token that ends an answer"):
+    with pytest.raises(TaskNotSupported, match="needs a token that ends an answer"):
         load(tmp_path / "endless").prepare(requested)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     write("qwen3", tmp_path / "missing", {"eos_token_id": 2})

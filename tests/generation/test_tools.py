@@ -117,7 +117,7 @@ def test_schemas_are_checked_by_their_place_and_other_models_call_nothing(tmp_pa
         model.prepare(requested(tools=json.dumps(tools), calls_tool=True), never_cancelled)
     assert caught.value.field == "text.tools[1].function.parameters"
     write("qwen3", tmp_path / "none")
-    with pytest.raises(TaskNotSupported, match="calls no functions"):
+    with pytest.raises(TaskNotSupported, match="does not support function calls"):
         load(tmp_path / "none").prepare(requested(), never_cancelled)
 
 

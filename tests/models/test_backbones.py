@@ -194,7 +194,7 @@ def test_input_longer_than_its_encoder_is_refused(embedder: PackedModel) -> None
     assert (
         joined(embedder, backbone, prepared=fits).prepare(EncodeWork([]), never_cancelled) is fits
     )
-    with pytest.raises(InvalidInput, match="a sequence of 33 tokens; its encoder takes 32"):
+    with pytest.raises(InvalidInput, match="produces 33 tokens; its encoder takes at most 32"):
         joined(embedder, backbone, prepared=too_long).prepare(EncodeWork([]), never_cancelled)
 
 

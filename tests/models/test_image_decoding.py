@@ -330,12 +330,12 @@ OTHERS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_formats_that_are_not_served(name: str) -> None:
-    assert "no image of a format that is served: PNG, JPEG, WEBP" in refused(OTHERS[name]())
+    assert "not an image in a supported format: PNG, JPEG, WEBP" in refused(OTHERS[name]())
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_32_bits_a_channel_are_refused(kind: type[np.generic]) -> None:
     values: NDArray[np.generic] = np.ones((4, 4), kind)
-    assert "32 bits a channel; 8 and 16 are served" in refused(
+    assert "32 bits a channel; 8 and 16 are supported" in refused(
         file_of(Image.fromarray(values), "TIFF")
     )

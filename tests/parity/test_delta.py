@@ -162,5 +162,5 @@ def test_hidden_and_shared_tokens_are_refused(tmp_path: Path) -> None:
     assert not encoder.shares_prefixes
     assert encoder.goes_by_runs  # no graph is captured
     for one in (InputSequence(ids, seen=3), InputSequence(ids, before=ids)):
-        with pytest.raises(InvalidInput, match="carries a state"):
+        with pytest.raises(InvalidInput, match="is recurrent"):
             backbone.refuse_outside([one])

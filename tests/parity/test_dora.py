@@ -189,7 +189,7 @@ def test_magnitude_and_the_configuration_must_agree(is_dora: bool, tmp_path: Pat
         )
     else:
         config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": False}))
-    with pytest.raises(ModelBroken, match=rf"query.*magnitude beside it.*`use_dora` {is_dora}"):
+    with pytest.raises(ModelBroken, match=rf"query.*magnitude.*`use_dora` in .* is {is_dora}"):
         model.add_adapter("a", tmp_path / "dora")
 
 

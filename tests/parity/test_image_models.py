@@ -280,7 +280,7 @@ def test_layout_of_sentence_transformers(tmp_path: Path) -> None:
         (
             "vit",
             {"image_size": 64},
-            "makes images of size .32, 32., and the model of config.json takes 64 x 64 pixels",
+            "images have size .32, 32.; config.json needs 64 x 64 pixels",
         ),
         ("vit", {"model_type": "levit"}, "model_type is 'levit': supported are clip"),
         ("vit", {"num_hidden_layers": 1}, "has no place in the model that config.json describes"),

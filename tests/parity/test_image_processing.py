@@ -167,10 +167,10 @@ def test_old_names_and_forms() -> None:
             {"image_processor_type": "Owlv2ImageProcessor"},
             "image_processor_type is 'Owlv2ImageProcessor': supported are Bit",
         ),
-        ({"size": {"longest_edge": 5}}, "size is .*: height and width are needed"),
+        ({"size": {"longest_edge": 5}}, "size is .*: it needs height and width"),
         (
             {"size": {"shortest_edge": 10, "longest_edge": 50}},
-            "size is .*: height and width are needed",
+            "size is .*: it needs height and width",
         ),
         ({"size": {"shortest_edge": 0}}, r"size\.shortest_edge is 0: a number of at least 1"),
         ({"size": {"shortest_edge": 100_000}}, r"size\.shortest_edge is 100000: at most 16,384"),

@@ -163,7 +163,7 @@ CHANGES: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     r"'embeddings\.word_embeddings\.weight' is missing": lambda t: without(
         t, "embeddings.word_embeddings.weight"
     ),
-    r"there twice": lambda t: t | {"embeddings.LayerNorm.gamma": torch.ones(64)},
+    r"duplicate tensors": lambda t: t | {"embeddings.LayerNorm.gamma": torch.ones(64)},
 }
 
 

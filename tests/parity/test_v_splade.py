@@ -360,10 +360,10 @@ def test_template_that_cannot_be_used(export: Path) -> None:
     file = export / "chat_template.jinja"
     assert file.is_file()
     file.write_text("{% for turn in messages %}{{ turn.role }}{% endfor %}")
-    with pytest.raises(ModelBroken, match="no place for the one image"):
+    with pytest.raises(ModelBroken, match="no place for the image"):
         loaded(export)
     file.unlink()
-    with pytest.raises(ModelBroken, match="is missing: pages are shown"):
+    with pytest.raises(ModelBroken, match="is missing: pages need"):
         loaded(export)
 
 

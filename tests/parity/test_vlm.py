@@ -230,7 +230,7 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
         f"base_model.model.model.extra.lora_{factor}.weight": torch.zeros(3, 3) for factor in "AB"
     }
     save_file(tensors | odd, adapter / "adapter_model.safetensors")
-    with pytest.raises(ModelBroken, match="an adapter is for the tensor"):
+    with pytest.raises(ModelBroken, match="an adapter updates the tensor"):
         load_vision_language(adapter, dtype=torch.float32, device=CPU, base=base)
 
 
@@ -241,7 +241,7 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
     """
     theirs = conversation()
     theirs.save(tmp_path)
-    with pytest.raises(ModelBroken, match="a card must say what the language model is used for"):
+    with pytest.raises(ModelBroken, match="a card must define the language model's use"):
         load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
     page, told = pages()[1], Part("a page", "items[0].parts[1]")
     mark = "<|vision_start|><|image_pad|><|vision_end|>"

@@ -72,7 +72,7 @@ def test_sides_are_multiples_of_what_the_processor_says(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="too small: 40 x 3 pixels"):
         load(tmp_path).prepare(work_on([png_of(3, 40)]))
     file.write_text(json.dumps(values | {"patch_size": 6}))
-    with pytest.raises(ModelBroken, match=r"patch_size.*multiples of 4 pixels"):
+    with pytest.raises(ModelBroken, match=r"patch_size.*side, 4 pixels"):
         load(tmp_path)
 
 
