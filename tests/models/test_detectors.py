@@ -205,7 +205,7 @@ def edit(directory: Path, file: str, **values: object) -> None:
             "owlv2",
             "preprocessor_config.json",
             {"image_processor_type": "CLIPImageProcessor"},
-            "Owlv2ImageProcessor is needed",
+            "it must be Owlv2ImageProcessor",
         ),
         ("grounding-dino", "config.json", {"two_stage": False}, "two_stage is False"),
         ("grounding-dino", "config.json", {"d_model": 48}, "d_model is 48: a multiple of 32"),

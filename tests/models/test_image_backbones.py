@@ -71,7 +71,7 @@ def test_more_patches_than_the_encoder_takes(images: ImageModel, size: tuple[int
     """Refused from the header alone: 40 x 36,000 pixels after resizing."""
     for check in (images.input.tokens, images.input.sequence):
         with pytest.raises(
-            InvalidInput, match="makes 25,711 patches; the model takes 16,384"
+            InvalidInput, match="has 25,711 patches; the model takes at most 16,384"
         ) as caught:
             check(png_of(size), "items[2].image")
         assert caught.value.field == "items[2].image"

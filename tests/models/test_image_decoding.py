@@ -227,10 +227,10 @@ def test_limits_are_checked_from_the_header() -> None:
     limits = Limits(bytes=1 << 20, pixels=37 * 53)
     whole = file_of(PHOTO)
     assert decode(whole, FIELD, limits).shape == (37, 53, 3)
-    assert "the image has 54 x 37 pixels; at most 1,961 are taken" in refused(
+    assert "the image has 54 x 37 pixels; at most 1,961 are allowed" in refused(
         file_of(Image.new("RGB", (54, 37))), limits=limits
     )
-    assert "bytes; at most 100 are taken" in refused(whole, limits=Limits(bytes=100))
+    assert "bytes; at most 100 are allowed" in refused(whole, limits=Limits(bytes=100))
     for check in (decode, header_size):
         with pytest.raises(InvalidInput, match="pixels; at most 1,961") as caught:
             check(file_of(Image.new("RGB", (54, 37))), FIELD, limits)
@@ -266,7 +266,7 @@ def test_bombs(size: tuple[int, int]) -> None:
         message = refused(data)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert "pixels; at most 50,000,000 are taken" in message
+        assert "pixels; at most 50,000,000 are allowed" in message
         assert peak < 4 << 20
 
 

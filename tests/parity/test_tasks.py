@@ -239,7 +239,7 @@ def test_prompts_are_config_jsons_where_no_other_file_has_them(tmp_path: Path) -
         ({"lora_adaptations": ["a", "a"]}, "each once"),
         ({"task_instructions": {"separation": ["a"]}}, "separation"),
         ({"lora_adaptations": ["../a"]}, "plain name"),
-        ({"lora_adaptations": list(TASKS[:4])}, "config.json asks for"),
+        ({"lora_adaptations": list(TASKS[:4])}, "config.json needs"),
     ],
 )
 def test_config_that_does_not_fit_is_refused_with_key_or_tensor(

@@ -221,7 +221,7 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
     tensors = load_file(adapter / "adapter_model.safetensors")
     assert base_of(adapter) == "some/base"
     assert base_of(base) == ""
-    with pytest.raises(ModelBroken, match="the model 'some/base' is needed"):
+    with pytest.raises(ModelBroken, match="needs its base model 'some/base'"):
         load_vision_language(adapter, dtype=torch.float32, device=CPU)
     model = load_vision_language(adapter, dtype=torch.float32, device=CPU, base=base)
     wanted = adapted.pages(images) + adapted.queries(QUERIES)
