@@ -107,7 +107,7 @@ def test_labels_that_cannot_be_asked_for(detector: Detector) -> None:
     with pytest.raises(InvalidInput, match="at least one label") as caught:
         detector.labels([])
     assert caught.value.field == "regions.labels"
-    with pytest.raises(InvalidInput, match="nothing that the model's tokenizer knows") as caught:
+    with pytest.raises(InvalidInput, match="no text that the model's tokenizer knows") as caught:
         detector.labels(["cat", " "])
     assert caught.value.field == "regions.labels[1]"
     with pytest.raises(InputTooLong, match=r"regions.labels\[0\] has .* tokens"):
@@ -199,7 +199,7 @@ def edit(directory: Path, file: str, **values: object) -> None:
             "owlv2",
             "preprocessor_config.json",
             {"size": {"height": 64, "width": 48}},
-            "makes images of size",
+            "images have size",
         ),
         (
             "owlv2",
@@ -208,7 +208,7 @@ def edit(directory: Path, file: str, **values: object) -> None:
             "it must be Owlv2ImageProcessor",
         ),
         ("grounding-dino", "config.json", {"two_stage": False}, "two_stage is False"),
-        ("grounding-dino", "config.json", {"d_model": 48}, "d_model is 48: a multiple of 32"),
+        ("grounding-dino", "config.json", {"d_model": 48}, "d_model is 48: it must be a multiple of 32"),
         (
             "grounding-dino",
             "config.json",
