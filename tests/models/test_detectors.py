@@ -208,7 +208,12 @@ def edit(directory: Path, file: str, **values: object) -> None:
             "it must be Owlv2ImageProcessor",
         ),
         ("grounding-dino", "config.json", {"two_stage": False}, "two_stage is False"),
-        ("grounding-dino", "config.json", {"d_model": 48}, "d_model is 48: it must be a multiple of 32"),
+        (
+            "grounding-dino",
+            "config.json",
+            {"d_model": 48},
+            "d_model is 48: it must be a multiple of 32",
+        ),
         (
             "grounding-dino",
             "config.json",
