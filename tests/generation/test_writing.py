@@ -382,7 +382,7 @@ def test_requests_that_cannot_be_generated_are_refused(
     loop = DecodeLoop(writer, 4)
     with pytest.raises(InvalidInput, match="leaves no room"):
         loop.add(Request(np.full(writer.max_positions, 3, np.int32)))
-    with pytest.raises(InvalidInput, match="a token outside 0..299"):
+    with pytest.raises(InvalidInput, match=r"a token outside 0\.\.299"):
         loop.add(Request(np.array([VOCABULARY], np.int32)))
     with pytest.raises(InvalidInput, match="at least one token"):
         loop.add(Request())
